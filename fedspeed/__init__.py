@@ -1,0 +1,47 @@
+"""Federated optimisation that is exact, fast and re-runnable: FedSpeed, its baselines and its successors.
+
+The public names are resolved when first used, so that `import fedspeed` does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "METHODS": "methods",
+    "FedAvg": "methods",
+    "FedSpeed": "methods",
+    "Method": "method",
+    "Local": "method",
+    "Round": "method",
+    "param": "params",
+    "Plan": "plan",
+    "Config": "run",
+    "run_config": "run",
+    "simulate": "server",
+    "Simulation": "server",
+    "Record": "server",
+    "Federated": "data",
+    "load_data": "data:load",
+    "MODELS": "models",
+    "build_model": "models",
+    "FlatModel": "vec",
+    "UserError": "errors",
+    "Diverged": "errors",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fedspeed' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, _, inner = _PUBLIC[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __name__), inner or name)
+
+
+def __dir__() -> list[str]:
+    return __all__

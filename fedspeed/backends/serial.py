@@ -1,0 +1,45 @@
+"""One client after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..client import Job, Reply, Work, run_client
+from ..evaluate import Score, evaluate
+
+
+class Serial:
+    """Runs jobs here, with one intra-op thread: the bits of a sum must not depend on the machine's cores."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply]:
+        """Replies in job order; `state(i)` gives client i's private copy of its state."""
+        for job in jobs:
+            with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
+                yield run_client(self.work, job, down, state(job.client))
+
+    def evaluate(self, x: torch.Tensor) -> Score:
+        """Test loss and accuracy of a vector."""
+        with one_thread():
+            return evaluate(self.work.flat, x, self.work.data, self.work.loss)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a block with one intra-op thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _gpus(work: Work) -> list[int]:
+    return [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []

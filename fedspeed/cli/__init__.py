@@ -1,0 +1,100 @@
+"""The `fedspeed` command: the only place that prints. Nothing here imports torch before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+from .. import __version__
+from ..errors import Diverged, UserError
+
+COMMANDS = {
+    "run": "train one method and write a run directory",
+    "compare": "train several methods over several seeds and print one table",
+    "methods": "list the methods, or explain one",
+    "models": "list the models",
+    "data": "list, fetch or look at data sets and splits",
+}
+
+EPILOG = """\
+examples:
+  fedspeed run --method fedspeed --data digits --split dirichlet:0.3 --clients 50 --active 5
+  fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3
+  fedspeed methods fedspeed
+  fedspeed COMMAND --help
+"""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps examples as written and gives option names room."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(110, os.get_terminal_size().columns if tty() else 100))
+
+
+def tty() -> bool:
+    """Whether a person is looking."""
+    return sys.stdout.isatty()
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and name the next step."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def build_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="fedspeed",
+        description="Federated optimisation that is exact, fast and re-runnable: FedSpeed (ICLR 2023), its baselines "
+        "and its successors.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
+    parser.add_argument("--version", action="version", version=f"fedspeed {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, about in COMMANDS.items():
+        module = import_module(f".{name}", __name__)
+        sub = commands.add_parser(name, help=about, description=about.capitalize() + ".", formatter_class=Help)
+        module.configure(sub)
+        sub.set_defaults(main=module.main)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 130 interrupted."""
+    try:
+        parser = build_parser()
+        args = parser.parse_args(argv)
+        if not args.command:
+            parser.print_help()
+            return 0
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=not tty(), width=None if tty() else 120)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code: int = args.main(args, console)
+            return code
+    except UserError as error:
+        sys.stderr.write(f"fedspeed: error: {error}\n")
+        return 2
+    except Diverged as error:
+        sys.stderr.write(f"fedspeed: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("fedspeed: interrupted; what was done is kept\n")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    sys.stderr.write(f"fedspeed: warning: {message}\n")

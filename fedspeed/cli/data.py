@@ -1,0 +1,6 @@
+def configure(parser):
+    pass
+
+
+def main(args, console):
+    return 0

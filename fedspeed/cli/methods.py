@@ -1,0 +1,102 @@
+"""`fedspeed methods [NAME]`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..method import Local, Method
+from ..methods import METHODS
+from . import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+LEGEND = """\
+down, up: vectors of length d an active client and round; gradients: minibatch gradients a local step;
+decay: the paper's learning-rate decay. `fedspeed methods NAME` explains one."""
+
+
+class Cost(NamedTuple):
+    """What a method keeps and costs, in vectors of length d, measured by running its hooks once."""
+
+    server: str
+    client: str
+    down: int
+    up: int
+    grads: float
+
+
+def cost(method: Method) -> Cost:
+    """Run the hooks on a small vector and count."""
+    import torch
+
+    evals = 0.0
+
+    def grad(x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+        nonlocal evals
+        evals += fraction
+        return torch.ones_like(x)
+
+    x0 = torch.arange(1.0, 4.0)
+    server, client = method.init_server(x0), method.init_client(x0)
+    down = method.broadcast(server)
+    direction = method.direction(method.start(down, client).clone(), grad, down, client)
+    up, _ = method.upload(x0 - 0.1 * direction, down, client, Local(1, 0.1, 1))
+    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), evals)
+
+
+def _vectors(tree: Any) -> int:
+    from ..vec import tree_leaves
+
+    return sum(a.numel() == 3 for a in tree_leaves(tree))
+
+
+def _names(tree: Any) -> str:
+    return ", ".join(tree._fields) or "-"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """An optional name."""
+    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n"
+    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this one: its box, its maths, its fields")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """The list, or one method."""
+    from rich.table import Table
+
+    if not args.name:
+        titles = (
+            "method",
+            "server keeps",
+            "client keeps",
+            "down",
+            "up",
+            "gradients",
+            "decay",
+            "fields and defaults",
+        )
+        table = Table(*titles, box=None, pad_edge=False)
+        for name, cls in METHODS.items():
+            c, own = cost(cls()), cls().fields()
+            shown = ", ".join(f"{key}={value}" for key, value in own.items())
+            table.add_row(name, c.server, c.client, f"{c.down}", f"{c.up}", f"{c.grads:g}", f"{cls.lr_decay}", shown)
+        console.print(table)
+        console.print(LEGEND)
+        return 0
+    cls = METHODS[options.method_name(args.name)]
+    console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
+    c = cost(cls())
+    console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
+                  f"{c.grads:g} gradient(s) a step; learning-rate decay {cls.lr_decay}")  # fmt: skip
+    table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
+    for field in fields(cls):
+        allowed = field.metadata["allowed"]
+        choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or "true | false"
+        table.add_row(field.name, str(field.default), choice, field.metadata["about"])
+    console.print(table)
+    return 0

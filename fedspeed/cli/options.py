@@ -1,0 +1,133 @@
+"""Options that `run` and `compare` share: every field of `Config`, taken from the dataclass itself."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, unknown
+from ..methods import METHODS
+from ..run import Config, read_toml
+
+GROUPS = {
+    "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
+    "model and local work": (
+        "model",
+        "local_epochs",
+        "local_steps",
+        "batch_size",
+        "lr",
+        "lr_decay",
+        "weight_decay",
+    ),
+    "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix"),
+    "run": ("rounds", "eval_every", "targets", "seed", "device"),
+}
+NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}
+
+
+def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
+    """Add the options, grouped, with defaults shown; only what is given overrides a TOML file."""
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name == "seed" and seeds:
+                continue
+            _add(group, name, fields[name])
+    out = parser.add_argument_group("files and output")
+    own = "a field of the method, model or data: method.rho=0.05, model.hidden=[32,32], data.alpha=1"
+    out.add_argument("--set", action="append", default=[], metavar="WHAT.FIELD=VALUE", dest="sets", help=own)
+    out.add_argument("--out", metavar="DIR", help="where to write (default: a new folder under runs/)")
+    out.add_argument("--overwrite", action="store_true", help="replace a run that DIR already holds")
+    out.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    out.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+
+
+def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
+    flag, default = "--" + name.replace("_", "-"), field.default
+    if name in NAMED:
+        group.add_argument(flag, metavar="NAME", help=f"{NAMED[name]}; default {default.name}")
+        return
+    if name == "targets":
+        group.add_argument(flag, metavar="A,B", type=_floats, help="accuracies to time, 0.8,0.85 say; default none")
+        return
+    allowed, about = field.metadata["allowed"], field.metadata["about"]
+    shown = f"{about}; default {default}".replace("%", "%%") if default not in ("", False) else about
+    if isinstance(default, bool):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
+    else:
+        metavar = "|".join(allowed) if isinstance(allowed, tuple) else {int: "N", float: "X"}.get(type(default), "TEXT")
+        group.add_argument(flag, type=_typed(type(default)), metavar=metavar, help=shown)
+
+
+def _typed(kind: type) -> Any:
+    def convert(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = {int: "a whole number", float: "a number"}[kind]
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}") from None
+
+    return convert
+
+
+def _floats(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0.8,0.85, got {text!r}") from None
+
+
+def tables(args: argparse.Namespace) -> dict[str, Any]:
+    """The TOML file, if any, with the command line's options on top."""
+    given: dict[str, Any] = read_toml(Path(args.file)) if getattr(args, "file", None) else {}
+    for name in (name for names in GROUPS.values() for name in names):
+        value = getattr(args, name, None)
+        if value is None:
+            continue
+        given[name] = {**_own(given, name, value), "name": value} if name in NAMED else value
+    for text in args.sets:
+        target, key, value = parse_set(text)
+        table = given.get(target, {})
+        given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
+    for target, name in (("model", "mlp"), ("data", "digits")):
+        if isinstance(given.get(target), dict):
+            given[target].setdefault("name", name)
+    return given
+
+
+def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+    """The table's options, unless another name makes them somebody else's."""
+    table = given.get(key)
+    return table if isinstance(table, dict) and table.get("name", name) == name else {}
+
+
+def parse_set(text: str) -> tuple[str, str, Any]:
+    """`method.rho=0.05` -> ("method", "rho", 0.05); values are TOML, bare words are strings."""
+    path, found, value = text.partition("=")
+    target, dot, key = path.strip().partition(".")
+    if not found or not dot or not key:
+        raise UserError(f"--set: expected WHAT.FIELD=VALUE such as method.rho=0.05, got {text!r}")
+    if target not in ("method", "model", "data"):
+        raise unknown("--set target", target, ("method", "model", "data"))
+    try:
+        return target, key, tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return target, key, value.strip()
+
+
+def method_name(name: str) -> str:
+    """A method's name, or an error that names the nearest."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return name
+
+
+def output_folder(args: argparse.Namespace, stem: str) -> Path:
+    """`--out`, or a new folder under runs/."""
+    return Path(args.out) if args.out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"

@@ -1,0 +1,159 @@
+"""THE local loop, written once: minibatches, weight decay, clipping, the step, and what to say when it fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .data.federated import Federated
+from .errors import Diverged, UserError
+from .method import Local, Method
+from .sampling import batch_order, key, rng, seed_device
+from .vec import FlatModel, Loss, all_finite, clip_
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the local work of all clients has in common.
+
+    Args:
+        epochs, steps: K = epochs * ceil(n_i / batch_size), or K = steps where steps > 0.
+        clip: largest norm, 0 for none; of each loss gradient (`clip_mode="gradient"`), or of everything but the part
+            of the direction that is a multiple of x itself (`"released"`, as the authors' code does).
+        decay_outside_mix: add weight decay outside FedCM's mix as the released code does (effective wd/alpha).
+    """
+
+    method: Method
+    flat: FlatModel
+    loss: Loss
+    data: Federated
+    batch_size: int = 50
+    epochs: int = 5
+    steps: int = 0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    clip_mode: str = "gradient"
+    decay_outside_mix: bool = False
+    seed: int = 0
+
+    def local_steps(self, n: int) -> int:
+        """K_i of a client with n samples."""
+        return self.steps or self.epochs * math.ceil(n / self.batch_size)
+
+
+class Job(NamedTuple):
+    """One client's turn in one round."""
+
+    client: int
+    t: int
+    lr: float
+
+
+class Reply(NamedTuple):
+    """What comes back: the upload, the state to keep if it is counted, and what happened."""
+
+    job: Job
+    up: Any
+    client: Any
+    K: int
+    n: int
+    train_loss: float  # mean loss at the first oracle call of each step
+    drift: float  # ||x_iK - x^t||^2
+    grad_evals: float  # in whole minibatches
+
+
+class Oracle:
+    """The gradient of the current minibatch at any point; see `method.Grad`."""
+
+    def __init__(self, work: Work) -> None:
+        self.flat, self.loss = work.flat, work.loss
+        self.clip = work.clip if work.clip_mode == "gradient" else 0.0
+        self.buffers: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
+        self.evals = 0.0
+
+    def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
+        """Move on to a new minibatch and dropout mask."""
+        self.inputs, self.targets, self.mask_seed, self.calls = inputs, targets, mask_seed, 0
+
+    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+        rows = len(self.inputs)
+        used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        if self.calls == len(self.buffers):
+            self.buffers.append(torch.empty_like(self.flat.x))
+        out = self.buffers[self.calls]
+        seed_device(self.flat.device, self.mask_seed)
+        loss = self.flat.gradient(x, self.inputs[:used], self.targets[:used], self.loss, out)
+        if self.calls == 0:
+            self.losses.append(loss)
+        self.calls += 1
+        self.evals += used / rows
+        return clip_(out, self.clip) if self.clip else out
+
+
+def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
+    """K local steps of one client: `x -= lr * (direction + mix * wd * x)`.
+
+    Args:
+        down: what the server sent, in the model's dtype.
+        client: a private copy of the client's state; `init_client` at first touch is the caller's part.
+    """
+    method, data, flat = work.method, work.data, work.flat
+    rows = data.rows(job.client)
+    steps = work.local_steps(len(rows))
+    order = batch_order(len(rows), work.batch_size, steps, rng(work.seed, "batches", job.t, job.client))
+    stream = rng(work.seed, "augment", job.t, job.client)
+    masks = key(work.seed, "masks", job.t, job.client) % 2**62
+    oracle = Oracle(work)
+    x = method.start(down, client).clone()
+    flat.model.train()
+    k = 0
+    try:
+        for k, positions in enumerate(order):
+            oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
+            step_(x, method.direction(x, oracle, down, client), job.lr, work)
+            if k == 0:
+                flat.refuse_changed_buffers()
+    except (UserError, Diverged):
+        raise
+    except Exception as error:
+        shape = tuple(data.shape)
+        raise UserError(
+            f"{type(method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: "
+            f"{type(error).__name__}: {_first_line(error)} (inputs of shape {shape}, {len(rows)} samples)"
+        ) from error
+    up, kept = method.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
+    if not (all_finite(up) and all_finite(kept)):
+        raise Diverged(
+            f"{type(method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
+            f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
+        )
+    train_loss = sum(float(loss) for loss in oracle.losses) / steps
+    drift = float((x - down.x).double().square().sum())
+    return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
+
+
+def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
+    """x -= lr * (direction + mix * wd * x), in place."""
+    if work.clip and work.clip_mode == "released":
+        shrink = work.method.shrink
+        direction = clip_(direction - shrink * x, work.clip).add_(x, alpha=shrink)
+    wd = work.weight_decay * (1.0 if work.decay_outside_mix else work.method.mix)
+    if work.flat.decay is None:
+        x.mul_(1 - lr * wd)
+    elif wd:
+        x.addcmul_(x, work.flat.decay, value=-lr * wd)
+    x.sub_(direction, alpha=lr)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
+    """Longest jobs first, then by id: the order in which replies are summed."""
+    return [int(i) for i in clients[np.lexsort((clients, -sizes[clients]))]]

@@ -1,0 +1,163 @@
+"""The data of a federation: sets by name, splits by name, or your own. Importing this does not import
+torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from .federated import Federated
+    from .samples import Progress, Samples
+
+__all__ = ["DATASETS", "Federated", "Samples", "federate", "load"]
+
+
+class _Registry(Mapping[str, Callable[..., "Samples"]]):
+    """Loaders by name; a loader's module is imported when it is asked for, not before."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> Callable[..., Samples]:
+        module, _, function = self._places[name].partition(":")
+        loader: Callable[..., Samples] = getattr(import_module(f".{module}", __name__), function)
+        return loader
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+DATASETS: Mapping[str, Callable[..., Samples]] = _Registry(
+    {
+        "cifar10": "cifar:cifar10",
+        "cifar100": "cifar:cifar100",
+        "tinyimagenet": "tinyimagenet:tinyimagenet",
+        "mnist": "mnist:mnist",
+        "fashion-mnist": "mnist:fashion_mnist",
+        "digits": "digits:digits",
+        "synthetic": "synthetic:synthetic",
+    }
+)
+GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a data set: its loader's typed keyword arguments."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    parameters = inspect.signature(DATASETS[name]).parameters
+    return {key: value for key, value in parameters.items() if key not in GIVEN}
+
+
+def load(
+    name: str,
+    *,
+    split: str = "dirichlet:0.6",
+    clients: int | None = 100,
+    seed: int = 0,
+    augment: str = "paper",
+    data_dir: str | Path | None = None,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    shrink: int = 1,
+    progress: Progress | None = None,
+    **given: Any,
+) -> Federated:
+    """A data set by name, split over clients.
+
+    Args:
+        name: one of `DATASETS`.
+        split: one of `partition.SPLITS` with its parameter, `dirichlet:0.6` say.
+        clients: how many; None with `split="natural"` means as many as the data have ids.
+        seed: fixes the split (and generated data); the same seed gives the same split on every machine.
+        augment: `paper`, `released`, `flip` or `none`.
+        data_dir: a copy you already have; otherwise the cache, the public home, or a mirror.
+        train_size, test_size: use only the first so many samples, class-balanced.
+        shrink: average pictures over blocks of so many pixels a side.
+        progress: called as `progress(what, done, total)` during downloads and decoding.
+        given: the data set's own options, `alpha` and `beta` of `synthetic` say.
+
+    Example:
+        >>> data = load("digits", split="iid", clients=10)
+        >>> data.clients, data.shape, int(data.sizes.sum())
+        (10, (1, 8, 8), 1437)
+    """
+    known = options(name)
+    loader = DATASETS[name]
+    _check(name, loader, known, given)
+    context = {"clients": clients, "seed": seed, "data_dir": data_dir, "progress": progress}
+    wanted = inspect.signature(loader).parameters
+    if data_dir is not None and "data_dir" not in wanted:
+        raise UserError(f"data {name}: takes no data_dir, found {str(data_dir)!r}; leave it out")
+    passed = {key: value for key, value in context.items() if key in wanted and value is not None}
+    samples = loader(**given, **passed).first(train_size, test_size).shrink(shrink)
+    return federate(samples, split=split, clients=clients, seed=seed, augment=augment)
+
+
+def federate(
+    samples: Samples,
+    *,
+    split: str = "dirichlet:0.6",
+    clients: int | None = 100,
+    seed: int = 0,
+    augment: str = "paper",
+) -> Federated:
+    """Split samples over clients; arguments as in `load`."""
+    from .federated import Federated
+    from .partition import parse_split
+
+    chosen = parse_split(split)
+    if clients is None and chosen.name != "natural":
+        raise UserError(f"split {split}: say how many clients")
+    rows = chosen(samples.y, clients or 0, seed, samples.owner)
+    test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
+    return Federated.from_arrays(
+        samples.x,
+        samples.y,
+        rows,
+        test,
+        name=samples.name,
+        split=str(chosen),
+        pipeline=samples.recipe.pipeline(augment),
+        classes=samples.classes,
+    )
+
+
+def _check(
+    name: str, loader: Callable[..., Samples], known: dict[str, inspect.Parameter], given: dict[str, Any]
+) -> None:
+    hints = typing.get_type_hints(loader)
+    for key, value in given.items():
+        if key not in known:
+            raise (
+                unknown(f"option of data {name}", key, known)
+                if known
+                else UserError(f"data {name}: takes no options, found {key!r}")
+            )
+        kinds = typing.get_args(hints[key]) or (hints[key],)
+        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+            raise UserError(f"data {name}: {key} must be {expected}, found {value!r}")
+    missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
+    if missing:
+        raise UserError(f"data {name}: needs the option {missing[0]}")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Federated":
+        return import_module(".federated", __name__).Federated
+    if name == "Samples":
+        return import_module(".samples", __name__).Samples
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,118 @@
+"""From stored rows to model input: normalisation and the paper's augmentation, batched on the tensor.
+
+    paper      flip with probability 1/2; crop at a random place after padding with black; then normalise
+    released   as the released code: crop with probability 1/2 only, padding with zeros AFTER normalising
+    flip       flip only
+    none       normalise only
+
+All draws come from the numpy stream that is passed in (a function of seed, round and client), so they do not
+depend on the device, the back end or the order of jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..errors import unknown
+
+AUGMENTATIONS = ("paper", "released", "flip", "none")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a batch of rows becomes model input.
+
+    Bytes become floats x / 255; then (x - mean) / std, channel by channel, where constants are given. With a
+    stream, pictures are first flipped left to right with probability `flip` and, with probability `crop`,
+    shifted by a uniform offset in -padding..padding along both axes, black coming in at the border
+    (`pad_last`: zeros after normalisation instead).
+
+    Example:
+        >>> x = torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)
+        >>> Pipeline(mean=(0.5,) * 3, std=(0.5,) * 3)(x, None).unique().tolist()
+        [1.0]
+    """
+
+    dtype: torch.dtype = torch.float32
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    flip: float = 0.0
+    padding: int = 0
+    crop: float = 1.0
+    pad_last: bool = False
+
+    def __call__(self, x: torch.Tensor, stream: np.random.Generator | None) -> torch.Tensor:
+        """Model input for rows x, augmented when a random stream is given."""
+        moved = stream is not None and self.padding > 0
+        if stream is not None and self.flip > 0:
+            chosen = torch.from_numpy(stream.random(len(x)) < self.flip).to(x.device)
+            x = torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
+        if stream is not None and moved and not self.pad_last:
+            x = self._shift(x, stream)
+        x = self.normalise(x)
+        return self._shift(x, stream) if stream is not None and moved and self.pad_last else x
+
+    def normalise(self, x: torch.Tensor) -> torch.Tensor:
+        """Bytes to floats, then (x - mean) / std."""
+        scale = 255.0 if x.dtype == torch.uint8 else 1.0
+        if not self.mean:
+            return x.to(self.dtype).div_(255) if scale == 255.0 else x
+        shift, factor = _constants(self.mean, self.std, scale, self.dtype, str(x.device))
+        return torch.addcmul(shift, x.to(self.dtype), factor)
+
+    def _shift(self, x: torch.Tensor, stream: np.random.Generator) -> torch.Tensor:
+        n, p, (height, width) = len(x), self.padding, x.shape[-2:]
+        place = stream.integers(0, 2 * p + 1, (2, n))
+        if self.crop < 1:
+            place = np.where(stream.random(n) < self.crop, place, p)
+        padded = x.new_zeros((*x.shape[:-2], height + 2 * p, width + 2 * p))
+        padded[..., p : p + height, p : p + width] = x
+        down, right = torch.from_numpy(place).to(x.device)
+        windows = padded.unfold(-2, height, 1).unfold(-2, width, 1)  # a view: n, channels, 2p+1, 2p+1,
+        height, width return windows[torch.arange(n, device=x.device), :, down, right]
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], scale: float, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-mean / std and 1 / (scale * std), shaped to broadcast over pictures."""
+    m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
+    return (-m / s).to(device, dtype), (1 / (scale * s)).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What augmentation and normalisation mean for one data set (the identity by default).
+
+    Args:
+        mean, std: channel constants of the paper.
+        padding: of the random crop; 0 means no crop.
+        flip: whether a mirrored picture keeps its meaning.
+        released_mean, released_std: the released code's constants where they differ.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    padding: int = 0
+    flip: bool = False
+    released_mean: tuple[float, ...] = ()
+    released_std: tuple[float, ...] = ()
+
+    def pipeline(self, augment: str) -> Pipeline:
+        """The pipeline for one of `AUGMENTATIONS`."""
+        if augment not in AUGMENTATIONS:
+            raise unknown("augmentation", augment, AUGMENTATIONS)
+        released = augment == "released"
+        return Pipeline(
+            mean=(released and self.released_mean) or self.mean,
+            std=(released and self.released_std) or self.std,
+            flip=0.5 * (self.flip and augment != "none"),
+            padding=self.padding * (augment in ("paper", "released")),
+            crop=0.5 if released else 1.0,
+            pad_last=released,
+        )

@@ -1,0 +1,131 @@
+"""`Samples`: what every loader returns, before anybody owns a row of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..errors import UserError
+from .augment import Recipe
+
+Progress = Callable[[str, int, int], None]
+"""`progress(what, done, total)`, called now and then while something long is under way (total 0: not
+known).
+"""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """The progress callback that shows nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """A data set as arrays: pictures as `uint8` (n, channels, height, width), or floats of any shape.
+
+    Args:
+        name: what the data set calls itself.
+        x, y: training inputs and targets.
+        x_test, y_test: the held-out set, or None.
+        classes: number of classes, or None for regression.
+        owner: the natural client id of every training row, or None.
+        recipe: normalisation constants and the augmentation that goes with these pictures.
+        labels: names of the classes, if they have any.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+    classes: int | None = None
+    owner: np.ndarray | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.x):
+            raise UserError(f"data {self.name}: expected at least one sample, found none")
+        if self.owner is not None and len(self.owner) != len(self.x):
+            raise UserError(f"data {self.name}: expected one client id a row ({len(self.x)}), found
+            {len(self.owner)}")
+        for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
+            if (x is None) != (y is None):
+                raise UserError(f"data {self.name}: the {part} set needs both inputs and targets")
+            if x is None or y is None:
+                continue
+            if len(x) != len(y):
+                raise UserError(f"data {self.name}: {len(x)} {part} inputs but {len(y)} {part} targets")
+            if x.shape[1:] != self.x.shape[1:]:
+                raise UserError(f"data {self.name}: {part} inputs of shape {x.shape[1:]}, others
+                {self.x.shape[1:]}")
+            if self.classes is not None:
+                bad = np.flatnonzero((y < 0) | (y >= self.classes))
+                if len(bad):
+                    raise UserError(
+                        f"data {self.name}: labels must lie in 0..{self.classes - 1}, found {y[bad[0]]} in "
+                        f"row {bad[0]} "
+                        f"of the {part} set ({len(bad)} such rows)"
+                    )
+
+    def digest(self) -> str:
+        """SHA-256 of the decoded data: shapes, types and bytes of inputs and targets, training and test."""
+        total = hashlib.sha256()
+        for a in (self.x, self.y, self.x_test, self.y_test):
+            if a is not None:
+                total.update(f"{a.dtype.str}{a.shape}".encode())
+                total.update(memoryview(np.ascontiguousarray(a)).cast("B"))
+        return total.hexdigest()
+
+    def first(self, train: int | None, test: int | None) -> Samples:
+        """The first `train` and `test` samples, class-balanced as exactly as possible, in the original
+        order.
+        """
+        keep = _first(self.name, "train_size", self.y, train)
+        part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else
+        self.owner[keep]) if self.x_test is None or self.y_test is None or test is None:
+            return part
+        keep = _first(self.name, "test_size", self.y_test, test)
+        return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep])
+
+    def shrink(self, factor: int) -> Samples:
+        """Pictures averaged over blocks of `factor` x `factor` pixels (bytes rounded to the nearest)."""
+        if factor == 1:
+            return self
+        height, width = self.x.shape[2:] if self.x.ndim == 4 else (0, 0)
+        if factor < 1 or not height or height % factor or width % factor:
+            raise UserError(
+                f"data {self.name}: shrink must divide the picture's sides, found {factor} and inputs of "
+                f"shape "
+                f"{self.x.shape[1:]}"
+            )
+        return replace(
+            self,
+            x=_average(self.x, factor),
+            x_test=None if self.x_test is None else _average(self.x_test, factor),
+            recipe=replace(self.recipe, padding=-(-self.recipe.padding // factor)),
+        )
+
+
+def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarray | slice:
+    if size is None or size == len(y):
+        return slice(None)
+    if not 0 < size <= len(y):
+        raise UserError(f"data {name}: {option} must lie in 1..{len(y)}, found {size}")
+    if not np.issubdtype(y.dtype, np.integer):
+        return slice(size)
+    order = np.argsort(y, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(y[order]) != 0])
+    place = np.arange(len(y)) - np.repeat(starts, np.diff(np.r_[starts, len(y)]))  # 0, 1, 2, ... within its
+    class return np.sort(order[np.lexsort((order, place))[:size]])
+
+
+def _average(x: np.ndarray, factor: int) -> np.ndarray:
+    n, channels, height, width = x.shape
+    blocks = x.reshape(n, channels, height // factor, factor, width // factor, factor)
+    if x.dtype != np.uint8:
+        return blocks.mean((3, 5), dtype=np.float64).astype(x.dtype)
+    total = blocks.sum((3, 5), dtype=np.uint32)
+    return ((total + factor * factor // 2) // (factor * factor)).astype(np.uint8)

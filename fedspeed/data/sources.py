@@ -1,0 +1,154 @@
+"""Where a published data set comes from, in order: your own copy, the cache, known places, its home, a
+mirror.
+
+Every source ends in the same arrays: the reader rebuilds the published files from what it decoded and
+compares checksums, and the cache keeps a digest of the arrays it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .augment import Recipe
+from .fetch import Home, Unreachable, cache_dir, locked
+from .samples import Progress, Samples, silent
+
+Reader = Callable[[Path, bool, Progress], Samples]
+"""`read(path, part, progress)`: decode and verify a copy; `part` accepts one that is not the complete set."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set that somebody published.
+
+    Args:
+        read: decodes and verifies a folder or an archive.
+        homes: where to get it from, in order.
+        classes, recipe: what is known about it beside the arrays.
+        slow: decoding takes so long that the user's own copy, too, is kept decoded in the cache.
+    """
+
+    name: str
+    read: Reader
+    homes: tuple[Home, ...]
+    classes: int
+    recipe: Recipe
+    slow: bool = False
+
+    def obtain(
+        self, data_dir: str | Path | None = None, part: bool = False, progress: Progress | None = None
+    ) -> Samples:
+        """The samples, from the first source that has them."""
+        progress = progress or silent
+        if data_dir is not None:
+            found = self._own(Path(data_dir).expanduser(), part, progress)
+        else:
+            folder = cache_dir() / self.name
+            with locked(folder):
+                found = restore(folder, self.name) or self._fetch(folder, progress)
+        return replace(found, classes=found.classes or self.classes, recipe=self.recipe)
+
+    def _own(self, path: Path, part: bool, progress: Progress) -> Samples:
+        if not self.slow or not path.exists():
+            return self.read(path, part, progress)
+        place = hashlib.blake2b(f"{path.resolve()}|{part}".encode(), digest_size=6).hexdigest()
+        folder, mark = cache_dir() / f"{self.name}-{place}", stamp(path)
+        with locked(folder):
+            found = restore(folder, self.name, mark)
+            if found is None:
+                keep(folder, self.read(path, part, progress), mark)
+                found = restore(folder, self.name, mark)
+        assert found is not None
+        return found
+
+    def _fetch(self, folder: Path, progress: Progress) -> Samples:
+        tried = []
+        downloads = folder.with_name(f"{folder.name}-download")
+        downloads.mkdir(parents=True, exist_ok=True)
+        for home in self.homes:
+            try:
+                path = home.fetch(downloads, progress)
+            except Unreachable as error:
+                tried.append(f"{home.place} ({error})")
+                continue
+            samples = self.read(path, False, progress)
+            keep(folder, samples, home.place)
+            shutil.rmtree(downloads)
+            return restore(folder, self.name) or samples
+        with contextlib.suppress(OSError):
+            downloads.rmdir()  # stays if it holds a partial download to resume
+        raise UserError(
+            f"data {self.name}: no source could be reached; tried the cache {folder}; {'; '.join(tried)}. "
+            "Give a copy you have with data_dir (--data-dir PATH: the published archive, or its folder)"
+        )
+
+
+def stamp(path: Path) -> str:
+    """Changes when a file, or any file of a folder, does: a digest of names, sizes and times of change."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        status = file.stat()
+        digest.update(f"{file}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+ARRAYS = ("x", "y", "x_test", "y_test")
+
+
+def keep(folder: Path, samples: Samples, source: str) -> None:
+    """Put arrays into the cache, under a temporary name first; only whole sets ever have their final name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name in ARRAYS:
+            if (array := getattr(samples, name)) is not None:
+                np.save(place / f"{name}.npy", array, allow_pickle=False)
+        about = {
+            "name": samples.name,
+            "source": source,
+            "sha256": samples.digest(),
+            "classes": samples.classes,
+            "labels": samples.labels,
+        }
+        (place / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+        place.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(place, folder)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def restore(folder: Path, name: str, source: str | None = None) -> Samples | None:
+    """Arrays from the cache, mapped so that processes share the memory; None if there are none there.
+
+    With `source`, only if they were made from just that.
+    """
+    if not (folder / "about.json").exists():
+        return None
+    try:
+        about: dict[str, Any] = json.loads((folder / "about.json").read_text())
+        if source not in (None, about["source"]):
+            return None
+        arrays = {a: np.load(folder / f"{a}.npy", mmap_mode="c") for a in ARRAYS if (folder /
+        f"{a}.npy").exists()} samples = Samples(name, **arrays, classes=about["classes"],
+        labels=tuple(about["labels"])) intact = samples.digest() == about["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"data {name}: the cache {folder} is damaged ({error}); delete that folder") from
+        error
+    if not intact:
+        raise UserError(f"data {name}: the cache {folder} was altered (wrong digest); delete that folder")
+    return samples

@@ -1,0 +1,211 @@
+"""The splits: pure functions of (labels, clients, seed, parameter) to the row numbers of every client.
+
+Names and a parser are in `partition.py`. Rows come out ascending, so equal ownership means equal arrays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from ..errors import UserError
+from ..sampling import rng
+
+Rows = list[np.ndarray]
+
+
+def equal_sizes(n: int, clients: int, stream: np.random.Generator) -> np.ndarray:
+    """`clients` sizes that add up to n and differ by at most one; who gets one more is drawn."""
+    sizes = np.full(clients, n // clients)
+    sizes[stream.permutation(clients)[: n % clients]] += 1
+    return sizes
+
+
+def _pools(labels: np.ndarray, stream: np.random.Generator) -> Rows:
+    """The rows of every class that occurs, each in a random order."""
+    order = stream.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def _gather(owner: np.ndarray, rows: np.ndarray, clients: int) -> Rows:
+    """Rows of every client, ascending, from parallel arrays (owner, row)."""
+    order = np.lexsort((rows, owner))
+    return np.split(rows[order], np.cumsum(np.bincount(owner, minlength=clients))[:-1])
+
+
+def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers proportional to `shares` along the last axis, with exactly the sum `total`."""
+    exact = shares * total
+    whole = np.floor(exact).astype(np.int64)
+    short = total - whole.sum(-1, keepdims=True)
+    rank = np.argsort(np.argsort(whole - exact, axis=-1, kind="stable"), axis=-1, kind="stable")
+    result: np.ndarray = whole + (rank < short)
+    return result
+
+
+def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
+    """Deal the classes out like cards: sizes, and the counts of every class, differ by at most one.
+
+    Example:
+        >>> labels = np.array([0, 0, 1, 1])
+        >>> [labels[rows].tolist() for rows in iid(labels, 2, seed=0)]
+        [[0, 1], [0, 1]]
+    """
+    stream = rng(seed, "split")
+    whole = np.issubdtype(labels.dtype, np.integer)
+    rows = np.concatenate(_pools(labels if whole else np.zeros(len(labels), np.int64), stream))
+    return _gather(stream.permutation(clients)[np.arange(len(rows)) % clients], rows, clients)
+
+
+def _priors(alpha: float, clients: int, classes: int, stream: np.random.Generator) -> np.ndarray:
+    """One draw of Dir(alpha) a client; where that leaves the float range, its limit (uniform)."""
+    priors = stream.dirichlet(np.full(classes, alpha), clients)
+    return np.where(np.isfinite(priors).all(1, keepdims=True), priors, 1 / classes)
+
+
+def _client_wise(labels: np.ndarray, clients: int, seed: int, alpha: float, refill: bool) -> Rows:
+    """Slot by slot in random order: the slot's client draws a class from its prior, and gets a row of it."""
+    stream = rng(seed, "split")
+    pools = _pools(labels, stream)
+    full = np.array([len(pool) for pool in pools])
+    sizes = equal_sizes(len(labels), clients, stream)
+    priors = _priors(alpha, clients, len(pools), stream)
+    slots = stream.permutation(np.repeat(np.arange(clients), sizes))
+    left, emptied = full.tolist(), 0
+    bounds: list[list[float]] = np.cumsum(priors, axis=1).tolist()
+    seen = [0] * clients  # how many classes were already empty when bounds[i] was computed
+    taken = np.empty(len(labels), np.int64)
+    for k, (i, u) in enumerate(zip(slots.tolist(), stream.random(len(labels)).tolist(), strict=True)):
+        if seen[i] != emptied and not refill:  # the prior, renormalised over the classes that are left
+            bounds[i], seen[i] = np.cumsum(priors[i] * (np.array(left) > 0)).tolist(), emptied
+        c = bisect_right(bounds[i], u * bounds[i][-1])
+        while refill and c < len(left) and not left[c]:  # the released code fills it, and draws again
+            left[c] = int(full[c])
+            c = bisect_right(bounds[i], stream.random() * bounds[i][-1])
+        if c == len(left) or not left[c]:  # the prior has no mass left: the class with most rows left
+            c = int(np.argmax(left))
+        left[c] -= 1
+        emptied += not left[c]
+        taken[k] = pools[c][left[c]]
+    return _gather(slots, taken, clients)
+
+
+def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
+    """Client i draws its classes from p_i ~ Dir(alpha, ..., alpha); equal sizes, every sample used once.
+
+    A class that is used up leaves every prior, which is renormalised over the others; a client whose prior
+    has no mass left takes from the class with most samples left.
+
+    Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, and its code.
+    """
+    return _client_wise(labels, clients, seed, alpha, refill=False)
+
+
+def dirichlet_refill(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
+    """As `dirichlet`, but a class that is used up is filled again: samples repeat, others stay unused.
+
+    Reference: the code released with Sun et al., "FedSpeed", ICLR 2023.
+    """
+    return _client_wise(labels, clients, seed, alpha, refill=True)
+
+
+def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
+    """Every class c is shared out by q_c ~ Dir(alpha, ..., alpha) over the clients; sizes differ.
+
+    Drawn again (up to 1,000 times) until every client has at least `min(10, n / (4 clients))` samples, at
+    least 1.
+
+    Reference: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML 2019;
+    the `DirichletPartitioner` of flwr-datasets.
+    """
+    stream = rng(seed, "split")
+    pools = _pools(labels, stream)
+    least = min(10, max(1, len(labels) // (4 * clients)))
+    for _ in range(1000):
+        shares = _priors(alpha, len(pools), clients, stream)
+        counts = np.stack([_largest_remainder(q, len(pool)) for q, pool in zip(shares, pools, strict=True)])
+        if counts.sum(0).min() >= least:
+            owner = [np.repeat(np.arange(clients), row) for row in counts]
+            return _gather(np.concatenate(owner), np.concatenate(pools), clients)
+    raise UserError(
+        f"split dirichlet-class:{alpha:g}: no draw of 1000 gave each of {clients} clients {least} or more of "
+        f"{len(labels)} samples; use a larger alpha, fewer clients, or dirichlet:{alpha:g} (equal sizes)"
+    )
+
+
+def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> Rows:
+    """Exactly `classes` classes a client; a class is shared equally by the clients that hold it.
+
+    Every class is held by as many clients as any other (or one more), so sizes are equal when classes are.
+    """
+    stream = rng(seed, "split")
+    pools = _pools(labels, stream)
+    name = f"split pathological:{classes}"
+    if classes > len(pools):
+        raise UserError(f"{name}: expected at most {len(pools)} classes a client, the number in the data")
+    if clients * classes < len(pools):
+        raise UserError(
+            f"{name}: {clients} clients hold at most {clients * classes} of the {len(pools)} classes and "
+            f"the rest "
+            f"would be unused; use pathological:{-(-len(pools) // clients)} or more, or more clients"
+        )
+    quota = equal_sizes(clients * classes, len(pools), stream)
+    holders: list[list[int]] = [[] for _ in pools]
+    for i in stream.permutation(clients).tolist():  # the classes with most places left, ties at random
+        for c in np.lexsort((stream.random(len(pools)), -quota))[:classes].tolist():
+            quota[c] -= 1
+            holders[c].append(i)
+    for c, pool in enumerate(pools):
+        if len(pool) < len(holders[c]):
+            raise UserError(
+                f"{name}: class {labels[pool[0]]} has {len(pool)} samples for {len(holders[c])} clients; "
+                "use fewer clients or fewer classes a client"
+            )
+    owner = np.concatenate([np.resize(held, len(pool)) for held, pool in zip(holders, pools, strict=True)])
+    return _gather(owner, np.concatenate(pools), clients)
+
+
+def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows:
+    """Sort by label, cut into `clients * per_client` shards (sizes differ by at most one), deal them at
+    random.
+
+    Reference: McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017 (shards:2).
+    """
+    stream = rng(seed, "split")
+    pieces = clients * per_client
+    if pieces > len(labels):
+        raise UserError(
+            f"split shards:{per_client}: {clients} clients need {pieces} shards, but there are "
+            f"{len(labels)} samples; "
+            "use fewer shards or fewer clients"
+        )
+    rows = np.concatenate(_pools(labels, stream))
+    owner = np.repeat(stream.permutation(pieces) % clients, equal_sizes(len(rows), pieces, stream))
+    return _gather(owner, rows, clients)
+
+
+def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) -> Rows:
+    """Quantity skew: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); which samples is drawn
+    uniformly.
+    """
+    stream = rng(seed, "split")
+    z = sigma * stream.standard_normal(clients)
+    weights = np.exp(z - z.max())
+    sizes = 1 + _largest_remainder(weights / weights.sum(), len(labels) - clients)
+    return _gather(np.repeat(np.arange(clients), sizes), stream.permutation(len(labels)), clients)
+
+
+def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None) -> Rows:
+    """One client an id, numbered by the sorted ids; `clients` must be their number, or 0 for "as many"."""
+    if owner is None:
+        raise UserError("split natural: these data have no client ids; use another split, or give one id a
+        row")
+    ids, number = np.unique(owner, return_inverse=True)
+    if clients not in (0, len(ids)):
+        raise UserError(
+            f"split natural: the data come with {len(ids)} clients, found clients = {clients}; "
+            f"say {len(ids)}, or leave the number out"
+        )
+    return _gather(number, np.arange(len(owner)), len(ids))

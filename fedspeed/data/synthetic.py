@@ -1,0 +1,58 @@
+"""synthetic(alpha, beta): the generator of the FedProx paper; clients differ in model and in inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import UserError
+from ..sampling import rng
+from .samples import Samples
+
+FEATURES, CLASSES = 60, 10
+
+
+def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: int = 30, seed: int = 0) ->
+Samples:
+    """Data of `clients` clients, 60 features, 10 classes; client ids come with it (`split = natural`).
+
+    Client k draws `u_k ~ N(0, alpha)`, `B_k ~ N(0, beta)`; entries of `W_k`, `b_k ~ N(u_k, 1)` and of
+    `v_k ~ N(B_k, 1)`; then `x ~ N(v_k, diag(j^-1.2))` and `y = argmax softmax(x W_k + b_k)`. It has
+    `50 + floor(exp(4 + 2 z))` samples, z ~ N(0, 1); the first 90% are for training, the others join the test
+    set. Client k depends on seed and k only, not on how many clients there are.
+
+    Args:
+        alpha: how much the clients' models differ (a standard deviation, as in the released generator).
+        beta: how much the clients' inputs differ.
+        size: training samples of every client, or 0 for the sizes above.
+
+    Example:
+        >>> data = synthetic(alpha=0.5, beta=0.5, size=20, clients=3)
+        >>> data.x.shape, np.unique(data.owner).tolist()
+        ((60, 60), [0, 1, 2])
+
+    Reference: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, and its code.
+    """
+    for name, value, least in (
+        ("alpha", alpha, 0),
+        ("beta", beta, 0),
+        ("size", size, 0),
+        ("clients", clients, 1),
+    ):
+        if not (np.isfinite(value) and value >= least):
+            raise UserError(f"data synthetic: {name} must be a number >= {least}, found {value}")
+    spread = np.sqrt(np.arange(1, FEATURES + 1) ** -1.2)
+    xs, ys, train = [], [], []
+    for k in range(clients):
+        stream = rng(seed, "synthetic", k)
+        u, shift = alpha * stream.standard_normal(), beta * stream.standard_normal()
+        weight = u + stream.standard_normal((FEATURES, CLASSES))
+        bias = u + stream.standard_normal(CLASSES)
+        centre = shift + stream.standard_normal(FEATURES)
+        n = int(np.ceil(size / 0.9)) if size else 50 + int(stream.lognormal(4, 2))
+        x = centre + spread * stream.standard_normal((n, FEATURES))
+        xs.append(x.astype(np.float32))
+        ys.append(np.argmax(x @ weight + bias, axis=1))
+        train.append(np.arange(n) < (size or int(0.9 * n)))
+    x, y, keep = np.concatenate(xs), np.concatenate(ys), np.concatenate(train)
+    owner = np.repeat(np.arange(clients), [len(part) for part in ys])[keep]
+    return Samples("synthetic", x[keep], y[keep], x[~keep], y[~keep], classes=CLASSES, owner=owner)

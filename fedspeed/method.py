@@ -1,0 +1,123 @@
+"""The contract between a method and everything that runs it. Read this file, then write a method.
+
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and two optional
+ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
+one-element tensors or NamedTuples of them. A round is
+
+    down = broadcast(server)                                    once, sent to every active client
+    x    = start(down, client)                                  on each active client
+    x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
+    up, client = upload(x, down, client, Local(K, lr, n))       `client` is stored if and only if `up` is counted
+    server = update(server, mean(up), Round(t, S, N, K, lr))    only the mean reaches the server
+
+The engine owns minibatches, weight decay, clipping, the learning rate and all randomness. Server vectors are
+float64, what travels and what clients keep is in the model's dtype: write the equations, the engine converts.
+`Vec` has one axis; norms go over the last one (`norm(v)` of `terms.py`), so that the same hooks also run on a
+(clients, d) block. Nothing here or in `methods/` imports torch: the operators of the vectors are all it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from .params import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+
+class Grad(Protocol):
+    """Stochastic gradient of the client's LOSS (no weight decay, prox or correction) at any point.
+
+    All calls of one step see the same minibatch, augmentation and dropout mask. Each call returns a buffer of its
+    own that is yours to overwrite until the step ends. `fraction` < 1 uses only the first part of the minibatch;
+    the cost of a run is counted in fractions of a minibatch.
+    """
+
+    def __call__(self, x: Vec, fraction: float = 1.0) -> Vec: ...
+
+
+class Local(NamedTuple):
+    """What this client really ran: K steps of size lr on n examples, in round t of the run with this seed."""
+
+    K: int
+    lr: float
+    n: int
+    t: int = 0
+    seed: int = 0
+
+
+class Round(NamedTuple):
+    """What the server knows: S and N are the weight of the counted replies and of all clients (plain counts when
+    the average is uniform), K the mean number of local steps under those weights, lr this round's local rate."""
+
+    t: int
+    S: float
+    N: float
+    K: float
+    lr: float
+
+
+class Nothing(NamedTuple):
+    """The state of a client that keeps none."""
+
+
+@dataclass(frozen=True)
+class Method(Params):
+    """Base of every method: the hooks, in the order in which a round calls them."""
+
+    lr_decay: ClassVar[float] = 0.998
+    """The paper's learning-rate decay a round for this method."""
+    reference: ClassVar[str] = ""
+
+    @property
+    def mix(self) -> float:
+        """Coefficient of the fresh gradient in `direction`; weight decay is a part of that gradient."""
+        return 1.0
+
+    @property
+    def shrink(self) -> float:
+        """Coefficient of x itself in `direction` (1/lam for prox methods); only clip="released" reads it."""
+        return 0.0
+
+    def init_server(self, x0: Vec) -> Any:
+        """The server's state before round 0."""
+        raise NotImplementedError
+
+    def init_client(self, x0: Vec) -> Any:
+        """A client's state when it is first touched; x0 is the run's INITIAL model."""
+        return Nothing()
+
+    def broadcast(self, server: Any) -> Any:
+        """What travels down; has a field x."""
+        raise NotImplementedError
+
+    def start(self, down: Any, client: Any) -> Vec:
+        """Where local work begins."""
+        start: Vec = down.x
+        return start
+
+    def direction(self, x: Vec, grad: Grad, down: Any, client: Any) -> Vec:
+        """The descent direction at x. May change `client` in place (it is a private copy), nothing else."""
+        raise NotImplementedError
+
+    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        """What travels up after K steps, and the state the client keeps."""
+        raise NotImplementedError
+
+    def update(self, server: Any, mean: Any, round: Round) -> Any:
+        """The next server state from the mean of what came up."""
+        raise NotImplementedError
+
+    def check(self, lr: float, active: int, clients: int) -> None:
+        """Refuse (UserError) or warn about a run this method is not made for."""
+
+    @property
+    def name(self) -> str:
+        """The name in `METHODS`, the CLI and TOML."""
+        return type(self).__name__.lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"name": ..., field: value}`, the form in which a method stands in TOML."""
+        return {"name": self.name, **self.fields()}

@@ -1,0 +1,152 @@
+"""The models of the paper and smaller ones. A builder takes the input's shape and the number of outputs.
+
+No batch norm anywhere: clients cannot share running statistics, so normalisation is by groups.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.federated import Federated
+from .errors import UserError, unknown
+from .sampling import torch_seed
+
+Shape = tuple[int, ...]
+
+
+def linear(shape: Shape, outputs: int) -> nn.Module:
+    """One affine layer: softmax regression under cross-entropy."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+
+def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """Fully connected layers with ReLU between them."""
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), padding: int = 2) -> nn.Module:
+    """5x5 convolutions, each with ReLU and 2x2 max-pooling, then one hidden layer (the last width).
+
+    `widths=(16, 32, 64), padding=2` is the CPU-scale net on CIFAR-10 (145,834 parameters);
+    `widths=(32, 64, 128), padding=0` the classic one of the benchmarks.
+    """
+    channels, height, width = _image(shape, "cnn")
+    layers: list[nn.Module] = []
+    for out in widths[:-1]:
+        layers += [nn.Conv2d(channels, out, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = out, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
+        if height < 1 or width < 1:
+            raise UserError(
+                f"model cnn: pictures of {shape[1]}x{shape[2]} are too small for {len(widths) - 1} convolutions "
+                f"with padding {padding}; use fewer widths or padding=2"
+            )
+    hidden = nn.Linear(channels * height * width, widths[-1])
+    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(widths[-1], outputs))
+
+
+def lenet(shape: Shape, outputs: int) -> nn.Module:
+    """LeNet of the federated literature: 5x5 convolutions of 64 channels twice, then 384 and 192 units."""
+    channels, height, width = _image(shape, "lenet")
+    size = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    if min(size) < 1:
+        raise UserError(f"model lenet: expected pictures of at least 16x16, found {height}x{width}; use mlp or cnn")
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * size[0] * size[1], 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, outputs),
+    )
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with group norm and a shortcut."""
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(groups, out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet18_gn(shape: Shape, outputs: int, groups: int = 2) -> nn.Module:
+    """ResNet-18 as in the paper: 7x7 stride-2 stem, max-pool, every batch norm a group norm of 2 groups.
+
+    11,181,642 parameters for three channels and 10 classes. Convolutions start from He's normal (fan out), as usual.
+    """
+    channels, _, _ = _image(shape, "resnet18_gn")
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, 64, 7, 2, 3, bias=False),
+        nn.GroupNorm(groups, 64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+    for i, (a, b) in enumerate(pairwise(widths)):
+        layers.append(Block(a, b, 2 if i in (2, 4, 6) else 1, groups))
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, mlp, cnn, lenet, resnet18_gn)}
+
+
+def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) -> nn.Module:
+    """A named model that fits the data, initialised as a function of the seed alone.
+
+    Args:
+        options: the builder's own keywords, e.g. `hidden=(32, 32)` for `mlp`.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    builder = MODELS[name]
+    known = list(inspect.signature(builder).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise (
+                unknown(f"option of model {name}", option, known)
+                if known
+                else UserError(f"model {name} has no options, found {option!r}")
+            )
+    outputs = data.classes or (math.prod(data.y.shape[1:]) or 1)
+    with torch_seed(seed, "init"):
+        return builder(data.shape, outputs, **options)
+
+
+def _image(shape: Shape, name: str) -> Shape:
+    if len(shape) != 3:
+        raise UserError(
+            f"model {name}: expected pictures of shape (channels, height, width), found inputs of shape {shape}; "
+            f"use linear or mlp"
+        )
+    return shape

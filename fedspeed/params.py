@@ -1,0 +1,64 @@
+"""Dataclasses whose fields check themselves: methods and run configurations are such values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Self
+
+from .errors import UserError, unknown
+
+
+def param(default: Any, allowed: str | tuple[str, ...] = "", about: str = "") -> Any:
+    """A field: its default, the values it may take, and what it is.
+
+    Args:
+        allowed: an interval as one writes it (`"(0, inf)"`, `"[0, 1]"`), a tuple of names, or "" for any value.
+        about: completes the sentence "it is ..." of an error message; also the help text.
+    """
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "about": about})
+
+
+class Params:
+    """Base of frozen dataclasses: checks types and ranges, and goes to and from plain dicts."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "allowed" in field.metadata:
+                object.__setattr__(self, field.name, self._checked(field, getattr(self, field.name)))
+
+    def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
+        allowed, kind = field.metadata["allowed"], type(field.default)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            wanted = f"a {kind.__name__}" if kind is not int else "a whole number"
+        elif isinstance(allowed, tuple) and value not in allowed:
+            wanted = f"one of {', '.join(allowed)}"
+        elif isinstance(allowed, str) and allowed and not _inside(value, allowed):
+            wanted = f"in {allowed}"
+        else:
+            return value
+        about = field.metadata["about"]
+        raise UserError(f"{type(self).__name__}: {field.name} must be {wanted}, got {value!r}; it is {about}")
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """An instance from its fields; an unknown one is an error that names the nearest."""
+        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        for key in fields:
+            if key not in known:
+                raise unknown(f"field of {cls.__name__}", key, known)
+        return cls(**fields)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields and their values, in order."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def _inside(value: Any, interval: str) -> bool:
+    """Whether a number lies in an interval written as usual: '(0, 1]', '[0, inf)'."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    below = value < high if interval[-1] == ")" else value <= high
+    return math.isfinite(value) and above and below

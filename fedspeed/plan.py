@@ -1,0 +1,42 @@
+"""`Plan`: how a run trains, whatever the method, model and data. Defaults are the paper's (10% of 100 clients)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .params import Params, param
+
+
+@dataclass(frozen=True)
+class Plan(Params):
+    """Everything `simulate` needs beside method, model and data; each field is also a CLI option and a TOML key.
+
+    Example:
+        >>> Plan(rounds=3).local_epochs
+        5
+    """
+
+    rounds: int = param(100, "[1, inf)", "the number of communication rounds T")
+    active: int = param(10, "[1, inf)", "the number of clients active in a round, S")
+    cohort: str = param("fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone")
+    local_epochs: int = param(5, "[1, inf)", "the number of local epochs E; K = E ceil(n_i / batch_size)")
+    local_steps: int = param(0, "[0, inf)", "the number of local steps K; 0 takes local_epochs instead")
+    batch_size: int = param(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
+    lr: float = param(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
+    lr_decay: float = param(0.0, "[0, 1]", "the factor on lr a round; 0 takes the method's own from the paper")
+    weight_decay: float = param(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
+    clip: float = param(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
+    clip_mode: str = param(
+        "gradient",
+        ("gradient", "released"),
+        "what is clipped: each loss `gradient`, or as `released` everything but multiples of x",
+    )
+    decay_outside_mix: bool = param(False, about="whether weight decay is added outside FedCM's mix, as released")
+    weighting: str = param("uniform", ("uniform", "samples"), "how clients are averaged: `uniform` or by `samples`")
+    eval_every: int = param(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
+    seed: int = param(0, "[0, inf)", "the seed of split, initial model, cohorts and batches")
+    device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
+
+    def rate(self, t: int, own_decay: float) -> float:
+        """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
+        return self.lr * (self.lr_decay or own_decay) ** t

@@ -1,0 +1,1 @@
+"""Tables and figures. Reads run directories only, never imports torch."""

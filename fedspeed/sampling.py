@@ -1,0 +1,74 @@
+"""Randomness as a pure function of what it is for.
+
+Nothing here keeps a state: a stream is named by `(seed, purpose, *path)`, so who ran first, on which back
+end, or after which interruption cannot change a single draw, and a resumed run needs no generator state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def key(seed: int, purpose: str, *path: int) -> int:
+    """128 bits that are a function of `(seed, purpose, *path)` alone."""
+    name = struct.pack(f"<{1 + len(path)}q", seed, *path) + purpose.encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+
+
+def rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
+    """An independent stream for one purpose.
+
+    Example:
+        >>> rng(0, "batches", 3, 17).permutation(4).tolist() == rng(0, "batches", 3, 17).permutation(4).tolist()
+        True
+    """
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, *path)))
+
+
+def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") -> np.ndarray:
+    """The active set S^t, sorted by id.
+
+    Args:
+        scheme: `fixed` draws exactly `active` clients without replacement; `bernoulli` makes every client active
+            with probability `active / clients`, drawn again while nobody is (the released code's rule).
+    """
+    stream = rng(seed, "cohort", t)
+    if scheme == "fixed":
+        return np.sort(stream.choice(clients, size=active, replace=False, shuffle=False))
+    while True:
+        chosen = np.flatnonzero(stream.random(clients) < active / clients)
+        if len(chosen):
+            return chosen
+
+
+def batch_order(n: int, batch_size: int, steps: int, stream: np.random.Generator) -> list[np.ndarray]:
+    """`steps` minibatches of positions 0..n-1: a fresh permutation an epoch, the last, smaller batch kept."""
+    batches: list[np.ndarray] = []
+    while len(batches) < steps:
+        order = stream.permutation(n)
+        batches += [order[a : a + batch_size] for a in range(0, n, batch_size)]
+    return batches[:steps]
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the generator that random layers on a device draw from (100 times cheaper than torch.manual_seed)."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def torch_seed(seed: int, purpose: str, *path: int) -> Iterator[None]:
+    """Seed torch's global generators for a block and put them back afterwards."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(key(seed, purpose, *path) % 2**63)
+        yield

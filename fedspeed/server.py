@@ -1,0 +1,209 @@
+"""The round loop: `simulate` is an iterable of round records."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .backends.serial import Serial
+from .client import Job, Reply, Work, job_order
+from .data.federated import Federated
+from .errors import Diverged, UserError
+from .evaluate import Score
+from .method import Method, Round
+from .plan import Plan
+from .sampling import cohort
+from .states import ClientStates
+from .vec import FlatModel, Loss, Mean, all_finite, tree_bytes, tree_map
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in one round; a line of `rounds.jsonl`."""
+
+    round: int  # 1 is the first
+    cohort: list[int]
+    lr: float
+    train_loss: float  # mean over clients of the mean loss at the first oracle call of each local step
+    test_loss: float | None  # of the new server model; None in a round that is not evaluated
+    test_accuracy: float | None
+    drift: float  # mean ||x_iK - x^t||^2
+    update_norm: float  # ||x^{t+1} - x^t||
+    bytes_down: int
+    bytes_up: int
+    grad_evals: float  # in minibatches
+    seconds: float  # without evaluation
+    eval_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON takes it."""
+        return asdict(self)
+
+
+def simulate(
+    method: Method,
+    model: nn.Module,
+    data: Federated,
+    plan: Plan | None = None,
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    no_decay: Sequence[str] = (),
+    **settings: Any,
+) -> Simulation:
+    """Train `model` over the clients of `data`; iterate to run the rounds.
+
+    Args:
+        method: e.g. `FedSpeed(lam=10, rho=0.1)`.
+        model: any module; a copy of it is trained, its parameters are x^0.
+        data: who owns what.
+        plan: how to train; every keyword of `Plan` may also be given as `settings`.
+        loss: `loss(model(x), y)`, the mean over a batch.
+        no_decay: names, or ends of names, of parameters without weight decay.
+
+    Returns:
+        A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
+
+    Example:
+        >>> import fedspeed
+        >>> data = fedspeed.load_data("digits", split="dirichlet:0.3", clients=50)
+        >>> model = fedspeed.build_model("linear", data)
+        >>> run = simulate(fedspeed.FedSpeed(), model, data, rounds=2, active=5, batch_size=10)
+        >>> [record.round for record in run]
+        [1, 2]
+    """
+    plan = Plan.from_fields({**(plan or Plan()).fields(), **settings})
+    return Simulation(method, model, data, plan, loss, no_decay)
+
+
+class Simulation:
+    """A run in progress; `for record in simulation` does the rounds that are left."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        data: Federated,
+        plan: Plan,
+        loss: Loss = nn.functional.cross_entropy,
+        no_decay: Sequence[str] = (),
+    ) -> None:
+        if plan.active > data.clients:
+            raise UserError(
+                f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
+                f"lower --active or raise --clients"
+            )
+        method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
+        device = pick_device(plan.device)
+        self.method, self.data, self.plan, self.t = method, data, plan, 0
+        flat = FlatModel(copy.deepcopy(model).to(device), no_decay)
+        self.work = Work(
+            method,
+            flat,
+            loss,
+            data.to(device, flat.dtype),
+            batch_size=plan.batch_size,
+            epochs=plan.local_epochs,
+            steps=plan.local_steps,
+            weight_decay=plan.weight_decay,
+            clip=plan.clip,
+            clip_mode=plan.clip_mode,
+            decay_outside_mix=plan.decay_outside_mix,
+            seed=plan.seed,
+        )
+        self.backend = Serial(self.work)
+        self.states = ClientStates()
+        self.x0 = flat.x.clone()
+        self._server_dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.server = method.init_server(self.x0.to(self._server_dtype))
+        sizes = self.work.data.sizes
+        self._total = float(sizes.sum()) if plan.weighting == "samples" else float(data.clients)
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The server's model as one vector, in the model's dtype."""
+        x: torch.Tensor = self.server.x
+        return x.to(self.work.flat.dtype, copy=True)
+
+    @property
+    def model(self) -> nn.Module:
+        """The module at the current vector, in evaluation mode; the simulation's own, copy it to keep it."""
+        self.work.flat.load(self.x)
+        return self.work.flat.model.eval()
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.t < self.plan.rounds:
+            yield self.step()
+
+    def step(self) -> Record:
+        """One round. If it raises, server and client states are as before it."""
+        started, t, plan = time.perf_counter(), self.t, self.plan
+        lr = plan.rate(t, self.method.lr_decay)
+        active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
+        jobs = [Job(i, t, lr) for i in job_order(active, self.work.data.sizes)]
+        down = tree_map(lambda a: a.to(self.work.flat.dtype), self.method.broadcast(self.server))
+        mean, steps, replies, bytes_up = Mean(self._server_dtype), 0.0, [], 0
+        for reply in self.backend.run(jobs, down, self.client_state):
+            weight = self._weight(reply)
+            mean.add(reply.up, weight)
+            bytes_up += tree_bytes(reply.up)
+            steps += weight * reply.K
+            replies.append(reply._replace(up=None))
+        told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
+        server = self.method.update(self.server, mean.result(), told)
+        if not all_finite(server):
+            raise Diverged(f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}")
+        update_norm = float((server.x - self.server.x).norm())
+        self.server, self.t = server, t + 1
+        for reply in replies:
+            self.states.put(reply.job.client, reply.client)
+        trained = time.perf_counter()
+        score = self._evaluate()
+        return Record(
+            round=t + 1,
+            cohort=[int(i) for i in active],
+            lr=lr,
+            train_loss=_average(replies, "train_loss"),
+            test_loss=score and score.loss,
+            test_accuracy=None if score is None or math.isnan(score.accuracy) else score.accuracy,
+            drift=_average(replies, "drift"),
+            update_norm=update_norm,
+            bytes_down=len(jobs) * tree_bytes(down),
+            bytes_up=bytes_up,
+            grad_evals=sum(reply.grad_evals for reply in replies),
+            seconds=trained - started,
+            eval_seconds=time.perf_counter() - trained,
+        )
+
+    def client_state(self, client: int) -> Any:
+        """A private copy of a client's state, made from x^0 at first touch."""
+        kept = self.states.get(client)
+        return tree_map(lambda a: a.clone(), self.method.init_client(self.x0)) if kept is None else kept
+
+    def _weight(self, reply: Reply) -> float:
+        return float(reply.n) if self.plan.weighting == "samples" else 1.0
+
+    def _evaluate(self) -> Score | None:
+        due = self.t % self.plan.eval_every == 0 or self.t == self.plan.rounds
+        return self.backend.evaluate(self.x) if due and self.work.data.y_test is not None else None
+
+
+def _average(replies: list[Reply], name: str) -> float:
+    return float(sum(getattr(reply, name) for reply in replies)) / len(replies)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu; anything else must exist."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from None

@@ -1,0 +1,193 @@
+"""Flat vectors: a model whose parameters are views of one, NamedTuples of them, their streaming mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from .errors import UserError
+
+Tree = TypeVar("Tree", bound=tuple[Any, ...])
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def tree_map(f: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree:
+    """Apply f to every tensor of a NamedTuple (of NamedTuples)."""
+    return type(tree)(*(tree_map(f, a) if isinstance(a, tuple) else f(a) for a in tree))
+
+
+def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """Every tensor of a NamedTuple (of NamedTuples), in order."""
+    for a in tree:
+        if isinstance(a, tuple):
+            yield from tree_leaves(a)
+        else:
+            yield a
+
+
+def tree_bytes(tree: tuple[Any, ...]) -> int:
+    """Bytes of all tensors of a tree: what it costs to send."""
+    return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
+
+
+def all_finite(tree: tuple[Any, ...]) -> bool:
+    """Whether no tensor of a tree holds NaN or Inf."""
+    return all(bool(torch.isfinite(a).all()) for a in tree_leaves(tree))
+
+
+def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
+    """Scale v in place to a norm of at most `limit` (over the last axis)."""
+    return v.mul_((limit / v.norm(dim=-1, keepdim=True).clamp_(min=torch.finfo(v.dtype).tiny)).clamp_(max=1.0))
+
+
+class Mean:
+    """Weighted mean of trees, streamed: memory is one tree, and the order of `add` fixes the bits.
+
+    Example:
+        >>> from fedspeed.methods.fedavg import Up
+        >>> mean = Mean(torch.float64)
+        >>> for value, weight in ((1.0, 1.0), (4.0, 2.0)):
+        ...     mean.add(Up(torch.tensor([value])), weight)
+        >>> mean.result().D.item(), mean.weight
+        (3.0, 3.0)
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.weight = 0.0
+        self.total: Any = None
+
+    def add(self, tree: tuple[Any, ...], weight: float) -> None:
+        """Count one more reply."""
+        self.weight += weight
+        if self.total is None:
+            self.total = tree_map(lambda a: a.to(self.dtype, copy=True).mul_(weight), tree)
+        else:
+            for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
+                total.add_(a, alpha=weight)
+
+    def result(self) -> Any:
+        """The mean of what was added."""
+        return tree_map(lambda a: a / self.weight, self.total)
+
+
+class FlatModel:
+    """A module whose trainable parameters are views of one vector of length d.
+
+    Tied parameters appear once, frozen ones and buffers stay in the module, parameters of a narrower dtype are cast
+    from the vector (which has the widest). Refused by name: parameters that are lazy, complex, on several devices,
+    running statistics (batch norm), and buffers that a forward pass changes.
+
+    Args:
+        model: any `nn.Module`; it is taken over, so hand in a copy if you want to keep yours.
+        no_decay: names, or ends of names, of parameters without weight decay, e.g. `("bias",)`.
+
+    Example:
+        >>> flat = FlatModel(nn.Linear(3, 2))
+        >>> flat.d, flat.x.shape
+        (8, torch.Size([8]))
+    """
+
+    def __init__(self, model: nn.Module, no_decay: Sequence[str] = ()) -> None:
+        self.model = model
+        named = dict(model.named_parameters())  # removes duplicates, so tied parameters come once
+        _refuse(model, named)
+        trainable = {name: p for name, p in named.items() if p.requires_grad}
+        self.names, self.parameters = list(trainable), list(trainable.values())
+        self.dtype = self.parameters[0].dtype
+        for p in self.parameters:
+            self.dtype = torch.promote_types(self.dtype, p.dtype)
+        self.device = self.parameters[0].device
+        self.sizes = [p.numel() for p in self.parameters]
+        self.shapes = [p.shape for p in self.parameters]
+        self.d = sum(self.sizes)
+        self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
+        self.decay = self._decay_mask(tuple(no_decay))
+        self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
+        self.load(self.x)
+
+    def _decay_mask(self, no_decay: tuple[str, ...]) -> torch.Tensor | None:
+        """1 where weight decay applies, or None where it applies everywhere."""
+        unused = [end for end in no_decay if not any(name.endswith(end) for name in self.names)]
+        if unused:
+            raise UserError(f"no_decay: {unused[0]!r} ends no parameter's name; the names are {', '.join(self.names)}")
+        if not no_decay:
+            return None
+        ones = [float(not name.endswith(no_decay)) for name in self.names]
+        return torch.repeat_interleave(torch.tensor(ones, dtype=self.dtype), torch.tensor(self.sizes)).to(self.device)
+
+    def load(self, x: torch.Tensor) -> None:
+        """Make the parameters views of x (no copy but for parameters of another dtype)."""
+        parts = x.split(self.sizes)  # type: ignore[no-untyped-call]
+        for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
+            p.data = part.view(shape) if p.dtype == x.dtype else part.view(shape).to(p.dtype)
+
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the gradient of the loss at x into `out`; returns the loss."""
+        self.load(x)
+        value = loss(self.model(inputs), targets)
+        grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        parts = [
+            torch.zeros(size, dtype=self.dtype, device=self.device) if g is None else g.reshape(-1)
+            for g, size in zip(grads, self.sizes, strict=True)
+        ]
+        torch.cat(parts, out=out)
+        return value.detach()
+
+    def hvp(
+        self, x: torch.Tensor, v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, loss: Loss
+    ) -> torch.Tensor:
+        """Hessian of the loss at x times v, by double backward."""
+        self.load(x)
+        grads = torch.autograd.grad(
+            loss(self.model(inputs), targets), self.parameters, create_graph=True, materialize_grads=True
+        )
+        parts = v.split(self.sizes)  # type: ignore[no-untyped-call]
+        dot = torch.stack([(g.reshape(-1).to(self.dtype) @ a) for g, a in zip(grads, parts, strict=True)])
+        second = torch.autograd.grad(dot.sum(), self.parameters, materialize_grads=True)
+        return torch.cat([g.reshape(-1).to(self.dtype) for g in second])
+
+    def refuse_changed_buffers(self) -> None:
+        """Raise if a forward pass in training changed a buffer: it would differ between clients and be lost."""
+        for name, b in self.model.named_buffers():
+            before, version = self._buffers.get(name, (None, 0))
+            if b is not before or b._version != version:
+                raise UserError(
+                    f"model: buffer {name!r} changes in a forward pass; only parameters travel, so running "
+                    f"statistics would be lost. Make it a parameter, or use a layer without it (nn.GroupNorm)"
+                )
+
+
+def _refuse(model: nn.Module, named: dict[str, nn.Parameter]) -> None:
+    """Raise a UserError that names what a flat vector cannot hold."""
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            kind = type(module).__name__
+            width = getattr(module, "num_features", "C")
+            raise UserError(
+                f"model: {name or 'the model'} is a {kind} with running statistics, which clients cannot share; "
+                f"replace it by nn.GroupNorm(2, {width}) or pass track_running_stats=False"
+            )
+    lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise UserError(f"model: parameter {lazy[0]!r} is lazy, it has no shape yet; run one batch through the model")
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    if not trainable:
+        raise UserError("model: expected trainable parameters, found none; set requires_grad=True on some")
+    first = next(iter(trainable.values()))
+    for name, p in trainable.items():
+        if p.is_complex() or p.is_sparse:
+            raise UserError(f"model: parameter {name!r} is {p.dtype} ({p.layout}); only dense real ones can be trained")
+        if p.device != first.device:
+            raise UserError(f"model: parameter {name!r} is on {p.device}, the first on {first.device}; use one device")
+        if not math.prod(p.shape):
+            raise UserError(f"model: parameter {name!r} is empty (shape {tuple(p.shape)})")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UserError(f"model: {name} gives sparse gradients; build it with sparse=False")

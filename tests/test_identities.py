@@ -1,0 +1,181 @@
+"""The identities of the specification, on recorded gradients and on whole runs; those that must fail, fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from federations import Softmax, package
+
+from fedspeed.method import Local
+from fedspeed.methods import METHODS, FedAvg, FedSpeed
+from fedspeed.plan import Plan
+
+PLAN = Plan(rounds=5, active=3, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=0.0, seed=1)
+FULL = Plan.from_fields({**PLAN.fields(), "active": 7, "lr_decay": 1.0})
+EQUAL = Softmax(equal=12)
+
+
+@dataclass(frozen=True)
+class Recorded(FedSpeed):
+    """FedSpeed that keeps every quasi-gradient of the client at work, then what the client uploaded."""
+
+    steps: list = field(default_factory=list, compare=False)
+    log: list = field(default_factory=list, compare=False)
+
+    def quasi_gradient(self, x, grad):
+        g = super().quasi_gradient(x, grad)
+        self.steps.append(g.numpy().copy())
+        return g
+
+    def upload(self, xK, down, client, run: Local):
+        up, kept = super().upload(xK, down, client, run)
+        self.log.append((np.array(self.steps), client.h.numpy(), kept.h.numpy(), (xK - down.x).numpy(), run, xK.numpy()))
+        self.steps.clear()
+        return up, kept
+
+
+def weights(run: Local, lam: float) -> tuple[np.ndarray, float]:
+    """gamma_k and gamma of the paper."""
+    s = run.lr / lam
+    gamma_k = s * (1 - s) ** (run.K - 1 - np.arange(run.K))
+    return gamma_k, 1 - (1 - s) ** run.K
+
+
+@pytest.mark.parametrize("hyper", [{}, {"alpha": 0.4, "lam": 0.7}, {"normalise": False, "rho": 0.3}], ids=str)
+def test_equations_2_and_3_hold_on_recorded_gradients(hyper):
+    """Partial participation, decay and unequal K, each client with its own gamma; any alpha and rho."""
+    method = Recorded(**hyper)
+    for _ in package(Softmax(), method, PLAN):
+        pass
+    assert len(method.log) == 15
+    for g, h_old, h_new, D, run, _ in method.log:
+        gamma_k, gamma = weights(run, method.lam)
+        G = gamma_k @ g / gamma
+        ghat_old, ghat_new = -h_old / method.lam, -h_new / method.lam
+        np.testing.assert_allclose(D, -method.lam * gamma * G + method.lam * gamma * ghat_old, atol=1e-13)  # (2)
+        np.testing.assert_allclose(ghat_new, (1 - gamma) * ghat_old + gamma * G, atol=1e-13)  # (3)
+
+
+def sequences(plan: Plan, problem: Softmax):
+    """x^t, u^t, z^t, mean g_hat^t, mean G^t and gamma of a FedSpeed run."""
+    method = Recorded(lam=0.5)
+    run = package(problem, method, plan)
+    x = [run.x.numpy()]
+    x += [run.x.numpy() for _ in run]
+    S, rounds = plan.active, range(plan.rounds)
+    logs = [method.log[t * S : (t + 1) * S] for t in rounds]
+    gamma = weights(logs[0][0][4], method.lam)[1]
+    u = [x[0]] + [np.mean([entry[5] for entry in logs[t]], 0) for t in rounds]
+    ghat = [np.mean([-entry[2] / method.lam for entry in logs[t]], 0) for t in rounds]
+    G = [np.mean([weights(e[4], method.lam)[0] @ e[0] for e in logs[t]], 0) / gamma for t in rounds]
+    z = [x[0]] + [u[t + 1] + (1 - gamma) / gamma * (u[t + 1] - u[t]) for t in rounds]
+    return method.lam, x, u, z, ghat, G, gamma
+
+
+def residuals(plan: Plan, problem: Softmax) -> dict[str, float]:
+    """Largest residual of each identity of the u and z sequences."""
+    lam, x, u, z, ghat, G, gamma = sequences(plan, problem)
+    rounds = range(plan.rounds)
+    lag = lam * (1 - 2 * gamma) / gamma
+    return {
+        "4": max(abs(u[t + 1] - u[t] + lam * ghat[t]).max() for t in rounds),
+        "5": max(abs(z[t + 1] - z[t] + lam * G[t]).max() for t in rounds),
+        "x": max(abs(x[t + 1] - 2 * u[t + 1] + u[t]).max() for t in rounds),
+        "lag": max(abs(x[t] - z[t] - lag * ghat[t - 1]).max() for t in rounds if t),
+    }
+
+
+def test_equations_4_and_5_hold_under_full_participation():
+    assert max(residuals(FULL, EQUAL).values()) < 1e-12
+
+
+def test_equations_4_and_5_fail_where_they_should():
+    """(4) and (5) under partial participation; (5) under decay, where (4) still holds."""
+    partial = residuals(Plan.from_fields({**FULL.fields(), "active": 3}), EQUAL)
+    assert partial["4"] > 1e-2
+    assert partial["5"] > 1e-2
+    decay = residuals(Plan.from_fields({**FULL.fields(), "lr_decay": 0.7}), EQUAL)
+    assert decay["4"] < 1e-12
+    assert decay["5"] > 1e-2
+
+
+def final(method, plan=PLAN, problem=None) -> np.ndarray:
+    run = package(problem or Softmax(), method, plan)
+    for _ in run:
+        pass
+    return run.x.numpy()
+
+
+def gap(a, b, plan=PLAN, problem=None) -> float:
+    return float(np.abs(final(a, plan, problem) - final(b, plan, problem)).max())
+
+
+def test_everything_off_is_fedavg():
+    assert gap(FedSpeed(rho=0, correction=False, prox=False), FedAvg()) < 1e-14
+    assert gap(FedSpeed(rho=0, correction=False), FedAvg()) > 1e-4
+
+
+def test_alpha_0_does_not_see_rho():
+    assert gap(FedSpeed(alpha=0, rho=0.3), FedSpeed(alpha=0, rho=0.1)) == 0
+    assert gap(FedSpeed(alpha=0, rho=0.3), FedSpeed(rho=0)) == 0
+    assert gap(FedSpeed(alpha=1, rho=0.3), FedSpeed(rho=0)) > 1e-3
+
+
+def test_server_rules_agree_under_full_participation_only():
+    assert gap(FedSpeed(server="all"), FedSpeed(server="active"), FULL) < 1e-13
+    assert gap(FedSpeed(server="all"), FedSpeed(server="active"), PLAN) > 1e-2
+
+
+def test_first_round_steps():
+    """Round 1 from the same local models: `active` moves 2 Dbar, `all` (1 + S/N) Dbar, no correction Dbar."""
+    one = Plan.from_fields({**PLAN.fields(), "rounds": 1})
+    x0 = torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
+    D = final(FedSpeed(correction=False), one) - x0
+    np.testing.assert_allclose(final(FedSpeed(server="active"), one) - x0, 2 * D, atol=1e-14)
+    np.testing.assert_allclose(final(FedSpeed(server="all"), one) - x0, (1 + 3 / 7) * D, atol=1e-14)
+
+
+def test_infinite_lam_takes_a_doubled_fedavg_step():
+    one = Plan.from_fields({**PLAN.fields(), "rounds": 1})
+    x0 = torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
+    speed = FedSpeed(lam=1e12, rho=0, server="active")
+    np.testing.assert_allclose(final(speed, one) - x0, 2 * (final(FedAvg(), one) - x0), atol=1e-10)
+
+
+def test_one_step_with_eta_equal_lam_keeps_the_last_gradient():
+    method = Recorded(lam=0.1, rho=0)
+    plan = Plan.from_fields({**FULL.fields(), "local_steps": 1})
+    for _ in package(Softmax(), method, plan):
+        pass
+    for g, _, h_new, *_ in method.log:
+        np.testing.assert_allclose(-h_new / method.lam, g[0], atol=1e-12)
+
+
+def permuted(problem: Softmax):
+    """The same federation with client ids reversed."""
+    federated = problem.federated()
+    rows = [federated.rows(i) for i in reversed(range(federated.clients))]
+    x, y, _ = problem.arrays()
+    return type(federated).from_arrays(x, y, rows, classes=problem.classes)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_permuting_clients_leaves_the_server_model(name):
+    """Full batches, full participation: only the order of a sum changes."""
+    from fedspeed.server import simulate
+
+    plan = Plan.from_fields({**FULL.fields(), "batch_size": 100})
+    a = package(Softmax(), METHODS[name](), plan)
+    b = simulate(METHODS[name](), Softmax().model(), permuted(Softmax()), plan)
+    for _ in zip(a, b, strict=True):
+        np.testing.assert_allclose(a.x.numpy(), b.x.numpy(), atol=1e-12)
+
+
+def test_H_is_the_mean_of_all_corrections():
+    run = package(Softmax(), FedSpeed(lam=0.5), PLAN)
+    for _ in run:
+        mean = sum(run.states.get(i).h for i in run.states) / 7
+        np.testing.assert_allclose(run.server.H.numpy(), mean.numpy(), atol=1e-14)
