@@ -67,9 +67,7 @@ class Nothing(NamedTuple):
 class Method(Params):
     """Base of every method: the hooks, in the order in which a round calls them."""
 
-    lr_decay: ClassVar[float] = 0.998
-    """The paper's learning-rate decay a round for this method."""
-    reference: ClassVar[str] = ""
+    source: ClassVar[str] = ""  # how a method from outside the package was named: `path/to/file.py:Class`
 
     @property
     def mix(self) -> float:
@@ -80,6 +78,11 @@ class Method(Params):
     def shrink(self) -> float:
         """Coefficient of x itself in `direction` (1/lam for prox methods); only clip="released" reads it."""
         return 0.0
+
+    @property
+    def lr_decay(self) -> float:
+        """The paper's learning-rate decay a round for this method."""
+        return 0.998
 
     def init_server(self, x0: Vec) -> Any:
         """The server's state before round 0."""
@@ -116,7 +119,7 @@ class Method(Params):
     @property
     def name(self) -> str:
         """The name in `METHODS`, the CLI and TOML."""
-        return type(self).__name__.lower()
+        return self.source or type(self).__name__.lower()
 
     def to_dict(self) -> dict[str, Any]:
         """`{"name": ..., field: value}`, the form in which a method stands in TOML."""

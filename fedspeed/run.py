@@ -17,7 +17,7 @@ import tomli_w
 from . import __version__
 from .errors import Diverged, UserError, unknown
 from .method import Method
-from .methods import METHODS, FedSpeed
+from .methods import FedSpeed, build
 from .params import param
 from .plan import Plan
 
@@ -85,7 +85,7 @@ class Config(Plan):
             if key not in known:
                 raise unknown("config key", key, known)
         if "method" in given:
-            given["method"] = build_method(_table(given["method"], "method"))
+            given["method"] = build(_table(given["method"], "method"))
         for key in ("model", "data"):
             if key in given:
                 table = _table(given[key], key)
@@ -125,15 +125,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     if not tables:
         raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
     return tables
-
-
-def build_method(table: dict[str, Any]) -> Method:
-    """A method from `{"name": ..., field: value}`."""
-    table = dict(table)
-    name = table.pop("name")
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name].from_fields(table)
 
 
 def _table(value: Any, key: str) -> dict[str, Any]:

@@ -9,9 +9,30 @@ import pytest
 import torch
 from federations import Softmax, package
 
+from fedspeed.data.federated import Federated
 from fedspeed.method import Local
-from fedspeed.methods import METHODS, FedAvg, FedSpeed
+from fedspeed.methods import (
+    METHODS,
+    FedAdagrad,
+    FedAdam,
+    FedADMM,
+    FedAvg,
+    FedCM,
+    FedDyn,
+    FedGamma,
+    FedInit,
+    FedLESAM,
+    FedNova,
+    FedPD,
+    FedProx,
+    FedSAM,
+    FedSMOO,
+    FedSpeed,
+    MoFedSAM,
+    Scaffold,
+)
 from fedspeed.plan import Plan
+from fedspeed.server import simulate
 
 PLAN = Plan(rounds=5, active=3, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=0.0, seed=1)
 FULL = Plan.from_fields({**PLAN.fields(), "active": 7, "lr_decay": 1.0})
@@ -32,7 +53,9 @@ class Recorded(FedSpeed):
 
     def upload(self, xK, down, client, run: Local):
         up, kept = super().upload(xK, down, client, run)
-        self.log.append((np.array(self.steps), client.h.numpy(), kept.h.numpy(), (xK - down.x).numpy(), run, xK.numpy()))
+        self.log.append(
+            (np.array(self.steps), client.h.numpy(), kept.h.numpy(), (xK - down.x).numpy(), run, xK.numpy())
+        )
         self.steps.clear()
         return up, kept
 
@@ -113,45 +136,143 @@ def gap(a, b, plan=PLAN, problem=None) -> float:
     return float(np.abs(final(a, plan, problem) - final(b, plan, problem)).max())
 
 
-def test_everything_off_is_fedavg():
-    assert gap(FedSpeed(rho=0, correction=False, prox=False), FedAvg()) < 1e-14
-    assert gap(FedSpeed(rho=0, correction=False), FedAvg()) > 1e-4
+ONE = Plan.from_fields({**PLAN.fields(), "rounds": 1})
+SLOW = Plan.from_fields({**ONE.fields(), "lr": 0.4 * PLAN.lr})
 
 
-def test_alpha_0_does_not_see_rho():
-    assert gap(FedSpeed(alpha=0, rho=0.3), FedSpeed(alpha=0, rho=0.1)) == 0
+def x0() -> np.ndarray:
+    return torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
+
+
+EQUALITIES = [  # id, one method, the other, the plan under which they are the same to rounding
+    ("I1", FedSpeed(lam=2, rho=0, correction=False), FedProx(mu=0.5), PLAN),
+    ("I2", FedProx(mu=0), FedAvg(), PLAN),
+    ("I3", FedSpeed(rho=0, correction=False, prox=False), FedAvg(), PLAN),
+    ("I4", FedSpeed(alpha=0, rho=0.3), FedSpeed(alpha=0, rho=0.1), PLAN),
+    ("I5", FedSpeed(alpha=0, rho=0.3), FedSpeed(rho=0), PLAN),
+    ("I6", FedCM(alpha=1), FedAvg(), PLAN),
+    ("I8", Scaffold(), FedAvg(), ONE),
+    ("I10", FedAdam(beta1=0, beta2=1, v0=1, tau=0, eta_g=1), FedAvg(), PLAN),
+    ("I15", FedSAM(rho=0), FedAvg(), PLAN),
+    ("I16", MoFedSAM(alpha=1), FedSAM(), PLAN),
+    ("I17", MoFedSAM(rho=0), FedCM(), PLAN),
+    ("I18", FedGamma(rho=0), Scaffold(), PLAN),
+    ("I19", FedGamma(rho=0.1), FedSAM(rho=0.1), ONE),
+    ("I20", FedInit(FedDyn(), beta=0), FedDyn(), PLAN),
+    ("I21", FedLESAM(rho=0), FedAvg(), PLAN),
+    ("I21 first round", FedLESAM(), FedAvg(), ONE),
+    ("FedSAM", FedSpeed(prox=False, correction=False), FedSAM(), PLAN),
+    ("I22", FedSpeed(lam=2, rho=0), FedDyn(alpha=0.5), PLAN),
+    ("I22 full", FedSpeed(lam=2, rho=0), FedDyn(alpha=0.5), FULL),
+    ("I25", FedSpeed(lam=2, rho=0, server="active"), FedDyn(alpha=0.5), FULL),
+    ("I26", FedADMM(lam=2), FedDyn(alpha=0.5), FULL),
+    ("I26 active", FedADMM(lam=2, variant="active"), FedADMM(lam=2), FULL),
+    ("agg=", FedSpeed(server="all"), FedSpeed(server="active"), FULL),
+    ("active", FedADMM(lam=2, variant="active"), FedSpeed(lam=2, rho=0, server="active"), PLAN),
+]
+
+INEQUALITIES = [  # must differ by a margin
+    ("I9", Scaffold(), FedAvg(), PLAN),
+    ("I14", FedNova(), FedAvg(), PLAN),
+    ("I23", FedSpeed(lam=2, rho=0, server="active"), FedDyn(alpha=0.5), PLAN),
+    ("I24", FedSpeed(lam=2, rho=0, server="active"), FedADMM(lam=2), PLAN),
+    ("wang", FedADMM(lam=2), FedDyn(alpha=0.5), PLAN),
+    ("agg!", FedSpeed(server="all"), FedSpeed(server="active"), PLAN),
+    ("rho", FedSpeed(rho=0.3), FedSpeed(rho=0), PLAN),
+    ("prox", FedProx(mu=0.5), FedAvg(), PLAN),
+    ("momentum", FedCM(), FedAvg(), PLAN),
+    ("sam", FedSAM(), FedAvg(), PLAN),
+    ("fedlesam", FedLESAM(), FedAvg(), PLAN),
+    ("fedinit", FedInit(FedAvg()), FedAvg(), PLAN),
+    ("fedsmoo", FedSMOO(), FedSpeed(), PLAN),
+    ("fedpd", FedPD(lam=2), FedADMM(lam=2), FULL),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "plan"), [c[1:] for c in EQUALITIES], ids=[c[0] for c in EQUALITIES])
+def test_identity_holds(a, b, plan):
+    assert gap(a, b, plan) < 1e-12
+
+
+@pytest.mark.parametrize(("a", "b", "plan"), [c[1:] for c in INEQUALITIES], ids=[c[0] for c in INEQUALITIES])
+def test_identity_fails_where_it_must(a, b, plan):
+    assert gap(a, b, plan) > 1e-3
+
+
+def test_alpha_0_is_exactly_independent_of_rho():
     assert gap(FedSpeed(alpha=0, rho=0.3), FedSpeed(rho=0)) == 0
-    assert gap(FedSpeed(alpha=1, rho=0.3), FedSpeed(rho=0)) > 1e-3
 
 
-def test_server_rules_agree_under_full_participation_only():
-    assert gap(FedSpeed(server="all"), FedSpeed(server="active"), FULL) < 1e-13
-    assert gap(FedSpeed(server="all"), FedSpeed(server="active"), PLAN) > 1e-2
+def test_I7_first_round_of_fedcm_is_fedavg_at_rate_alpha_eta():
+    np.testing.assert_allclose(final(FedCM(alpha=0.4), ONE), final(FedAvg(), SLOW), atol=1e-14)
+
+
+def test_I11_first_step_of_fedadam():
+    """From a zero state: eta_g (1 - b1) Dbar / (sqrt(1 - b2) |Dbar| + tau)."""
+    D = final(FedAvg(), ONE) - x0()
+    step = 0.1 * 0.1 * D / (np.sqrt(0.01) * np.abs(D) + 1e-3)
+    np.testing.assert_allclose(final(FedAdam(), ONE) - x0(), step, atol=1e-14)
+
+
+def test_I12_first_step_of_fedadagrad_is_a_sign():
+    D = final(FedAvg(), ONE) - x0()
+    np.testing.assert_allclose(final(FedAdagrad(tau=0), ONE) - x0(), 0.1 * np.sign(D), atol=1e-14)
+
+
+def test_I13_fednova_is_fedavg_for_equal_steps():
+    assert gap(FedNova(), FedAvg(), PLAN, EQUAL) < 1e-13
 
 
 def test_first_round_steps():
     """Round 1 from the same local models: `active` moves 2 Dbar, `all` (1 + S/N) Dbar, no correction Dbar."""
-    one = Plan.from_fields({**PLAN.fields(), "rounds": 1})
-    x0 = torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
-    D = final(FedSpeed(correction=False), one) - x0
-    np.testing.assert_allclose(final(FedSpeed(server="active"), one) - x0, 2 * D, atol=1e-14)
-    np.testing.assert_allclose(final(FedSpeed(server="all"), one) - x0, (1 + 3 / 7) * D, atol=1e-14)
+    D = final(FedSpeed(correction=False), ONE) - x0()
+    np.testing.assert_allclose(final(FedSpeed(server="active"), ONE) - x0(), 2 * D, atol=1e-14)
+    np.testing.assert_allclose(final(FedSpeed(server="all"), ONE) - x0(), (1 + 3 / 7) * D, atol=1e-14)
 
 
-def test_infinite_lam_takes_a_doubled_fedavg_step():
-    one = Plan.from_fields({**PLAN.fields(), "rounds": 1})
-    x0 = torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
+def test_the_two_server_rules_differ_by_the_predicted_vector():
+    """From the same state: active - all = [mean_S h - mean_all h] of before + (1 - S/N) Dbar."""
+    run = package(Softmax(), FedSpeed(), PLAN)
+    for _ in range(3):
+        run.step()
+    h = {i: run.client_state(i).h for i in range(7)}
+    x, H, server = run.x, run.server.H, run.server
+    record = run.step()
+    S = record.cohort
+    D = sum(run.states.get(i).h - h[i] for i in S) / len(S)
+    active = x + D + sum(run.states.get(i).h for i in S) / len(S)  # mean_S (x_iK + h_i)
+    predicted = sum(h[i] for i in S) / len(S) - H + (1 - len(S) / 7) * D
+    np.testing.assert_allclose((active - run.x).numpy(), predicted.numpy(), atol=1e-13)
+    assert server is not run.server
+
+
+def test_I27_infinite_lam_takes_a_doubled_fedavg_step():
     speed = FedSpeed(lam=1e12, rho=0, server="active")
-    np.testing.assert_allclose(final(speed, one) - x0, 2 * (final(FedAvg(), one) - x0), atol=1e-10)
+    np.testing.assert_allclose(final(speed, ONE) - x0(), 2 * (final(FedAvg(), ONE) - x0()), atol=1e-10)
 
 
-def test_one_step_with_eta_equal_lam_keeps_the_last_gradient():
+def test_I28_one_step_with_eta_equal_lam_keeps_the_last_gradient():
     method = Recorded(lam=0.1, rho=0)
     plan = Plan.from_fields({**FULL.fields(), "local_steps": 1})
     for _ in package(Softmax(), method, plan):
         pass
     for g, _, h_new, *_ in method.log:
         np.testing.assert_allclose(-h_new / method.lam, g[0], atol=1e-12)
+
+
+def test_one_prox_step_has_no_effect():
+    one_step = Plan.from_fields({**PLAN.fields(), "local_steps": 1})
+    assert gap(FedProx(mu=5), FedAvg(), one_step) < 1e-15
+
+
+def test_identical_clients_make_scaffold_and_fedavg_coincide():
+    """Every client holds the same data, full batches, full participation."""
+    x, y, rows = EQUAL.arrays()
+    same = Federated.from_arrays(x, y, [rows[0]] * 4, classes=3)
+    plan = Plan.from_fields({**FULL.fields(), "active": 4, "batch_size": 100})
+    runs = [simulate(m, Softmax().model(), same, plan) for m in (Scaffold(), FedAvg())]
+    for _ in zip(*runs, strict=True):
+        np.testing.assert_allclose(runs[0].x.numpy(), runs[1].x.numpy(), atol=1e-12)
 
 
 def permuted(problem: Softmax):
@@ -165,17 +286,8 @@ def permuted(problem: Softmax):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_permuting_clients_leaves_the_server_model(name):
     """Full batches, full participation: only the order of a sum changes."""
-    from fedspeed.server import simulate
-
     plan = Plan.from_fields({**FULL.fields(), "batch_size": 100})
     a = package(Softmax(), METHODS[name](), plan)
     b = simulate(METHODS[name](), Softmax().model(), permuted(Softmax()), plan)
     for _ in zip(a, b, strict=True):
         np.testing.assert_allclose(a.x.numpy(), b.x.numpy(), atol=1e-12)
-
-
-def test_H_is_the_mean_of_all_corrections():
-    run = package(Softmax(), FedSpeed(lam=0.5), PLAN)
-    for _ in run:
-        mean = sum(run.states.get(i).h for i in run.states) / 7
-        np.testing.assert_allclose(run.server.H.numpy(), mean.numpy(), atol=1e-14)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from federations import Softmax, package, transcription
 
-from fedspeed.methods import METHODS
+from fedspeed.methods import METHODS, FedInit, FedSpeed, build
 from fedspeed.plan import Plan
 
 TOLERANCE = 1e-10
@@ -16,6 +16,28 @@ PLAN = Plan(rounds=6, active=3, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0
 CASES = [
     ("fedavg", {}),
     ("fedavg", {"eta_g": 0.7}),
+    ("fedprox", {}),
+    ("fedprox", {"mu": 1.5, "eta_g": 0.7}),
+    ("fedadam", {}),
+    ("fedadam", {"eta_g": 0.02, "beta1": 0.5, "beta2": 0.8, "tau": 0.01, "v0": 1e-4}),
+    ("fedyogi", {}),
+    ("fedyogi", {"beta1": 0.5, "beta2": 0.8, "v0": 0.01}),
+    ("fedadagrad", {}),
+    ("fedadagrad", {"beta1": 0.4, "v0": 0.1}),
+    ("fednova", {}),
+    ("fednova", {"eta_g": 0.7}),
+    ("scaffold", {}),
+    ("scaffold", {"eta_g": 0.7}),
+    ("fedcm", {}),
+    ("fedcm", {"alpha": 0.6, "eta_g": 0.7}),
+    ("feddyn", {}),
+    ("feddyn", {"alpha": 1.5}),
+    ("fedadmm", {}),
+    ("fedadmm", {"lam": 0.7}),
+    ("fedadmm", {"variant": "gong", "eta_g": 0.6}),
+    ("fedadmm", {"variant": "active", "lam": 2.0}),
+    ("fedpd", {}),
+    ("fedpd", {"lam": 0.5}),
     ("fedspeed", {}),
     ("fedspeed", {"server": "active"}),
     ("fedspeed", {"lam": 2.0, "rho": 0.5, "alpha": 0.3}),
@@ -25,25 +47,66 @@ CASES = [
     ("fedspeed", {"correction": False}),
     ("fedspeed", {"correction": False, "prox": False}),
     ("fedspeed", {"ascent_fraction": 0.5, "alpha": 0.75}),
+    ("fedsam", {}),
+    ("fedsam", {"rho": 0.4, "eta_g": 0.7, "ascent_fraction": 0.25}),
+    ("mofedsam", {}),
+    ("mofedsam", {"alpha": 0.6, "rho": 0.4, "ascent_fraction": 0.25}),
+    ("fedgamma", {}),
+    ("fedgamma", {"rho": 0.4, "ascent_fraction": 0.25}),
+    ("fedsmoo", {}),
+    ("fedsmoo", {"lam": 0.7, "rho": 0.4, "ascent_fraction": 0.25}),
+    ("fedlesam", {}),
+    ("fedlesam", {"rho": 0.5, "eta_g": 0.7}),
 ]
+
+
+def compare(method, name, hyper, plan, **extra) -> None:
+    """Round by round, to 1e-10, and the model must have moved."""
+    problem = Softmax()
+    run = package(problem, method, plan)
+    for truth in transcription(problem, name, hyper, plan, decay=0.9, **extra):
+        run.step()
+        np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=TOLERANCE)
+    assert np.abs(run.x.numpy() - run.x0.numpy()).max() > 0.01
+
+
+def plan_for(name: str, **changes) -> Plan:
+    """Partial participation, but for FedPD, which has none."""
+    return Plan.from_fields({**PLAN.fields(), **({"active": 7} if name == "fedpd" else {}), **changes})
+
+
+def test_every_method_has_a_case():
+    assert {name for name, _ in CASES} == set(METHODS)
 
 
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=str)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_method_equals_its_transcription(name, hyper, weighting):
     """Partial participation, decay, unequal sizes (so unequal K_i), weight decay."""
-    plan = Plan.from_fields({**PLAN.fields(), "weighting": weighting})
-    problem, method = Softmax(), METHODS[name](**hyper)
-    run = package(problem, method, plan)
-    for truth in transcription(problem, name, hyper, plan, decay=0.9):
-        run.step()
-        np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=TOLERANCE)
-    assert np.abs(run.x.numpy() - run.x0.numpy()).max() > 0.01  # it moved
+    compare(METHODS[name](**hyper), name, hyper, plan_for(name, weighting=weighting))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedspeed"])
+ONLY_START = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedpd"}  # FedPD begins at its own last point
+
+
+@pytest.mark.parametrize(
+    ("name", "centre"),
+    [(name, "start") for name in METHODS] + [(name, "global") for name in METHODS if name not in ONLY_START],
+)
+def test_relaxed_initialisation_equals_its_transcription(name, centre):
+    """Around every method, and with the paper's centre where that is defined."""
+    method = build({"name": "fedinit", "base": name, "beta": 0.3, "centre": centre})
+    compare(method, name, {"relaxed_beta": 0.3, "relaxed_centre": centre}, plan_for(name))
+
+
+def test_relaxed_initialisation_with_beta_0_is_the_base_method():
+    for centre in ("start", "global"):
+        compare(FedInit(FedSpeed(), beta=0.0, centre=centre), "fedspeed", {}, PLAN)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_with_clipping_steps_and_a_no_decay_group(name):
-    plan = Plan.from_fields({**PLAN.fields(), "local_steps": 5, "clip": 0.2, "weight_decay": 0.1, "cohort": "bernoulli"})
+    plan = plan_for(name, local_steps=5, clip=0.2, weight_decay=0.1)
     problem = Softmax()
     run = package(problem, METHODS[name](), plan, no_decay=("weight",))
     mask = np.zeros(problem.features * problem.classes)
@@ -52,12 +115,35 @@ def test_with_clipping_steps_and_a_no_decay_group(name):
         np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=TOLERANCE)
 
 
-def test_fedspeed_states_equal_the_corrections_of_the_box():
-    """What a client keeps is h_i = -lam g_hat_i; the server's H is the mean of h_i over ALL clients."""
-    problem, method = Softmax(), METHODS["fedspeed"](lam=2.0)
-    run = package(problem, method, PLAN)
-    for truth in transcription(problem, "fedspeed", {"lam": 2.0}, PLAN, decay=0.9):
+def test_bernoulli_cohorts_of_changing_size():
+    """S differs from round to round: S/N must be this round's."""
+    for name in ("scaffold", "feddyn", "fedadmm", "fedspeed", "fedsmoo"):
+        compare(METHODS[name](), name, {}, plan_for(name, cohort="bernoulli", rounds=8))
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "kept", "stored", "scale"),
+    [
+        ("fedspeed", {"lam": 2.0}, "h", "ghat", -2.0),
+        ("feddyn", {"alpha": 0.5}, "h", "ghat", -2.0),
+        ("fedadmm", {"lam": 2.0}, "h", "z", 2.0),
+        ("fedadmm", {"lam": 2.0}, "xh", "xhat", 1.0),
+        ("scaffold", {}, "c", "c", 1.0),
+        ("fedgamma", {}, "c", "c", 1.0),
+        ("fedsmoo", {"lam": 2.0}, "mu", "mu", 1.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_client_states_equal_the_paper_s(name, hyper, kept, stored, scale, weighting):
+    """In the paper's symbols: h_i = -lam g_hat_i, h_i = lam z_i."""
+    plan = plan_for(name, weighting=weighting)
+    run = package(Softmax(), METHODS[name](**hyper), plan)
+    for truth in transcription(Softmax(), name, hyper, plan, decay=0.9):
         run.step()
         for i in run.states:
-            np.testing.assert_allclose(run.states.get(i).h.numpy(), -2.0 * truth["clients"][i]["ghat"], atol=TOLERANCE)
-        np.testing.assert_allclose(run.server.H.numpy(), truth["server"]["H"], atol=TOLERANCE)
+            value = getattr(run.states.get(i), kept).numpy()
+            np.testing.assert_allclose(value, scale * truth["clients"][i][stored], atol=TOLERANCE)
+        for field in ("H", "c", "s"):
+            if hasattr(run.server, field):
+                np.testing.assert_allclose(getattr(run.server, field).numpy(), truth["server"][field], atol=TOLERANCE)

@@ -1,6 +1,234 @@
-def configure(parser):
-    pass
+"""`fedspeed data list | fetch NAME | show NAME`: data sets, where they come from, and what a split looks like."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data import DATASETS
+from ..errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..data.samples import Progress
+    from ..data.summary import Summary
+
+ABOUT = {
+    "cifar10": ("50,000 + 10,000", "3 x 32 x 32", "10", "the paper's; home, npm mirror, or your copy"),
+    "cifar100": ("50,000 + 10,000", "3 x 32 x 32", "100", "the paper's; home, or your copy"),
+    "tinyimagenet": ("100,000 + 10,000", "3 x 64 x 64", "200", "the paper's; home, or your copy"),
+    "mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "mirrors, or your copy"),
+    "fashion-mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy"),
+    "digits": ("1,437 + 360", "1 x 8 x 8", "10", "comes with this package"),
+    "synthetic": ("generated", "60", "10", "FedProx generator: options alpha, beta, size"),
+    "images": ("yours", "yours", "yours", "a folder of pictures, one folder a class (--data-dir)"),
+    "arrays": ("yours", "yours", "yours", ".npz, or a folder of .npy: x, y, x_test, y_test, client"),
+    "huggingface": ("yours", "yours", "yours", "option path=NAME, or --data-dir; needs fedspeed[hf]"),
+}
+SPLITS_HELP = """\
+splits:
+  iid                  equal shares, class-balanced
+  dirichlet:A          a class prior Dir(A) a client, equal sizes, every sample used once (the paper's Dir-0.6)
+  dirichlet-refill:A   as the code released with the paper: samples repeat, others stay unused
+  dirichlet-class:A    every class shared out by Dir(A) over the clients, unequal sizes (as flwr-datasets)
+  pathological:C       C classes a client
+  shards:S             labels sorted, cut into S shards a client
+  lognormal-size:S     unequal sizes, labels at random
+  natural              the client ids that come with the data
+"""
+SHOW_EXAMPLES = """
+examples:
+  fedspeed data show cifar10 --split dirichlet:0.6 --clients 100
+  fedspeed data show synthetic --set alpha=0.5 --set beta=0.5 --split natural --clients 30
+  fedspeed data show images --data-dir pets --set size=32 --split dirichlet:0.3 --clients 20 --out pets-split
+"""
+FETCH_EXAMPLES = """\
+examples:
+  fedspeed data fetch cifar10
+  fedspeed data fetch tinyimagenet --data-dir ~/Downloads/tiny-imagenet-200.zip     (checks and decodes your copy)
+
+Files are kept in $FEDSPEED_CACHE, or the folder `fedspeed` of your cache folder (~/.cache).
+"""
 
 
-def main(args, console):
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add `list`, `fetch` and `show` with their options."""
+    kinds = parser.add_subparsers(dest="action", metavar="list | fetch NAME | show NAME")
+    look = {"formatter_class": parser.formatter_class}
+    kinds.add_parser("list", help="names, sizes and sources of the data sets", **look)
+    fetch = kinds.add_parser("fetch", help="get a data set into the cache, verified", epilog=FETCH_EXAMPLES, **look)
+    show = kinds.add_parser(
+        "show", help="what a split looks like: numbers and figures", epilog=SPLITS_HELP + SHOW_EXAMPLES, **look
+    )
+    for sub in (fetch, show):
+        sub.add_argument("name", metavar="NAME", help="a data set; `fedspeed data list` names them")
+        sub.add_argument("--data-dir", metavar="PATH", help="a copy you have: the published archive or its folder")
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="OPTION=VALUE", dest="sets", help="an option of the data set"
+        )
+    show.add_argument("--split", default="dirichlet:0.6", metavar="SPLIT", help="see below; default %(default)s")
+    show.add_argument("--clients", type=int, default=100, metavar="N", help="default %(default)s")
+    show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
+    show.add_argument("--out", metavar="DIR", help="where to write the figures (default: figures/)", default="figures")
+    show.add_argument("--no-figures", action="store_true", help="numbers only")
+    show.add_argument("--json", action="store_true", help="print the numbers as JSON and nothing else")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Do what was asked."""
+    if args.action is None:
+        raise UserError("data: say what to do: fedspeed data list | fetch NAME | show NAME")
+    if args.action == "list":
+        _list(console)
+        return 0
+    if args.name not in DATASETS:
+        raise unknown("data set", args.name, DATASETS)
+    return _fetch(args, console) if args.action == "fetch" else _show(args, console)
+
+
+def _list(console: Console) -> None:
+    from rich.table import Table
+
+    from ..data.fetch import cache_dir
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "train + test", "input", "classes", "here", "source"):
+        table.add_column(title, no_wrap=title != "source")
+    for name, about in ABOUT.items():
+        cached = (cache_dir() / name / "about.json").exists() or name in ("digits", "synthetic")
+        table.add_row(name, *about[:3], "yes" if cached else "", about[3])
+    console.print(table)
+    console.print(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for text in args.sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set: expected OPTION=VALUE, found {text!r}")
+        key = key.strip().removeprefix("data.")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value.strip()
+    return found
+
+
+@contextmanager
+def _progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
+    """A bar for downloads and decoding, only where somebody is looking."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total or None)
+            bars.update(tasks[what], completed=done, total=total or None)
+
+        yield report
+
+
+def _fetch(args: argparse.Namespace, console: Console) -> int:
+    from ..data import read
+    from ..data.fetch import cache_dir
+
+    with _progress(console) as report:
+        samples = read(args.name, data_dir=args.data_dir, progress=report, **_options(args))
+    test = 0 if samples.x_test is None else len(samples.x_test)
+    console.print(f"{args.name}: {len(samples.x):,} training and {test:,} test samples of shape {samples.x.shape[1:]}")
+    console.print(f"sha256 of the decoded data: {samples.digest()}")
+    kept = cache_dir() / args.name
+    if kept.exists() and args.data_dir is None:
+        console.print(f"kept in {kept}")
     return 0
+
+
+def _show(args: argparse.Namespace, console: Console) -> int:
+    from ..data import describe, load
+
+    with _progress(console, args.json) as report:
+        data = load(
+            args.name,
+            split=args.split,
+            clients=args.clients,
+            seed=args.seed,
+            data_dir=args.data_dir,
+            progress=report,
+            **_options(args),
+        )
+        summary = describe(data)
+    if args.json:
+        console.out(_json(summary))
+    else:
+        _print(summary, console)
+    if args.no_figures or data.classes is None:
+        return 0
+    from ..report.splits import bubbles, heat_map
+
+    stem = f"{args.name}-{data.split.replace(':', '-')}-{summary.clients}-{args.seed}"
+    title = f"{args.name}, {data.split}, {summary.clients} clients"
+    try:
+        paths = [
+            draw(summary.counts, Path(args.out) / f"{stem}-{kind}.png", title, data.class_names)
+            for kind, draw in (("heat", heat_map), ("bubbles", bubbles))
+        ]
+    except OSError as error:
+        raise UserError(f"data show: cannot write to {args.out} ({error.strerror})") from error
+    if not args.json:
+        console.print("figures       " + "\n              ".join(map(str, paths)))
+    return 0
+
+
+def _print(s: Summary, console: Console) -> None:
+    import numpy as np
+
+    low, middle, high = np.percentile(s.sizes, [0, 50, 100], method="nearest").tolist()
+    shares = s.counts.max(1) / s.sizes
+    console.print(f"data          {s.name}: {s.samples:,} training samples, {s.test_samples:,} for testing")
+    console.print(f"split         {s.split} over {s.clients} clients")
+    console.print(f"sizes         {low} to {high} samples a client, median {middle}")
+    if s.classes > 1:
+        console.print(
+            f"classes       {s.half.mean():.1f} of {s.classes} hold half of a client's data (mean; from {s.half.min()} "
+            f"to {s.half.max()}); the largest holds {shares.mean():.0%}"
+        )
+    console.print(f"repeats       {s.repeats:,} ({s.repeats / s.samples:.1%})")
+    console.print(f"unused        {s.unused:,} ({s.unused / s.samples:.1%})")
+    console.print(f"fingerprint   data {s.fingerprint}, split {s.split_fingerprint}")
+
+
+def _json(s: Summary) -> str:
+    import json
+
+    return json.dumps(
+        {
+            "data": s.name,
+            "split": s.split,
+            "clients": s.clients,
+            "classes": s.classes,
+            "samples": s.samples,
+            "test_samples": s.test_samples,
+            "sizes": s.sizes.tolist(),
+            "half_mass": s.half.tolist(),
+            "repeats": s.repeats,
+            "unused": s.unused,
+            "data_fingerprint": s.fingerprint,
+            "split_fingerprint": s.split_fingerprint,
+        }
+    )

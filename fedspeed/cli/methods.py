@@ -84,7 +84,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         for name, cls in METHODS.items():
             c, own = cost(cls()), cls().fields()
             shown = ", ".join(f"{key}={value}" for key, value in own.items())
-            table.add_row(name, c.server, c.client, f"{c.down}", f"{c.up}", f"{c.grads:g}", f"{cls.lr_decay}", shown)
+            table.add_row(name, c.server, c.client, f"{c.down}", f"{c.up}", f"{c.grads:g}", f"{cls().lr_decay}", shown)
         console.print(table)
         console.print(LEGEND)
         return 0
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:g} gradient(s) a step; learning-rate decay {cls.lr_decay}")  # fmt: skip
+                  f"{c.grads:g} gradient(s) a step; learning-rate decay {cls().lr_decay}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed = field.metadata["allowed"]

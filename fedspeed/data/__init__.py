@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from .federated import Federated
     from .samples import Progress, Samples
 
-__all__ = ["DATASETS", "Federated", "Samples", "federate", "load"]
+_LAZY = {
+    "Federated": "federated",
+    "Samples": "samples",
+    "describe": "summary",
+    "from_arrays": "own",
+    "from_hugging_face": "own",
+    "from_torch": "own",
+}
+__all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 
 
 class _Registry(Mapping[str, Callable[..., "Samples"]]):
@@ -47,6 +55,9 @@ DATASETS: Mapping[str, Callable[..., Samples]] = _Registry(
         "fashion-mnist": "mnist:fashion_mnist",
         "digits": "digits:digits",
         "synthetic": "synthetic:synthetic",
+        "images": "images:images",
+        "arrays": "own:arrays",
+        "huggingface": "own:huggingface",
     }
 )
 GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it
@@ -93,16 +104,29 @@ def load(
         >>> data.clients, data.shape, int(data.sizes.sum())
         (10, (1, 8, 8), 1437)
     """
+    context = {"clients": clients, "seed": seed}
+    samples = read(name, data_dir=data_dir, progress=progress, context=context, **given)
+    samples = samples.first(train_size, test_size).shrink(shrink)
+    return federate(samples, split=split, clients=clients, seed=seed, augment=augment)
+
+
+def read(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    context: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> Samples:
+    """A data set by name, not yet split: fetched if need be, decoded, verified; arguments as in `load`."""
     known = options(name)
     loader = DATASETS[name]
     _check(name, loader, known, given)
-    context = {"clients": clients, "seed": seed, "data_dir": data_dir, "progress": progress}
     wanted = inspect.signature(loader).parameters
     if data_dir is not None and "data_dir" not in wanted:
         raise UserError(f"data {name}: takes no data_dir, found {str(data_dir)!r}; leave it out")
-    passed = {key: value for key, value in context.items() if key in wanted and value is not None}
-    samples = loader(**given, **passed).first(train_size, test_size).shrink(shrink)
-    return federate(samples, split=split, clients=clients, seed=seed, augment=augment)
+    passed = {**(context or {}), "data_dir": data_dir, "progress": progress}
+    return loader(**given, **{key: value for key, value in passed.items() if key in wanted and value is not None})
 
 
 def federate(
@@ -131,6 +155,7 @@ def federate(
         split=str(chosen),
         pipeline=samples.recipe.pipeline(augment),
         classes=samples.classes,
+        class_names=samples.labels,
     )
 
 
@@ -156,8 +181,6 @@ def _check(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Federated":
-        return import_module(".federated", __name__).Federated
-    if name == "Samples":
-        return import_module(".samples", __name__).Samples
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,8 +33,8 @@ class Pipeline:
 
     Example:
         >>> x = torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)
-        >>> Pipeline(mean=(0.5,) * 3, std=(0.5,) * 3)(x, None).unique().tolist()
-        [1.0]
+        >>> round(float(Pipeline(mean=(0.5,) * 3, std=(0.25,) * 3)(x, None).mean()), 5)
+        2.0
     """
 
     dtype: torch.dtype = torch.float32
@@ -46,15 +46,12 @@ class Pipeline:
     pad_last: bool = False
 
     def __call__(self, x: torch.Tensor, stream: np.random.Generator | None) -> torch.Tensor:
-        """Model input for rows x, augmented when a random stream is given."""
-        moved = stream is not None and self.padding > 0
-        if stream is not None and self.flip > 0:
-            chosen = torch.from_numpy(stream.random(len(x)) < self.flip).to(x.device)
-            x = torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
-        if stream is not None and moved and not self.pad_last:
-            x = self._shift(x, stream)
-        x = self.normalise(x)
-        return self._shift(x, stream) if stream is not None and moved and self.pad_last else x
+        """Model input for rows x, augmented when a random stream is given; x itself is not changed."""
+        if stream is None or not (self.flip or self.padding):
+            return self.normalise(x)
+        if self.pad_last:
+            return self._augment(self.normalise(x), stream)
+        return self.normalise(self._augment(x, stream))
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes to floats, then (x - mean) / std."""
@@ -64,16 +61,22 @@ class Pipeline:
         shift, factor = _constants(self.mean, self.std, scale, self.dtype, str(x.device))
         return torch.addcmul(shift, x.to(self.dtype), factor)
 
-    def _shift(self, x: torch.Tensor, stream: np.random.Generator) -> torch.Tensor:
+    def _augment(self, x: torch.Tensor, stream: np.random.Generator) -> torch.Tensor:
+        """Flip and shift inside a border of zeros. The order of the draws is part of what a seed means."""
         n, p, (height, width) = len(x), self.padding, x.shape[-2:]
+        if self.flip:
+            chosen = np.arange(n) + n * (stream.random(n) < self.flip)
+            x = torch.cat([x, x.flip(-1)]).index_select(0, torch.from_numpy(chosen).to(x.device))
+        if not p:
+            return x
         place = stream.integers(0, 2 * p + 1, (2, n))
         if self.crop < 1:
             place = np.where(stream.random(n) < self.crop, place, p)
-        padded = x.new_zeros((*x.shape[:-2], height + 2 * p, width + 2 * p))
-        padded[..., p : p + height, p : p + width] = x
+        wide = x.new_zeros((*x.shape[:-2], height + 2 * p, width + 2 * p))
+        wide[..., p : p + height, p : p + width] = x
         down, right = torch.from_numpy(place).to(x.device)
-        windows = padded.unfold(-2, height, 1).unfold(-2, width, 1)  # a view: n, channels, 2p+1, 2p+1,
-        height, width return windows[torch.arange(n, device=x.device), :, down, right]
+        windows = wide.unfold(-2, height, 1).unfold(-2, width, 1)  # a view: n, channels, 2p+1, 2p+1, height, width
+        return windows[torch.arange(n, device=x.device), :, down, right]
 
 
 @lru_cache(maxsize=64)

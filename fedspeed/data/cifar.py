@@ -60,6 +60,7 @@ class Kind:
     binary_md5: tuple[str, ...]
     python_md5: tuple[str, ...]
     inside: tuple[str, ...]
+    labels: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -87,6 +88,7 @@ CIFAR_10 = Kind(
         "cifar-10-python.tar.gz",
         "package",
     ),
+    labels=NAMES_10,
 )
 CIFAR_100 = Kind(
     name="cifar100",
@@ -116,9 +118,12 @@ def _python(blob: bytes, kind: Kind, where: str) -> Batch:
     missing = [key.decode() for key in (b"data", *kind.keys) if key not in batch]
     if missing:
         raise UserError(f"data {kind.name}: {where} has no entry {missing[0]!r}")
-    pixels, label = np.asarray(batch[b"data"]), np.array([batch[key] for key in kind.keys])
-    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS or label.shape[1] !=
-    len(pixels):
+    pixels = np.asarray(batch[b"data"])
+    try:
+        label = np.array([batch[key] for key in kind.keys]).reshape(len(kind.keys), -1)
+    except ValueError as error:
+        raise UserError(f"data {kind.name}: {where}: the lists of labels do not fit together ({error})") from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS or label.shape[1] != len(pixels):
         raise UserError(
             f"data {kind.name}: {where}: expected bytes of shape (n, {PIXELS}) and n labels, found "
             f"{pixels.dtype} of "
@@ -148,9 +153,7 @@ def _png(blob: bytes, labels: list[int], kind: Kind, where: str) -> Batch:
 
 
 def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
-    """Batches of the first layout whose files are all there, and whether the files themselves are
-    verified.
-    """
+    """Batches of the first layout whose files are all there; whether the files are the published ones."""
     readers: tuple[tuple[str, Callable[[bytes, Kind, str], Batch]], ...] = ((".bin", _binary), ("", _python))
     for suffix, read in readers:
         names = [name + suffix for name in kind.files]
@@ -162,11 +165,13 @@ def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
     blobs = tree.collect([*names, "train_lables.json", "test_lables.json"])
     if blobs is None:
         return None
-    labels = json.loads(blobs["train_lables.json"]) + json.loads(blobs["test_lables.json"])
-    share = len(json.loads(blobs["train_lables.json"])) // len(kind.train)
-    parts = [labels[i * share : (i + 1) * share] for i in range(len(kind.train))] + [labels[share *
-    len(kind.train) :]] where = f"{tree.path}: "
-    return [_png(blobs[n], part, kind, where + n) for n, part in zip(names, parts, strict=True)], False
+    try:
+        labels, last = json.loads(blobs["train_lables.json"]), json.loads(blobs["test_lables.json"])
+    except ValueError as error:
+        raise UserError(f"data {kind.name}: {tree.path}: the labels are not JSON ({error})") from error
+    share = len(labels) // len(kind.train)
+    parts = [*(labels[i * share : (i + 1) * share] for i in range(len(kind.train))), last]
+    return [_png(blobs[n], p, kind, f"{tree.path}: {n}") for n, p in zip(names, parts, strict=True)], False
 
 
 def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
@@ -191,7 +196,8 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
     x = np.concatenate([batch.pixels for batch in batches[:-1]]).reshape(-1, 3, 32, 32)
     y = np.concatenate([batch.label[:, -1] for batch in batches[:-1]]).astype(np.int64)
     x_test = np.ascontiguousarray(batches[-1].pixels).reshape(-1, 3, 32, 32)
-    return Samples(kind.name, x, y, x_test, batches[-1].label[:, -1].astype(np.int64))
+    y_test = batches[-1].label[:, -1].astype(np.int64)
+    return Samples(kind.name, x, y, x_test, y_test, labels=kind.labels)
 
 
 def _read_10(path: Path, part: bool, progress: Progress) -> Samples:
@@ -225,8 +231,7 @@ PUBLISHED_100 = Published(
 )
 
 
-def cifar10(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) ->
-Samples:
+def cifar10(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
     """CIFAR-10: ten classes, 5,000 training and 1,000 test pictures each.
 
     Args:
@@ -236,8 +241,7 @@ Samples:
     return PUBLISHED_10.obtain(data_dir, part, progress)
 
 
-def cifar100(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) ->
-Samples:
+def cifar100(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
     """CIFAR-100: a hundred (fine) classes, 500 training and 100 test pictures each; arguments as
     `cifar10`.
     """

@@ -28,6 +28,7 @@ class Federated:
         name: what the data set calls itself.
         classes: number of classes, or None for regression.
         pipeline: how a batch of rows becomes model input (normalisation, augmentation).
+        class_names: of the classes, if they have any.
 
     Example:
         >>> x, y = np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1])
@@ -46,6 +47,7 @@ class Federated:
     classes: int | None = None
     split: str = "given"
     pipeline: Pipeline = field(default_factory=Pipeline)
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -59,12 +61,12 @@ class Federated:
         split: str = "given",
         pipeline: Pipeline | None = None,
         classes: int | None = None,
+        class_names: tuple[str, ...] = (),
     ) -> Federated:
         """Build from arrays; `clients` is a list of index lists, or one owner id a row."""
         x, y = torch.as_tensor(x), _targets(y)
         if len(x) != len(y):
-            raise UserError(f"data: expected as many targets as inputs, found {len(x)} inputs and {len(y)}
-            targets")
+            raise UserError(f"data: expected as many targets as inputs, found {len(x)} inputs and {len(y)} targets")
         if isinstance(clients, np.ndarray) and clients.ndim == 1 and clients.dtype != object:
             _, owner = np.unique(clients, return_inverse=True)
             if len(owner) != len(x):
@@ -76,12 +78,15 @@ class Federated:
             raise UserError(f"data: every client needs at least one sample; clients {empty[:5]} have none")
         indices, offsets = np.concatenate(lists), np.cumsum([0] + [len(rows) for rows in lists])
         if indices.min() < 0 or indices.max() >= len(x):
-            raise UserError(f"data: client indices must lie in 0..{len(x) - 1}, found
-            {indices.min()}..{indices.max()}")
-        if classes is None and not y.is_floating_point() and y.ndim == 1:
-            classes = int(y.max()) + 1
+            raise UserError(f"data: client indices must lie in 0..{len(x) - 1}, found {indices.min()}..{indices.max()}")
         x_test, y_test = (torch.as_tensor(test[0]), _targets(test[1])) if test else (None, None)
-        return cls(x, y, indices, offsets, x_test, y_test, name, classes, split, pipeline or Pipeline())
+        if not y.is_floating_point() and y.ndim == 1:
+            parts = [y] if y_test is None or not len(y_test) else [y, y_test]
+            low, high = min(int(a.min()) for a in parts), max(int(a.max()) for a in parts)
+            classes = high + 1 if classes is None else classes
+            if low < 0 or high >= classes:
+                raise UserError(f"data {name}: labels must lie in 0..{classes - 1}, found {low}..{high}")
+        return cls(x, y, indices, offsets, x_test, y_test, name, classes, split, pipeline or Pipeline(), class_names)
 
     @property
     def clients(self) -> int:
@@ -102,11 +107,10 @@ class Federated:
         """Shape of one input, without the batch axis."""
         return tuple(self.x.shape[1:])
 
-    def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor,
-    torch.Tensor]:
+    def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of some rows, augmented when a random stream is given."""
         index = torch.from_numpy(np.ascontiguousarray(rows)).to(self.x.device)
-        return self.pipeline(self.x[index], stream), self.y[index]
+        return self.pipeline(self.x.index_select(0, index), stream), self.y.index_select(0, index)
 
     def test_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Test inputs and targets `start..stop-1`, never augmented."""
@@ -117,11 +121,17 @@ class Federated:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Federated:
         """The same data on a device; floating tensors (and batches of pictures) in `dtype`."""
 
-        def move(a: torch.Tensor | None) -> torch.Tensor | None:
-            return a if a is None else a.to(device, dtype if a.is_floating_point() else None)
+        def move(a: torch.Tensor) -> torch.Tensor:
+            return a.to(device, dtype if a.is_floating_point() else None)
 
-        moved = {name: move(getattr(self, name)) for name in ("x", "y", "x_test", "y_test")}
-        return replace(self, **moved, pipeline=replace(self.pipeline, dtype=dtype))
+        return replace(
+            self,
+            x=move(self.x),
+            y=move(self.y),
+            x_test=None if self.x_test is None else move(self.x_test),
+            y_test=None if self.y_test is None else move(self.y_test),
+            pipeline=replace(self.pipeline, dtype=dtype),
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,7 +140,7 @@ class Federated:
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
                 digest.update(f"{a.dtype}{tuple(a.shape)}".encode())
-                digest.update(memoryview(a.detach().cpu().contiguous().numpy()).cast("B"))
+                digest.update(a.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     @cached_property

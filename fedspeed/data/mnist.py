@@ -53,8 +53,7 @@ def read_idx(blob: bytes, where: str) -> np.ndarray:
     """
     axes = blob[3] if len(blob) >= 4 else 0
     if blob[:3] != b"\0\0\x08" or len(blob) < 4 + 4 * axes:
-        raise UserError(f"data: {where} is not an IDX file of bytes (it begins with {blob[:4].hex() or
-        'nothing'})")
+        raise UserError(f"data: {where} is not an IDX file of bytes (it begins with {blob[:4].hex() or 'nothing'})")
     shape = tuple(np.frombuffer(blob, ">u4", axes, 4).tolist())
     start = 4 + 4 * axes
     if len(blob) - start != int(np.prod(shape)):
@@ -73,8 +72,7 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
         if found := tree.collect(FILES) or tree.collect([f"{file}.gz" for file in FILES]):
             break
     else:
-        raise UserError(f"data {name}: {path} holds no IDX files; expected {', '.join(FILES)} (or the same
-        .gz)")
+        raise UserError(f"data {name}: {path} holds no IDX files; expected {', '.join(FILES)} (or the same .gz)")
     arrays = []
     for (file, blob), md5 in zip(found.items(), IDX_MD5[name], strict=True):
         where = f"{tree.path}/{file}"
@@ -93,8 +91,7 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
             )
     x, y, x_test, y_test = arrays
     if x.ndim != 3 or x_test.ndim != 3 or y.ndim != 1 or y_test.ndim != 1:
-        raise UserError(f"data {name}: {tree.path}: expected pictures and labels, found shapes {x.shape},
-        {y.shape}")
+        raise UserError(f"data {name}: {tree.path}: expected pictures and labels, found shapes {x.shape}, {y.shape}")
     return Samples(name, x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64))
 
 
@@ -137,16 +134,14 @@ FASHION = Published(
     _read_fashion,
     (
         Local("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
-        _web("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        _FASHION_GZ),
+        _web("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", _FASHION_GZ),
     ),
     classes=10,
     recipe=Recipe((0.2860,), (0.3530,)),
 )
 
 
-def mnist(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) ->
-Samples:
+def mnist(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
     """MNIST: handwritten digits.
 
     Args:

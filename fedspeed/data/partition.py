@@ -81,12 +81,10 @@ class Split:
             raise UserError(f"split {self}: expected at least 1 client, found {clients}")
         if clients > len(labels):
             raise UserError(
-                f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at "
-                f"least one"
+                f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at least one"
             )
         if self.name not in ("iid", "lognormal-size") and not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"split {self}: needs class labels (whole numbers), found {labels.dtype}; use
-            iid")
+            raise UserError(f"split {self}: needs class labels (whole numbers), found {labels.dtype}; use iid")
         extra = () if self.parameter is None else (self.parameter,)
         return SPLITS[self.name](labels, clients, seed, *extra)
 

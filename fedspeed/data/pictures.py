@@ -15,10 +15,10 @@ def decode(blob: bytes, where: str, size: tuple[int, int] | None = None, mode: s
 
     try:
         with Image.open(io.BytesIO(blob)) as picture:
-            picture.load()
-            if size is not None and picture.size != size:
-                picture = picture.resize(size, Image.Resampling.BILINEAR)
-            pixels = np.asarray(picture.convert(mode))
+            whole = picture.convert(mode)
+            if size is not None and whole.size != size:
+                whole = whole.resize(size, Image.Resampling.BILINEAR)
+            pixels = np.asarray(whole)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"data: cannot decode the picture {where} ({error}); replace or remove it") from error
     return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

@@ -49,8 +49,7 @@ class Samples:
         if not len(self.x):
             raise UserError(f"data {self.name}: expected at least one sample, found none")
         if self.owner is not None and len(self.owner) != len(self.x):
-            raise UserError(f"data {self.name}: expected one client id a row ({len(self.x)}), found
-            {len(self.owner)}")
+            raise UserError(f"data {self.name}: expected one client id a row ({len(self.x)}), found {len(self.owner)}")
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             if (x is None) != (y is None):
                 raise UserError(f"data {self.name}: the {part} set needs both inputs and targets")
@@ -59,8 +58,7 @@ class Samples:
             if len(x) != len(y):
                 raise UserError(f"data {self.name}: {len(x)} {part} inputs but {len(y)} {part} targets")
             if x.shape[1:] != self.x.shape[1:]:
-                raise UserError(f"data {self.name}: {part} inputs of shape {x.shape[1:]}, others
-                {self.x.shape[1:]}")
+                raise UserError(f"data {self.name}: {part} inputs of shape {x.shape[1:]}, others {self.x.shape[1:]}")
             if self.classes is not None:
                 bad = np.flatnonzero((y < 0) | (y >= self.classes))
                 if len(bad):
@@ -76,7 +74,7 @@ class Samples:
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
                 total.update(f"{a.dtype.str}{a.shape}".encode())
-                total.update(memoryview(np.ascontiguousarray(a)).cast("B"))
+                total.update(np.ascontiguousarray(a).data)
         return total.hexdigest()
 
     def first(self, train: int | None, test: int | None) -> Samples:
@@ -84,8 +82,8 @@ class Samples:
         order.
         """
         keep = _first(self.name, "train_size", self.y, train)
-        part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else
-        self.owner[keep]) if self.x_test is None or self.y_test is None or test is None:
+        part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else self.owner[keep])
+        if self.x_test is None or self.y_test is None or test is None:
             return part
         keep = _first(self.name, "test_size", self.y_test, test)
         return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep])
@@ -118,14 +116,16 @@ def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarra
         return slice(size)
     order = np.argsort(y, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(y[order]) != 0])
-    place = np.arange(len(y)) - np.repeat(starts, np.diff(np.r_[starts, len(y)]))  # 0, 1, 2, ... within its
-    class return np.sort(order[np.lexsort((order, place))[:size]])
+    place = np.arange(len(y)) - np.repeat(starts, np.diff(np.r_[starts, len(y)]))  # 0, 1, 2, ... within its class
+    return np.sort(order[np.lexsort((order, place))[:size]])
 
 
 def _average(x: np.ndarray, factor: int) -> np.ndarray:
     n, channels, height, width = x.shape
     blocks = x.reshape(n, channels, height // factor, factor, width // factor, factor)
     if x.dtype != np.uint8:
-        return blocks.mean((3, 5), dtype=np.float64).astype(x.dtype)
+        mean: np.ndarray = blocks.mean((3, 5), dtype=np.float64).astype(x.dtype)
+        return mean
     total = blocks.sum((3, 5), dtype=np.uint32)
-    return ((total + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+    rounded: np.ndarray = ((total + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+    return rounded

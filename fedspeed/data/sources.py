@@ -143,12 +143,12 @@ def restore(folder: Path, name: str, source: str | None = None) -> Samples | Non
         about: dict[str, Any] = json.loads((folder / "about.json").read_text())
         if source not in (None, about["source"]):
             return None
-        arrays = {a: np.load(folder / f"{a}.npy", mmap_mode="c") for a in ARRAYS if (folder /
-        f"{a}.npy").exists()} samples = Samples(name, **arrays, classes=about["classes"],
-        labels=tuple(about["labels"])) intact = samples.digest() == about["sha256"]
+        present = [a for a in ARRAYS if (folder / f"{a}.npy").exists()]
+        arrays = {a: np.load(folder / f"{a}.npy", mmap_mode="c", allow_pickle=False) for a in present}
+        samples = Samples(name, **arrays, classes=about["classes"], labels=tuple(about["labels"]))
+        intact = samples.digest() == about["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"data {name}: the cache {folder} is damaged ({error}); delete that folder") from
-        error
+        raise UserError(f"data {name}: the cache {folder} is damaged ({error}); delete that folder") from error
     if not intact:
         raise UserError(f"data {name}: the cache {folder} was altered (wrong digest); delete that folder")
     return samples

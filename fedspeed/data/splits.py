@@ -200,8 +200,7 @@ def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) ->
 def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None) -> Rows:
     """One client an id, numbered by the sorted ids; `clients` must be their number, or 0 for "as many"."""
     if owner is None:
-        raise UserError("split natural: these data have no client ids; use another split, or give one id a
-        row")
+        raise UserError("split natural: these data have no client ids; use another split, or give one id a row")
     ids, number = np.unique(owner, return_inverse=True)
     if clients not in (0, len(ids)):
         raise UserError(

@@ -11,8 +11,7 @@ from .samples import Samples
 FEATURES, CLASSES = 60, 10
 
 
-def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: int = 30, seed: int = 0) ->
-Samples:
+def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: int = 30, seed: int = 0) -> Samples:
     """Data of `clients` clients, 60 features, 10 classes; client ids come with it (`split = natural`).
 
     Client k draws `u_k ~ N(0, alpha)`, `B_k ~ N(0, beta)`; entries of `W_k`, `b_k ~ N(u_k, 1)` and of

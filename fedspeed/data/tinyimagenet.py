@@ -50,8 +50,7 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
         file, wnid = line.split("\t")[:2]
         name = f"{root}val/images/{file}"
         if wnid not in number or name not in there:
-            raise UserError(f"data tinyimagenet: {tree.path}: val_annotations.txt names {file} ({wnid}), not
-            there")
+            raise UserError(f"data tinyimagenet: {tree.path}: val_annotations.txt names {file} ({wnid}), not there")
         val.append((name, number[wnid]))
     return wnids, train, val
 
@@ -74,8 +73,7 @@ def _complete(tree: Tree, classes: int, train: list[tuple[str, int]], val: list[
 
 
 def _read(path: Path, part: bool, progress: Progress) -> Samples:
-    for tree in candidates(path, ("tiny-imagenet-200", "tiny-imagenet-200.zip")):
-        break
+    tree = next(candidates(path, ("tiny-imagenet-200", "tiny-imagenet-200.zip")))
     wnids, train, val = _plan(tree)
     if not part:
         _complete(tree, len(wnids), train, val)
@@ -87,8 +85,7 @@ def _read(path: Path, part: bool, progress: Progress) -> Samples:
     for done, (name, blob) in enumerate(tree.each(list(where)), 1):
         picture = decode(blob, f"{tree.path}: {name}")
         if picture.shape != (3, SIDE, SIDE):
-            raise UserError(f"data tinyimagenet: {name} is {picture.shape[2]} x {picture.shape[1]}, expected
-            64 x 64")
+            raise UserError(f"data tinyimagenet: {name} is {picture.shape[2]} x {picture.shape[1]}, expected 64 x 64")
         pixels[where[name]] = picture
         if done % 200 == 0 or done == total:
             progress("tinyimagenet: decoding", done, total)

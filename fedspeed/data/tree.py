@@ -93,10 +93,13 @@ class Tree:
                     yield member.name, blob
 
     def collect(self, basenames: Collection[str]) -> dict[str, bytes] | None:
-        """The bytes of files with these last names, or None if one of them is not there."""
+        """The bytes of files with these last names, or None if one is not there; of a folder, just inside it."""
         wanted: dict[str, str] = {}
-        for name in self.names:
-            wanted.setdefault(PurePosixPath(name).name, name)
+        if self.kind == "folder":
+            wanted = {name: name for name in basenames if (self.path / name).is_file()}
+        else:
+            for name in self.names:
+                wanted.setdefault(PurePosixPath(name).name, name)
         if not all(name in wanted for name in basenames):
             return None
         found = dict(self.each([wanted[name] for name in basenames]))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
 from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
-from .terms import ascend, prox, zeros
+from .terms import ascend, check_prox, corrected_prox, prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -85,8 +84,6 @@ class FedSpeed(Method):
     server: str = param("all", ("all", "active"), "the server rule: `all` as released, `active` as printed")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
 
-    lr_decay: ClassVar[float] = 0.9995
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.correction and not self.prox:
@@ -96,19 +93,16 @@ class FedSpeed(Method):
             )
 
     def check(self, lr: float, active: int, clients: int) -> None:
-        if not self.prox:
-            return
-        if lr >= 2 * self.lam:
-            raise UserError(
-                f"FedSpeed: lr must be < 2 lam, got lr {lr} and lam {self.lam}: the local prox iteration "
-                f"1 - lr/lam diverges; lower --lr or raise method.lam"
-            )
-        if lr > self.lam:
-            warnings.warn(f"FedSpeed: lr {lr} > lam {self.lam}: local steps overshoot the prox centre", stacklevel=2)
+        if self.prox:
+            check_prox("FedSpeed", lr, 1 / self.lam, "1/lam")
 
     @property
     def shrink(self) -> float:
         return 1 / self.lam if self.prox else 0.0
+
+    @property
+    def lr_decay(self) -> float:
+        return 0.9995
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))
@@ -121,8 +115,9 @@ class FedSpeed(Method):
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
         g = self.quasi_gradient(x, grad)
-        h = client.h if self.correction else 0.0
-        return g + prox(x, down.x, h, self.lam) if self.prox else g  # line 11
+        if self.correction:
+            return g + corrected_prox(x, down.x, client.h, 1 / self.lam)  # line 11
+        return g + prox(x, down.x, 1 / self.lam) if self.prox else g
 
     def quasi_gradient(self, x: Vec, grad: Grad) -> Vec:
         """g_tilde, lines 7-10; one gradient where the perturbation is off."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from ..method import Grad
 
 if TYPE_CHECKING:
@@ -43,6 +45,24 @@ def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
     return grad(ascend(x, grad(x, fraction), rho)) if rho else grad(x)
 
 
-def prox(x: Vec, centre: Vec, h: Vec | float, lam: float) -> Vec:
-    """(h + x - centre) / lam: gradient of the proximal term, with its correction in parameter units."""
-    return (h + x - centre) / lam
+def prox(x: Vec, centre: Vec, weight: float) -> Vec:
+    """weight (x - centre): gradient of the proximal term (weight/2) ||x - centre||^2."""
+    return weight * (x - centre)
+
+
+def corrected_prox(x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
+    """weight (h + x - centre): the proximal term's gradient and its correction h_i, in parameter units."""
+    return weight * (h + x - centre)
+
+
+def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:
+    """Refuse a local iteration x - centre -> (1 - lr weight)(x - centre) that diverges, warn of one that overshoots."""
+    if lr * weight >= 2:
+        raise UserError(
+            f"{name}: lr must be < 2 / ({symbol}), got lr {lr:g} and {symbol} = {weight:g}: the local prox iteration "
+            f"diverges; lower --lr or the prox weight"
+        )
+    if lr * weight > 1:
+        warnings.warn(
+            f"{name}: lr {lr:g} > 1 / ({symbol}) = {1 / weight:g}: steps overshoot the prox centre", stacklevel=3
+        )

@@ -98,9 +98,7 @@ def test_pathological_has_exactly_c_classes_or_says_why_not(
 @pytest.mark.parametrize("alpha", [0.6, 0.3])
 def test_half_mass_of_the_paper(alpha: float) -> None:
     """Classes holding half of a client's data: 2.2 of 10 at Dir-0.6, 1.7 at Dir-0.3 (+- 0.3)."""
-    found = np.mean(
-        [half_mass(BALANCED, parse_split(f"dirichlet:{alpha}")(BALANCED, 100, s)) for s in range(5)]
-    )
+    found = np.mean([half_mass(BALANCED, parse_split(f"dirichlet:{alpha}")(BALANCED, 100, s)) for s in range(5)])
     assert abs(found - {0.6: 2.2, 0.3: 1.7}[alpha]) <= 0.3
 
 
@@ -151,9 +149,7 @@ def test_targets_that_are_not_classes() -> None:
         parse_split("dirichlet:1")(y, 3, 0)
 
 
-@pytest.mark.parametrize(
-    "text", ["iid", "natural", "dirichlet:0.6", "dirichlet:1", "shards:2", "dirichlet:1e-05"]
-)
+@pytest.mark.parametrize("text", ["iid", "natural", "dirichlet:0.6", "dirichlet:1", "shards:2", "dirichlet:1e-05"])
 def test_the_name_of_a_split_comes_back(text: str) -> None:
     assert str(parse_split(text)) == text
 

@@ -1,0 +1,106 @@
+"""A folder of pictures with one folder a class: the simplest form your own pictures can have.
+
+pets/cat/*.jpg, pets/dog/*.jpg                      a fraction of every class is set aside for testing
+pets/train/cat/..., pets/test/cat/... (or val/)     your own test set
+pets/clients.csv                                    optional lines `path,client`, for `split = natural`
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UserError
+from .own import from_arrays
+from .pictures import decode
+from .samples import Progress, Samples, silent
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+
+def images(
+    size: int = 0,
+    grey: bool = False,
+    holdout: float = 0.2,
+    *,
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Samples:
+    """Pictures in class folders; classes are numbered by the sorted names of their folders.
+
+    Args:
+        size: resize every picture to `size` x `size`; 0 expects them to be of one size already.
+        grey: one channel instead of three.
+        holdout: the fraction of every class set aside where there is no `test` (or `val`) folder.
+        data_dir: the folder.
+    """
+    if data_dir is None:
+        raise UserError("data images: say where the pictures are with data_dir (--data-dir FOLDER)")
+    root = Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise UserError(f"data images: expected a folder with one folder a class, found none at {root}")
+    held = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    train = root / "train" if held and (root / "train").is_dir() else root
+    names = sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = _list(train, names)
+    test = _list(held, names) if held and train != root else []
+    shape = (size, size) if size else None
+    x, x_test = (_decode(part, shape, grey, progress or silent) for part in (files, test))
+    return from_arrays(
+        x,
+        np.array([label for _, label in files]),
+        x_test if test else None,
+        np.array([label for _, label in test]) if test else None,
+        owner=_clients(root, files),
+        holdout=holdout,
+        name=root.name,
+        labels=tuple(names),
+    )
+
+
+def _list(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+    found = []
+    for label, name in enumerate(names):
+        pictures = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
+        if not pictures:
+            raise UserError(f"data images: the class folder {folder / name} holds no pictures")
+        found += [(picture, label) for picture in pictures]
+    if not found:
+        raise UserError(f"data images: {folder} has no class folders; expected {folder}/CLASS/*.png or *.jpg")
+    return found
+
+
+def _decode(files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: bool, progress: Progress) -> np.ndarray:
+    pixels = np.empty(0, np.uint8)
+    for i, (path, _) in enumerate(files):
+        try:
+            blob = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"data images: cannot read {path} ({error.strerror})") from error
+        picture = decode(blob, str(path), shape, "L" if grey else "RGB")
+        if i == 0:
+            pixels = np.empty((len(files), *picture.shape), np.uint8)
+        if picture.shape != pixels.shape[1:]:
+            found, first = ("{2} x {1}".format(*s) for s in (picture.shape, pixels.shape[1:]))
+            raise UserError(f"data images: {path} is {found}, {files[0][0]} is {first}; say size=N to resize them")
+        pixels[i] = picture
+        if i % 100 == 99 or i + 1 == len(files):
+            progress("images: decoding", i + 1, len(files))
+    return pixels
+
+
+def _clients(root: Path, files: list[tuple[Path, int]]) -> np.ndarray | None:
+    table = root / "clients.csv"
+    if not table.exists():
+        return None
+    with open(table, newline="", encoding="utf-8") as file:
+        owner = {Path(row[0].strip()).as_posix(): row[1].strip() for row in csv.reader(file) if len(row) == 2}
+    ids = []
+    for path, _ in files:
+        name = path.relative_to(root).as_posix()
+        if name not in owner:
+            raise UserError(f"data images: {table} names no client for {name}; expected a line `{name},CLIENT`")
+        ids.append(owner[name])
+    return np.array(ids)

@@ -1,0 +1,78 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..method import Grad, Local, Method, Round
+from ..params import param
+from .terms import zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+
+class Server(NamedTuple):
+    x: Vec
+    c: Vec  # mean of c_i over ALL clients
+
+
+class Down(NamedTuple):
+    x: Vec
+    c: Vec
+
+
+class Client(NamedTuple):
+    c: Vec  # c_i, the client's control variate
+
+
+class Up(NamedTuple):
+    D: Vec  # x_iK - x^t
+    dc: Vec  # c_i^+ - c_i
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Local SGD whose direction is corrected by what the client and the federation did last (option II).
+
+        1  server sends x^t and c to the clients of S^t
+        2  client i, from x_i0 = x^t, for k = 0..K_i-1:   x_i,k+1 = x_ik - eta_l (g_i(x_ik) - c_i + c)
+        3  c_i^+ = c_i - c + (x^t - x_iK) / (K_i eta_l)           K_i and eta_l of THIS client and round
+        4  server:   x^{t+1} = x^t + eta_g mean_S D_i,   D_i = x_iK - x^t
+        5            c = c + (1/N) sum_S (c_i^+ - c_i)            so c stays the mean of ALL c_i
+
+    All variates start at 0, so round 1 is FedAvg.
+
+    Args:
+        eta_g: server rate.
+
+    Example:
+        >>> Scaffold().name
+        'scaffold'
+
+    Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+    """
+
+    eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+
+    def init_server(self, x0: Vec) -> Server:
+        return Server(x0, zeros(x0))
+
+    def init_client(self, x0: Vec) -> Client:
+        return Client(zeros(x0))
+
+    def broadcast(self, server: Server) -> Down:
+        return Down(server.x, server.c)
+
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+        return grad(x) - client.c + down.c  # line 2
+
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+        D = xK - down.x
+        c = client.c - down.c - D / (run.K * run.lr)  # line 3
+        return Up(D, c - client.c), Client(c)
+
+    def update(self, server: Server, mean: Up, round: Round) -> Server:
+        x = server.x + self.eta_g * mean.D  # line 4
+        return Server(x, server.c + round.S / round.N * mean.dc)  # line 5
