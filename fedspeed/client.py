@@ -109,15 +109,16 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     stream = rng(work.seed, "augment", job.t, job.client)
     masks = key(work.seed, "masks", job.t, job.client) % 2**62
     oracle = Oracle(work)
-    x = method.start(down, client).clone()
     flat.model.train()
     k = 0
     try:
-        for k, positions in enumerate(order):
+        x = method.start(down, client).clone()
+        for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
             step_(x, method.direction(x, oracle, down, client), job.lr, work)
-            if k == 0:
+            if k == 1:
                 flat.refuse_changed_buffers()
+        up, kept = method.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
     except (UserError, Diverged):
         raise
     except Exception as error:
@@ -126,13 +127,12 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
             f"{type(method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: "
             f"{type(error).__name__}: {_first_line(error)} (inputs of shape {shape}, {len(rows)} samples)"
         ) from error
-    up, kept = method.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
-    if not (all_finite(up) and all_finite(kept)):
+    train_loss = sum(float(loss) for loss in oracle.losses) / steps
+    if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise Diverged(
             f"{type(method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
             f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
         )
-    train_loss = sum(float(loss) for loss in oracle.losses) / steps
     drift = float((x - down.x).double().square().sum())
     return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
 

@@ -42,6 +42,8 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
     `widths=(32, 64, 128), padding=0` the classic one of the benchmarks.
     """
     channels, height, width = _image(shape, "cnn")
+    if not widths:
+        raise UserError("model cnn: widths must hold at least the hidden layer's width, got []; [16, 32, 64] say")
     layers: list[nn.Module] = []
     for out in widths[:-1]:
         layers += [nn.Conv2d(channels, out, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
@@ -130,17 +132,36 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     builder = MODELS[name]
-    known = list(inspect.signature(builder).parameters)[2:]
-    for option in options:
+    known = {p.name: p.default for p in list(inspect.signature(builder).parameters.values())[2:]}
+    for option, value in options.items():
         if option not in known:
             raise (
                 unknown(f"option of model {name}", option, known)
                 if known
-                else UserError(f"model {name} has no options, found {option!r}")
+                else UserError(f"model {name} has no options, found {option!r}; leave it out")
             )
-    outputs = data.classes or (math.prod(data.y.shape[1:]) or 1)
+        _check_option(name, option, value, known[option])
+    shape = tuple(data.y.shape[1:])
     with torch_seed(seed, "init"):
-        return builder(data.shape, outputs, **options)
+        try:
+            model = builder(data.shape, data.classes or math.prod(shape), **options)
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"model {name}: cannot be built with {options}: {str(error).splitlines()[0]}") from error
+    if data.classes or len(shape) == 1:
+        return model
+    return nn.Sequential(model, nn.Unflatten(1, shape) if shape else nn.Flatten(0))  # outputs shaped like the targets
+
+
+def _check_option(model: str, option: str, value: Any, default: Any) -> None:
+    """Widths are lists of whole numbers >= 1; anything else is a whole number >= 0."""
+    many = isinstance(default, tuple)
+    least, given = (1, value) if many else (0, [value])
+    if isinstance(given, list | tuple) and all(type(a) is int and a >= least for a in given):
+        return
+    wanted = f"a list of whole numbers >= 1 such as {list(default)}" if many else "a whole number >= 0"
+    raise UserError(f"model {model}: {option} must be {wanted}, got {value!r}")
 
 
 def _image(shape: Shape, name: str) -> Shape:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import numbers
+import sys
 from typing import Any, Self
 
 from .errors import UserError, unknown
+
+MOST = sys.float_info.max
 
 
 def param(default: Any, allowed: str | tuple[str, ...] = "", about: str = "") -> Any:
@@ -29,10 +32,10 @@ class Params:
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
         allowed, kind = field.metadata["allowed"], type(field.default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        if kind in (int, float) and not isinstance(value, bool):
+            value = _plain(value, kind)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            wanted = f"a {kind.__name__}" if kind is not int else "a whole number"
+            wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
         elif isinstance(allowed, tuple) and value not in allowed:
             wanted = f"one of {', '.join(allowed)}"
         elif isinstance(allowed, str) and allowed and not _inside(value, allowed):
@@ -56,9 +59,17 @@ class Params:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
+def _plain(value: Any, kind: type) -> Any:
+    """A whole number where a float is wanted, and NumPy's numbers, as Python's; anything else as it is."""
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return whole if kind is int or abs(whole) > MOST else float(whole)
+    return float(value) if kind is float and isinstance(value, numbers.Real) else value
+
+
 def _inside(value: Any, interval: str) -> bool:
     """Whether a number lies in an interval written as usual: '(0, 1]', '[0, inf)'."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = value > low if interval[0] == "(" else value >= low
     below = value < high if interval[-1] == ")" else value <= high
-    return math.isfinite(value) and above and below
+    return bool(abs(value) <= MOST and above and below)  # False for NaN

@@ -34,7 +34,7 @@ class Plan(Params):
     decay_outside_mix: bool = param(False, about="whether weight decay is added outside FedCM's mix, as released")
     weighting: str = param("uniform", ("uniform", "samples"), "how clients are averaged: `uniform` or by `samples`")
     eval_every: int = param(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
-    seed: int = param(0, "[0, inf)", "the seed of split, initial model, cohorts and batches")
+    seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
     def rate(self, t: int, own_decay: float) -> float:

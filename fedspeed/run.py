@@ -30,6 +30,38 @@ FORMAT = 1
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 
 
+RELEASED: dict[str, Any] = {
+    "cohort": "bernoulli",
+    "clip": 10.0,
+    "clip_mode": "released",
+    "decay_outside_mix": True,
+    "augment": "released",
+    "lr_decay": 0.998,
+}
+RELEASED_METHODS: dict[str, dict[str, Any]] = {
+    "fedadam": {"tau": 0.01},
+    "fedspeed": {"alpha": 1.0, "normalise": True, "server": "all"},
+}
+PRESETS = ("released",)
+"""Named settings; `released` is what the authors' code does where it differs (docs/released.md)."""
+
+
+def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
+    """Put a preset's values under what was given explicitly; `preset` itself is not a part of a config."""
+    given = dict(given)
+    preset = given.pop("preset", None)
+    if preset is None:
+        return given
+    if preset not in PRESETS:
+        raise unknown("preset", str(preset), PRESETS)
+    method = _table(given.get("method", "fedspeed"), "method")
+    split = given.get("split", Config.split)
+    if isinstance(split, str) and split.startswith("dirichlet:"):
+        split = split.replace("dirichlet:", "dirichlet-refill:")
+    given["method"] = {**RELEASED_METHODS.get(method["name"], {}), **method}
+    return {**RELEASED, **given, "split": split}
+
+
 @dataclass(frozen=True)
 class Spec:
     """A named thing and its own options: a data set or a model."""
@@ -63,6 +95,12 @@ class Config(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for key, kind in (("method", Method), ("model", Spec), ("data", Spec)):
+            if not isinstance(getattr(self, key), kind):
+                raise UserError(
+                    f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
+                    f"Config.from_dict takes names and tables"
+                )
         bad = [a for a in self.targets if not 0 < a < 1]
         if bad:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
@@ -76,7 +114,7 @@ class Config(Plan):
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:
         """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
-        given = dict(given)
+        given = apply_preset(given)
         version = given.pop("format", FORMAT)
         if version != FORMAT:
             raise UserError(f"config: expected format {FORMAT}, found {version!r}; use the fedspeed that wrote it")
@@ -117,10 +155,10 @@ class Config(Plan):
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, with errors one can act on."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not UTF-8, not TOML, or a number of thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
     if not tables:
         raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
@@ -131,7 +169,9 @@ def _table(value: Any, key: str) -> dict[str, Any]:
     """`"mlp"` and `{name = "mlp"}` are the same."""
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise UserError(f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}')
+        raise UserError(
+            f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}, got {value!r}'
+        )
     return dict(table)
 
 
@@ -143,22 +183,28 @@ def _number(value: Any, key: str) -> float:
 
 def prepare(config: Config, progress: Callable[[str, int, int], None] | None = None) -> Simulation:
     """Load the data, build the model, and stand at round 0."""
+    from torch.nn.functional import cross_entropy, mse_loss
+
     from .data import load
-    from .models import build_model
+    from .models import MODELS, build_model
     from .server import Simulation
 
-    data = load(
-        config.data.name,
-        split=config.split,
-        clients=config.clients,
-        seed=config.seed,
-        augment=config.augment,
-        data_dir=config.data_dir or None,
-        progress=progress,
-        **config.data.options,
-    )
+    given: dict[str, Any] = {
+        "split": config.split,
+        "clients": config.clients,
+        "seed": config.seed,
+        "augment": config.augment,
+        "data_dir": config.data_dir or None,
+    }
+    for spec, kind in ((config.data, "data"), (config.model, "model")):
+        for key in spec.options:
+            if key in given or key in ("progress", "data"):
+                raise UserError(f"config: {kind}.{key} is no option of the {kind}; set the config's own key instead")
+    if config.model.name not in MODELS:  # before the data, which may be a download away
+        raise unknown("model", config.model.name, MODELS)
+    data = load(config.data.name, **given, progress=progress, **config.data.options)
     model = build_model(config.model.name, data, seed=config.seed, **config.model.options)
-    return Simulation(config.method, model, data, config)
+    return Simulation(config.method, model, data, config, mse_loss if data.classes is None else cross_entropy)
 
 
 def run_config(
@@ -172,15 +218,17 @@ def run_config(
     """Run a config into a directory and return its summary.
 
     The directory gets `config.toml` first, a line of `rounds.jsonl` a round, and at the end `model.safetensors` and
-    `summary.json`. A run that diverges keeps what it had and says so in the summary.
+    `summary.json`. A run that diverges keeps what it had and says so in the summary. Nothing is made, and nothing
+    overwritten, before data and model stand.
     """
-    claim(out, overwrite)
-    write(out / "config.toml", config.to_toml())
+    refuse_a_run(out, overwrite)
     simulation = prepare(config, progress)
+    claim(out)
+    write(out / "config.toml", config.to_toml())
     records: list[Record] = []
     status = "running"
     try:
-        with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        with (out / "rounds.jsonl").open("w", encoding="utf-8") as lines:
             for record in simulation:
                 records.append(record)
                 lines.write(json.dumps(record.to_dict()) + "\n")
@@ -194,6 +242,9 @@ def run_config(
     except KeyboardInterrupt:
         status = "interrupted"
         raise
+    except Exception as error:
+        status = f"failed: {error}"
+        raise
     finally:
         if status != "running":
             save_model(simulation, out / "model.safetensors")
@@ -202,15 +253,18 @@ def run_config(
     return summary
 
 
-def claim(out: Path, overwrite: bool) -> None:
-    """Make the run directory, or refuse one that already holds a run."""
-    if (out / "config.toml").exists():
-        if not overwrite:
-            raise UserError(f"{out} already holds a run; choose another --out, or --overwrite it")
-        for name in FILES:
-            (out / name).unlink(missing_ok=True)
+def refuse_a_run(out: Path, overwrite: bool) -> None:
+    """Raise if a directory already holds a run, or a part of one, that may not be overwritten."""
+    if not overwrite and any((out / name).exists() for name in FILES):
+        raise UserError(f"{out} already holds a run; choose another --out, or --overwrite it")
+
+
+def claim(out: Path) -> None:
+    """Make the run directory, without the files of an earlier run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
 
@@ -230,7 +284,7 @@ def save_model(simulation: Simulation, path: Path) -> None:
     tensors = {name: p.detach().cpu().clone().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: b.detach().cpu().clone().contiguous() for name, b in model.named_buffers()}
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"fedspeed": __version__, "round": str(simulation.t)})
+    save_file(tensors, part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
     os.replace(part, path)
 
 
@@ -243,10 +297,11 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     for target in config.targets:
         first = next((r for r in scored if r.test_accuracy is not None and r.test_accuracy >= target), None)
         upto = [r for r in records if first and r.round <= first.round]
-        reached[f"{target:g}"] = first and {
+        reached[str(target)] = first and {
             "round": first.round,
             "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
         }
+    tested = [r.test_loss for r in records if r.test_loss is not None]
     data = simulation.data
     return {
         "status": status,
@@ -254,7 +309,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
-        "last_test_loss": scored[-1].test_loss if scored else None,
+        "last_test_loss": tested[-1] if tested and math.isfinite(tested[-1]) else None,
         "last_train_loss": records[-1].train_loss if records else None,
         "targets": reached,
         "bytes_down": sum(r.bytes_down for r in records),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .backends.serial import Serial
+from .backends.serial import Serial, one_thread
 from .client import Job, Reply, Work, job_order
 from .data.federated import Federated
 from .errors import Diverged, UserError
@@ -43,8 +43,9 @@ class Record:
     eval_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it."""
-        return asdict(self)
+        """The record as JSON takes it: a loss that is not finite becomes None."""
+        plain = asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
 
 def simulate(
@@ -78,7 +79,8 @@ def simulate(
         >>> [record.round for record in run]
         [1, 2]
     """
-    plan = Plan.from_fields({**(plan or Plan()).fields(), **settings})
+    base = plan or Plan()
+    plan = Plan.from_fields({**{name: getattr(base, name) for name in Plan().fields()}, **settings})
     return Simulation(method, model, data, plan, loss, no_decay)
 
 
@@ -99,10 +101,12 @@ class Simulation:
                 f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
                 f"lower --active or raise --clients"
             )
+        if data.sizes.min() < 1:
+            raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
         self.method, self.data, self.plan, self.t = method, data, plan, 0
-        flat = FlatModel(copy.deepcopy(model).to(device), no_decay)
+        flat = FlatModel(_copy(model).to(device), no_decay)
         self.work = Work(
             method,
             flat,
@@ -121,9 +125,8 @@ class Simulation:
         self.states = ClientStates()
         self.x0 = flat.x.clone()
         self._server_dtype = torch.float32 if device.type == "mps" else torch.float64
-        self.server = method.init_server(self.x0.to(self._server_dtype))
-        sizes = self.work.data.sizes
-        self._total = float(sizes.sum()) if plan.weighting == "samples" else float(data.clients)
+        self.server = method.init_server(self.x0.to(self._server_dtype, copy=True))
+        self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
     def x(self) -> torch.Tensor:
@@ -147,7 +150,7 @@ class Simulation:
         lr = plan.rate(t, self.method.lr_decay)
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         jobs = [Job(i, t, lr) for i in job_order(active, self.work.data.sizes)]
-        down = tree_map(lambda a: a.to(self.work.flat.dtype), self.method.broadcast(self.server))
+        down = tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.method.broadcast(self.server))
         mean, steps, replies, bytes_up = Mean(self._server_dtype), 0.0, [], 0
         for reply in self.backend.run(jobs, down, self.client_state):
             weight = self._weight(reply)
@@ -156,10 +159,14 @@ class Simulation:
             steps += weight * reply.K
             replies.append(reply._replace(up=None))
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
-        server = self.method.update(self.server, mean.result(), told)
+        with one_thread():  # the bits of a norm depend on the number of threads
+            server = self.method.update(self.server, mean.result(), told)
+            update_norm = float((server.x - self.server.x).norm())
         if not all_finite(server):
-            raise Diverged(f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}")
-        update_norm = float((server.x - self.server.x).norm())
+            raise Diverged(
+                f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}; "
+                f"try a lower server rate or a lower --lr (now {lr:.4g})"
+            )
         self.server, self.t = server, t + 1
         for reply in replies:
             self.states.put(reply.job.client, reply.client)
@@ -191,11 +198,23 @@ class Simulation:
 
     def _evaluate(self) -> Score | None:
         due = self.t % self.plan.eval_every == 0 or self.t == self.plan.rounds
-        return self.backend.evaluate(self.x) if due and self.work.data.y_test is not None else None
+        test = self.work.data.y_test
+        return self.backend.evaluate(self.x) if due and test is not None and len(test) else None
 
 
 def _average(replies: list[Reply], name: str) -> float:
     return float(sum(getattr(reply, name) for reply in replies)) / len(replies)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
+            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:
@@ -203,7 +222,10 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        device = torch.zeros(1, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("meta tensors hold no numbers")
+        return device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from None

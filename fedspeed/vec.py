@@ -79,8 +79,8 @@ class FlatModel:
     """A module whose trainable parameters are views of one vector of length d.
 
     Tied parameters appear once, frozen ones and buffers stay in the module, parameters of a narrower dtype are cast
-    from the vector (which has the widest). Refused by name: parameters that are lazy, complex, on several devices,
-    running statistics (batch norm), and buffers that a forward pass changes.
+    from the vector (which has the widest). Refused by name: parameters that are lazy, complex, empty, on several
+    devices, or two that share memory; running statistics (batch norm), and buffers that a forward pass changes.
 
     Args:
         model: any `nn.Module`; it is taken over, so hand in a copy if you want to keep yours.
@@ -106,7 +106,7 @@ class FlatModel:
         self.shapes = [p.shape for p in self.parameters]
         self.d = sum(self.sizes)
         self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
-        self.decay = self._decay_mask(tuple(no_decay))
+        self.decay = self._decay_mask((no_decay,) if isinstance(no_decay, str) else tuple(no_decay))
         self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
         self.load(self.x)
 
@@ -131,8 +131,9 @@ class FlatModel:
     ) -> torch.Tensor:
         """Write the gradient of the loss at x into `out`; returns the loss."""
         self.load(x)
-        value = loss(self.model(inputs), targets)
-        grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        with torch.enable_grad():  # the caller may be inside torch.no_grad()
+            value = loss(self.model(inputs), targets)
+            grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
         parts = [
             torch.zeros(size, dtype=self.dtype, device=self.device) if g is None else g.reshape(-1)
             for g, size in zip(grads, self.sizes, strict=True)
@@ -169,10 +170,11 @@ def _refuse(model: nn.Module, named: dict[str, nn.Parameter]) -> None:
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             kind = type(module).__name__
-            width = getattr(module, "num_features", "C")
+            width = getattr(module, "num_features", 0)
+            groups = 1 if width % 2 else 2
             raise UserError(
                 f"model: {name or 'the model'} is a {kind} with running statistics, which clients cannot share; "
-                f"replace it by nn.GroupNorm(2, {width}) or pass track_running_stats=False"
+                f"replace it by nn.GroupNorm({groups}, {width or 'C'}) or pass track_running_stats=False"
             )
     lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
     if lazy:
@@ -181,13 +183,20 @@ def _refuse(model: nn.Module, named: dict[str, nn.Parameter]) -> None:
     if not trainable:
         raise UserError("model: expected trainable parameters, found none; set requires_grad=True on some")
     first = next(iter(trainable.values()))
+    places: dict[int, str] = {}
     for name, p in trainable.items():
         if p.is_complex() or p.is_sparse:
             raise UserError(f"model: parameter {name!r} is {p.dtype} ({p.layout}); only dense real ones can be trained")
         if p.device != first.device:
             raise UserError(f"model: parameter {name!r} is on {p.device}, the first on {first.device}; use one device")
         if not math.prod(p.shape):
-            raise UserError(f"model: parameter {name!r} is empty (shape {tuple(p.shape)})")
+            raise UserError(f"model: parameter {name!r} is empty (shape {tuple(p.shape)}); give it a size or drop it")
+        twin = places.setdefault(p.data_ptr(), name)
+        if twin != name:
+            raise UserError(
+                f"model: parameters {twin!r} and {name!r} share memory but are two; tie them by assigning one "
+                f"nn.Parameter to both places, or clone one"
+            )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise UserError(f"model: {name} gives sparse gradients; build it with sparse=False")
+            raise UserError(f"model: {name or 'the model'} gives sparse gradients; build it with sparse=False")

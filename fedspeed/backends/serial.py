@@ -10,6 +10,7 @@ import torch
 
 from ..client import Job, Reply, Work, run_client
 from ..evaluate import Score, evaluate
+from ..sampling import seed_device
 
 
 class Serial:
@@ -22,11 +23,13 @@ class Serial:
         """Replies in job order; `state(i)` gives client i's private copy of its state."""
         for job in jobs:
             with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
-                yield run_client(self.work, job, down, state(job.client))
+                reply = run_client(self.work, job, down, state(job.client))
+            yield reply
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector."""
-        with one_thread():
+        with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
+            seed_device(x.device, 0)  # a model that draws in evaluation, too, gives the same bits
             return evaluate(self.work.flat, x, self.work.data, self.work.loss)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from .. import __version__
@@ -33,7 +34,9 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Keeps examples as written and gives option names room."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(110, os.get_terminal_size().columns if tty() else 100))
+        super().__init__(
+            prog, max_help_position=34, width=min(110, shutil.get_terminal_size().columns if tty() else 100)
+        )
 
 
 def tty() -> bool:
@@ -77,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         from rich.console import Console
 
-        console = Console(highlight=False, soft_wrap=not tty(), width=None if tty() else 120)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=None if tty() else 120)
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            warnings.showwarning = _each_once()
             code: int = args.main(args, console)
             return code
     except UserError as error:
@@ -94,7 +97,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        sys.stderr.write(f"fedspeed: error: {error}; check that the place exists, can be written and has room\n")
+        return 2
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
-    sys.stderr.write(f"fedspeed: warning: {message}\n")
+def _each_once() -> Callable[..., None]:
+    """Shows warnings in one line each, and none twice: a config and its simulation check the same thing."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: object) -> None:
+        if str(message) not in seen:
+            sys.stderr.write(f"fedspeed: warning: {message}\n")
+        seen.add(str(message))
+
+    return show

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Diverged, UserError
-from ..run import Config, run_config
+from ..methods import METHODS
+from ..run import Config, refuse_a_run, run_config
 from . import options
 from .progress import Live
 
@@ -27,13 +27,15 @@ cohorts and batches for a seed, and one learning-rate decay; the paper gave some
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3
   fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5
+  fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5
+  fedspeed compare fedspeed fedinit:base=fedspeed,beta=0.05
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `compare`."""
     parser.epilog = EPILOG
-    parser.add_argument("methods", nargs="+", metavar="METHOD", help="methods to compare, NAME or NAME:field=value,...")
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME or NAME:field=value,...; `all` for every method")
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
     parser.add_argument("--seeds", default="3", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
     parser.add_argument("--paper-decay", action="store_true", help="give each method the paper's learning-rate decay")
@@ -45,14 +47,26 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from ..report.figures import curves
     from ..report.runs import COLUMNS, Row, RunFiles, chart, markdown, table
 
+    for text in args.sets:
+        if text.strip().startswith("method."):
+            raise UserError(f"--set: compare has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
+    if args.paper_decay and args.lr_decay is not None:
+        raise UserError("--paper-decay and --lr-decay: expected one of them, got both; leave one out")
+    show = not (args.quiet or args.json)
     base, seeds = options.tables(args), parse_seeds(args.seeds)
     base.pop("method", None)
-    if args.lr_decay is None and "lr_decay" not in base and not args.paper_decay:
-        base["lr_decay"] = ONE_DECAY
+    if args.paper_decay:
+        base["lr_decay"] = 0.0
+    elif args.lr_decay is None:
+        base["lr_decay"] = base.get("lr_decay") or ONE_DECAY
     plans = [(text, [Config.from_dict({**base, "method": parse_method(text), "seed": s}) for s in seeds])
-             for text in args.methods]  # fmt: skip
+             for text in expand(args.methods, base, console if show else None)]  # fmt: skip
     out = options.output_folder(args, "compare")
-    show = not (args.quiet or args.json)
+    folders = [out / f"{folder_name(text)}-s{config.seed}" for text, configs in plans for config in configs]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise UserError(f"compare: expected different methods and seeds, got {folder.name} twice; leave one out")
+        refuse_a_run(folder, args.overwrite)
     rows: list[Row] = []
     with Live(console, plans[0][1][0].rounds, "compare", show, runs=len(plans) * len(seeds)) as live:
         for text, configs in plans:
@@ -78,12 +92,29 @@ def main(args: argparse.Namespace, console: Console) -> int:
     elif show:
         _print(console, COLUMNS, lines, chart(rows))
         console.print(f"\nmean +- standard deviation over {len(seeds)} seed(s); decay "
-                      f"{'of the paper' if args.paper_decay else base['lr_decay']}")  # fmt: skip
+                      f"{base['lr_decay'] or 'of the paper'}")  # fmt: skip
         console.print(f"figure: {picture}\ntable:  {out / 'table.md'}")
         console.print(
             f"next: fedspeed methods {plans[-1][1][0].method.name}   (what it does, and what its fields mean)"
         )
     return 0
+
+
+def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[str]:
+    """`all` stands for every method that the setting allows; one that refuses it is left out with its reason."""
+    names: list[str] = []
+    for text in given:
+        for name in METHODS if text == "all" else (text,):
+            try:
+                Config.from_dict({**base, "method": parse_method(name)})
+            except UserError as error:
+                if text != "all" or name == "fedspeed":  # a bad setting, not a method that cannot run in it
+                    raise
+                if console:
+                    console.print(f"left out: {error}", style="yellow")
+            else:
+                names.append(name)
+    return names
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -98,17 +129,17 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_method(text: str) -> dict[str, Any]:
-    """`fedspeed:rho=0.05,lam=100` -> a method's table."""
+    """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own."""
     name, _, given = text.partition(":")
-    fields: dict[str, Any] = {"name": options.method_name(name)}
+    if name.endswith(".py"):
+        cls, _, given = given.partition(":")
+        name = f"{name}:{cls}"
+    fields: dict[str, Any] = {"name": name}
     for part in given.split(",") if given else []:
         key, found, value = part.partition("=")
         if not found:
             raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
-        try:
-            fields[key] = tomllib.loads(f"v = {value}")["v"]
-        except tomllib.TOMLDecodeError:
-            fields[key] = value
+        fields[key.strip()] = options.parse_value(value)
     return fields
 
 

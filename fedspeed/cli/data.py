@@ -58,11 +58,16 @@ Files are kept in $FEDSPEED_CACHE, or the folder `fedspeed` of your cache folder
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add `list`, `fetch` and `show` with their options."""
     kinds = parser.add_subparsers(dest="action", metavar="list | fetch NAME | show NAME")
-    look = {"formatter_class": parser.formatter_class}
-    kinds.add_parser("list", help="names, sizes and sources of the data sets", **look)
-    fetch = kinds.add_parser("fetch", help="get a data set into the cache, verified", epilog=FETCH_EXAMPLES, **look)
+    look = parser.formatter_class
+    kinds.add_parser("list", help="names, sizes and sources of the data sets", formatter_class=look)
+    fetch = kinds.add_parser(
+        "fetch", help="get a data set into the cache, verified", epilog=FETCH_EXAMPLES, formatter_class=look
+    )
     show = kinds.add_parser(
-        "show", help="what a split looks like: numbers and figures", epilog=SPLITS_HELP + SHOW_EXAMPLES, **look
+        "show",
+        help="what a split looks like: numbers and figures",
+        epilog=SPLITS_HELP + SHOW_EXAMPLES,
+        formatter_class=look,
     )
     for sub in (fetch, show):
         sub.add_argument("name", metavar="NAME", help="a data set; `fedspeed data list` names them")
@@ -91,6 +96,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list(console: Console) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from ..data.fetch import cache_dir
@@ -100,9 +106,9 @@ def _list(console: Console) -> None:
         table.add_column(title, no_wrap=title != "source")
     for name, about in ABOUT.items():
         cached = (cache_dir() / name / "about.json").exists() or name in ("digits", "synthetic")
-        table.add_row(name, *about[:3], "yes" if cached else "", about[3])
+        table.add_row(name, *about[:3], "yes" if cached else "", escape(about[3]))
     console.print(table)
-    console.print(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
+    console.out(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -151,11 +157,11 @@ def _fetch(args: argparse.Namespace, console: Console) -> int:
     with _progress(console) as report:
         samples = read(args.name, data_dir=args.data_dir, progress=report, **_options(args))
     test = 0 if samples.x_test is None else len(samples.x_test)
-    console.print(f"{args.name}: {len(samples.x):,} training and {test:,} test samples of shape {samples.x.shape[1:]}")
-    console.print(f"sha256 of the decoded data: {samples.digest()}")
+    console.out(f"{args.name}: {len(samples.x):,} training and {test:,} test samples of shape {samples.x.shape[1:]}")
+    console.out(f"sha256 of the decoded data: {samples.digest()}")
     kept = cache_dir() / args.name
     if kept.exists() and args.data_dir is None:
-        console.print(f"kept in {kept}")
+        console.out(f"kept in {kept}")
     return 0
 
 
@@ -191,7 +197,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
     except OSError as error:
         raise UserError(f"data show: cannot write to {args.out} ({error.strerror})") from error
     if not args.json:
-        console.print("figures       " + "\n              ".join(map(str, paths)))
+        console.out("figures       " + "\n              ".join(map(str, paths)))
     return 0
 
 
@@ -200,17 +206,17 @@ def _print(s: Summary, console: Console) -> None:
 
     low, middle, high = np.percentile(s.sizes, [0, 50, 100], method="nearest").tolist()
     shares = s.counts.max(1) / s.sizes
-    console.print(f"data          {s.name}: {s.samples:,} training samples, {s.test_samples:,} for testing")
-    console.print(f"split         {s.split} over {s.clients} clients")
-    console.print(f"sizes         {low} to {high} samples a client, median {middle}")
+    console.out(f"data          {s.name}: {s.samples:,} training samples, {s.test_samples:,} for testing")
+    console.out(f"split         {s.split} over {s.clients} clients")
+    console.out(f"sizes         {low} to {high} samples a client, median {middle}")
     if s.classes > 1:
-        console.print(
+        console.out(
             f"classes       {s.half.mean():.1f} of {s.classes} hold half of a client's data (mean; from {s.half.min()} "
             f"to {s.half.max()}); the largest holds {shares.mean():.0%}"
         )
-    console.print(f"repeats       {s.repeats:,} ({s.repeats / s.samples:.1%})")
-    console.print(f"unused        {s.unused:,} ({s.unused / s.samples:.1%})")
-    console.print(f"fingerprint   data {s.fingerprint}, split {s.split_fingerprint}")
+    console.out(f"repeats       {s.repeats:,} ({s.repeats / s.samples:.1%})")
+    console.out(f"unused        {s.unused:,} ({s.unused / s.samples:.1%})")
+    console.out(f"fingerprint   data {s.fingerprint}, split {s.split_fingerprint}")
 
 
 def _json(s: Summary) -> str:

@@ -8,8 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..method import Local, Method
-from ..methods import METHODS
-from . import options
+from ..methods import METHODS, WRAPPERS, find
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,22 +80,23 @@ def main(args: argparse.Namespace, console: Console) -> int:
             "fields and defaults",
         )
         table = Table(*titles, box=None, pad_edge=False)
-        for name, cls in METHODS.items():
+        for name, cls in (METHODS | WRAPPERS).items():
             c, own = cost(cls()), cls().fields()
             shown = ", ".join(f"{key}={value}" for key, value in own.items())
             table.add_row(name, c.server, c.client, f"{c.down}", f"{c.up}", f"{c.grads:g}", f"{cls().lr_decay}", shown)
         console.print(table)
         console.print(LEGEND)
         return 0
-    cls = METHODS[options.method_name(args.name)]
+    cls = find(args.name)
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:g} gradient(s) a step; learning-rate decay {cls().lr_decay}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
-        allowed = field.metadata["allowed"]
-        choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or "true | false"
-        table.add_row(field.name, str(field.default), choice, field.metadata["about"])
+        allowed, default = field.metadata.get("allowed", ""), getattr(cls(), field.name)
+        flag = "true | false" if isinstance(default, bool) else ""
+        choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or flag
+        table.add_row(field.name, str(default), choice, field.metadata.get("about", ""))
     console.print(table)
     return 0

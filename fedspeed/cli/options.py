@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..methods import METHODS
-from ..run import Config, read_toml
+from ..run import PRESETS, Config, read_toml
 
 GROUPS = {
     "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
@@ -24,9 +23,10 @@ GROUPS = {
         "lr_decay",
         "weight_decay",
     ),
-    "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix"),
+    "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
     "run": ("rounds", "eval_every", "targets", "seed", "device"),
 }
+TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}
 
 
@@ -37,6 +37,10 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
         group = parser.add_argument_group(title)
         for name in names:
             if name == "seed" and seeds:
+                continue
+            if name == "preset":
+                about = "start from named settings: `released` does what the authors' code does (docs/released.md)"
+                group.add_argument("--preset", metavar="|".join(PRESETS), help=about)
                 continue
             _add(group, name, fields[name])
     out = parser.add_argument_group("files and output")
@@ -57,7 +61,7 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
         group.add_argument(flag, metavar="A,B", type=_floats, help="accuracies to time, 0.8,0.85 say; default none")
         return
     allowed, about = field.metadata["allowed"], field.metadata["about"]
-    shown = f"{about}; default {default}".replace("%", "%%") if default not in ("", False) else about
+    shown = (about if default == "" or default is False else f"{about}; default {default}").replace("%", "%%")
     if isinstance(default, bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
     else:
@@ -86,16 +90,22 @@ def _floats(text: str) -> list[float]:
 def tables(args: argparse.Namespace) -> dict[str, Any]:
     """The TOML file, if any, with the command line's options on top."""
     given: dict[str, Any] = read_toml(Path(args.file)) if getattr(args, "file", None) else {}
-    for name in (name for names in GROUPS.values() for name in names):
+    for name in ("method", *(name for names in GROUPS.values() for name in names)):
         value = getattr(args, name, None)
         if value is None:
             continue
-        given[name] = {**_own(given, name, value), "name": value} if name in NAMED else value
+        given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
+    if args.local_epochs is not None:
+        if args.local_steps:
+            raise UserError("--local-epochs and --local-steps: expected one of them, got both; leave one out")
+        given["local_steps"] = 0  # the file's would win
     for text in args.sets:
         target, key, value = parse_set(text)
         table = given.get(target, {})
+        if not isinstance(table, dict | str):
+            raise UserError(f"config: {target} must be a name or a table, got {table!r}; put it right in {args.file}")
         given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
-    for target, name in (("model", "mlp"), ("data", "digits")):
+    for target, name in TABLES.items():
         if isinstance(given.get(target), dict):
             given[target].setdefault("name", name)
     return given
@@ -113,19 +123,17 @@ def parse_set(text: str) -> tuple[str, str, Any]:
     target, dot, key = path.strip().partition(".")
     if not found or not dot or not key:
         raise UserError(f"--set: expected WHAT.FIELD=VALUE such as method.rho=0.05, got {text!r}")
-    if target not in ("method", "model", "data"):
-        raise unknown("--set target", target, ("method", "model", "data"))
+    if target not in TABLES:
+        raise unknown("--set target", target, TABLES)
+    return target, key.strip(), parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; what is none, such as a bare word, is a string."""
     try:
-        return target, key, tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return target, key, value.strip()
-
-
-def method_name(name: str) -> str:
-    """A method's name, or an error that names the nearest."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return name
+        return tomllib.loads(f"v = {text}")["v"]
+    except ValueError:
+        return text.strip()
 
 
 def output_folder(args: argparse.Namespace, stem: str) -> Path:

@@ -33,7 +33,7 @@ class Live:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self.bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[score]}"),
@@ -50,7 +50,7 @@ class Live:
 
     def begin(self, title: str) -> None:
         """Another run of the same batch starts."""
-        self.title = title
+        self.title, self.last = title, None
         if self.live:
             self.bar.update(self.task, description=title)
 

@@ -33,12 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run one config."""
-    given = options.tables(args)
-    if args.method:
-        given["method"] = {**options._own(given, "method", args.method), "name": args.method}
-    if isinstance(given.get("method"), dict):
-        given["method"].setdefault("name", "fedspeed")
-    config = Config.from_dict(given)
+    config = Config.from_dict(options.tables(args))
     out = options.output_folder(args, f"{config.method.name}-{config.data.name}-s{config.seed}")
     with Live(console, config.rounds, config.method.name, show=not (args.quiet or args.json)) as live:
         summary = run_config(config, out, overwrite=args.overwrite, on_round=live.on_round, progress=live.on_progress)

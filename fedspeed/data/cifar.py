@@ -105,9 +105,8 @@ def _binary(blob: bytes, kind: Kind, where: str) -> Batch:
     size = len(kind.keys) + PIXELS
     if not blob or len(blob) % size:
         raise UserError(
-            f"data {kind.name}: {where} has {len(blob)} bytes, expected a multiple of {size} (label and "
-            f"picture); "
-            "it is truncated"
+            f"data {kind.name}: {where} has {len(blob)} bytes, expected a multiple of {size} (label and picture); it "
+            "is truncated"
         )
     records = np.frombuffer(blob, np.uint8).reshape(-1, size)
     return Batch(records[:, : len(kind.keys)], records[:, len(kind.keys) :])
@@ -125,8 +124,7 @@ def _python(blob: bytes, kind: Kind, where: str) -> Batch:
         raise UserError(f"data {kind.name}: {where}: the lists of labels do not fit together ({error})") from error
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS or label.shape[1] != len(pixels):
         raise UserError(
-            f"data {kind.name}: {where}: expected bytes of shape (n, {PIXELS}) and n labels, found "
-            f"{pixels.dtype} of "
+            f"data {kind.name}: {where}: expected bytes of shape (n, {PIXELS}) and n labels, found {pixels.dtype} of "
             f"shape {pixels.shape} and {label.shape[1]} labels"
         )
     return Batch(_bytes(label.T, kind, where), pixels)
@@ -188,10 +186,8 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
     for name, batch, md5 in zip(kind.files, batches, kind.binary_md5, strict=True):
         if not (part or verified) and (got := batch.md5()) != md5:
             raise UserError(
-                f"data {kind.name}: {tree.path}: the {len(batch.pixels)} records of {name} are not the "
-                f"published ones "
-                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, say "
-                f"part=true"
+                f"data {kind.name}: {tree.path}: the {len(batch.pixels)} records of {name} are not the published ones "
+                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, say part=true"
             )
     x = np.concatenate([batch.pixels for batch in batches[:-1]]).reshape(-1, 3, 32, 32)
     y = np.concatenate([batch.label[:, -1] for batch in batches[:-1]]).astype(np.int64)

@@ -64,7 +64,7 @@ class Federated:
         class_names: tuple[str, ...] = (),
     ) -> Federated:
         """Build from arrays; `clients` is a list of index lists, or one owner id a row."""
-        x, y = torch.as_tensor(x), _targets(y)
+        x, y = _tensor(x), _targets(y)
         if len(x) != len(y):
             raise UserError(f"data: expected as many targets as inputs, found {len(x)} inputs and {len(y)} targets")
         if isinstance(clients, np.ndarray) and clients.ndim == 1 and clients.dtype != object:
@@ -79,7 +79,7 @@ class Federated:
         indices, offsets = np.concatenate(lists), np.cumsum([0] + [len(rows) for rows in lists])
         if indices.min() < 0 or indices.max() >= len(x):
             raise UserError(f"data: client indices must lie in 0..{len(x) - 1}, found {indices.min()}..{indices.max()}")
-        x_test, y_test = (torch.as_tensor(test[0]), _targets(test[1])) if test else (None, None)
+        x_test, y_test = (_tensor(test[0]), _targets(test[1])) if test else (None, None)
         if not y.is_floating_point() and y.ndim == 1:
             parts = [y] if y_test is None or not len(y_test) else [y, y_test]
             low, high = min(int(a.min()) for a in parts), max(int(a.max()) for a in parts)
@@ -133,6 +133,13 @@ class Federated:
             pipeline=replace(self.pipeline, dtype=dtype),
         )
 
+    def share(self) -> Federated:
+        """The same data in memory that worker processes map instead of copying."""
+        for a in (self.x, self.y, self.x_test, self.y_test):
+            if a is not None:
+                a.share_memory_()  # type: ignore[no-untyped-call]
+        return self
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of inputs, targets and test set as bytes."""
@@ -151,7 +158,12 @@ class Federated:
         return digest.hexdigest()
 
 
+def _tensor(a: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor; a copy of arrays that may not be written to, which torch does not have."""
+    return torch.as_tensor(a.copy() if isinstance(a, np.ndarray) and not a.flags.writeable else a)
+
+
 def _targets(y: np.ndarray | torch.Tensor) -> torch.Tensor:
     """Class labels as int64, which the losses want; anything else as it is."""
-    y = torch.as_tensor(y)
+    y = _tensor(y)
     return y if y.is_floating_point() else y.long()

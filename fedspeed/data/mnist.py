@@ -58,9 +58,8 @@ def read_idx(blob: bytes, where: str) -> np.ndarray:
     start = 4 + 4 * axes
     if len(blob) - start != int(np.prod(shape)):
         raise UserError(
-            f"data: {where} holds {len(blob) - start} bytes for shape {shape}, expected "
-            f"{int(np.prod(shape))}; "
-            "it is truncated or damaged"
+            f"data: {where} holds {len(blob) - start} bytes for shape {shape}, expected {int(np.prod(shape))}; it is "
+            "truncated or damaged"
         )
     return np.frombuffer(blob, np.uint8, offset=start).reshape(shape)
 
@@ -85,8 +84,7 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
         got = hashlib.md5(blob, usedforsecurity=False).hexdigest()
         if got != md5 and not part:
             raise UserError(
-                f"data {name}: the contents of {where} have md5 {got}, expected {md5}; the file is altered. "
-                f"If that "
+                f"data {name}: the contents of {where} have md5 {got}, expected {md5}; the file is altered. If that "
                 "is intended, say part=true"
             )
     x, y, x_test, y_test = arrays

@@ -52,9 +52,8 @@ def read_pickle(blob: bytes, where: str) -> dict[bytes, Any]:
         found = _Reader(io.BytesIO(blob), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(
-            f"data: {where} is not a pickle of plain arrays ({error}); it was not executed. Get the "
-            f"published "
-            "file again, or use the binary layout"
+            f"data: {where} is not a pickle of plain arrays ({error}); it was not executed. Get the published file "
+            "again, or use the binary layout"
         ) from error
     if not isinstance(found, dict):
         raise UserError(f"data: {where}: expected a pickled dictionary, found {type(found).__name__}")

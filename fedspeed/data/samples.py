@@ -63,9 +63,8 @@ class Samples:
                 bad = np.flatnonzero((y < 0) | (y >= self.classes))
                 if len(bad):
                     raise UserError(
-                        f"data {self.name}: labels must lie in 0..{self.classes - 1}, found {y[bad[0]]} in "
-                        f"row {bad[0]} "
-                        f"of the {part} set ({len(bad)} such rows)"
+                        f"data {self.name}: labels must lie in 0..{self.classes - 1}, found {y[bad[0]]} in row "
+                        f"{bad[0]} of the {part} set ({len(bad)} such rows)"
                     )
 
     def digest(self) -> str:
@@ -83,8 +82,10 @@ class Samples:
         """
         keep = _first(self.name, "train_size", self.y, train)
         part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else self.owner[keep])
-        if self.x_test is None or self.y_test is None or test is None:
+        if test is None:
             return part
+        if self.x_test is None or self.y_test is None:
+            raise UserError(f"data {self.name}: test_size = {test}, but there is no test set")
         keep = _first(self.name, "test_size", self.y_test, test)
         return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep])
 
@@ -95,8 +96,7 @@ class Samples:
         height, width = self.x.shape[2:] if self.x.ndim == 4 else (0, 0)
         if factor < 1 or not height or height % factor or width % factor:
             raise UserError(
-                f"data {self.name}: shrink must divide the picture's sides, found {factor} and inputs of "
-                f"shape "
+                f"data {self.name}: shrink must divide the picture's sides, found {factor} and inputs of shape "
                 f"{self.x.shape[1:]}"
             )
         return replace(

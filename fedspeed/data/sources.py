@@ -66,32 +66,39 @@ class Published:
         place = hashlib.blake2b(f"{path.resolve()}|{part}".encode(), digest_size=6).hexdigest()
         folder, mark = cache_dir() / f"{self.name}-{place}", stamp(path)
         with locked(folder):
-            found = restore(folder, self.name, mark)
-            if found is None:
-                keep(folder, self.read(path, part, progress), mark)
-                found = restore(folder, self.name, mark)
-        assert found is not None
-        return found
+            if found := restore(folder, self.name, mark):
+                return found
+            samples = self.read(path, part, progress)
+            try:
+                keep(folder, samples, mark)
+            except OSError:  # a cache that cannot be written to costs time, nothing else
+                return samples
+            return restore(folder, self.name, mark) or samples
 
     def _fetch(self, folder: Path, progress: Progress) -> Samples:
         tried = []
         downloads = folder.with_name(f"{folder.name}-download")
-        downloads.mkdir(parents=True, exist_ok=True)
-        for home in self.homes:
-            try:
-                path = home.fetch(downloads, progress)
-            except Unreachable as error:
-                tried.append(f"{home.place} ({error})")
-                continue
-            samples = self.read(path, False, progress)
-            keep(folder, samples, home.place)
-            shutil.rmtree(downloads)
-            return restore(folder, self.name) or samples
+        try:
+            downloads.mkdir(parents=True, exist_ok=True)
+            for home in self.homes:
+                try:
+                    samples = self.read(home.fetch(downloads, progress), False, progress)
+                except (Unreachable, UserError) as error:
+                    tried.append(f"{home.place} ({error})")
+                    continue
+                keep(folder, samples, home.place)
+                shutil.rmtree(downloads)
+                return restore(folder, self.name) or samples
+        except OSError as error:
+            raise UserError(
+                f"data {self.name}: cannot write to the cache {folder.parent} ({error.strerror}); set FEDSPEED_CACHE "
+                "to a folder you can write to"
+            ) from error
         with contextlib.suppress(OSError):
-            downloads.rmdir()  # stays if it holds a partial download to resume
+            downloads.rmdir()  # stays if it holds something the next attempt can go on with
         raise UserError(
-            f"data {self.name}: no source could be reached; tried the cache {folder}; {'; '.join(tried)}. "
-            "Give a copy you have with data_dir (--data-dir PATH: the published archive, or its folder)"
+            f"data {self.name}: no source could be used; tried the cache {folder}; {'; '.join(tried)}. Give a copy "
+            "you have with data_dir (--data-dir PATH: the published archive, or its folder)"
         )
 
 

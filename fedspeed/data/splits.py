@@ -38,7 +38,7 @@ def _gather(owner: np.ndarray, rows: np.ndarray, clients: int) -> Rows:
 def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers proportional to `shares` along the last axis, with exactly the sum `total`."""
     exact = shares * total
-    whole = np.floor(exact).astype(np.int64)
+    whole = np.floor(exact * (1 - 1e-12)).astype(np.int64)  # never more than `total`, whatever the rounding
     short = total - whole.sum(-1, keepdims=True)
     rank = np.argsort(np.argsort(whole - exact, axis=-1, kind="stable"), axis=-1, kind="stable")
     result: np.ndarray = whole + (rank < short)
@@ -147,8 +147,7 @@ def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> R
         raise UserError(f"{name}: expected at most {len(pools)} classes a client, the number in the data")
     if clients * classes < len(pools):
         raise UserError(
-            f"{name}: {clients} clients hold at most {clients * classes} of the {len(pools)} classes and "
-            f"the rest "
+            f"{name}: {clients} clients hold at most {clients * classes} of the {len(pools)} classes and the rest "
             f"would be unused; use pathological:{-(-len(pools) // clients)} or more, or more clients"
         )
     quota = equal_sizes(clients * classes, len(pools), stream)
@@ -160,8 +159,8 @@ def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> R
     for c, pool in enumerate(pools):
         if len(pool) < len(holders[c]):
             raise UserError(
-                f"{name}: class {labels[pool[0]]} has {len(pool)} samples for {len(holders[c])} clients; "
-                "use fewer clients or fewer classes a client"
+                f"{name}: class {labels[pool[0]]} has {len(pool)} samples for {len(holders[c])} clients; use fewer "
+                "clients or fewer classes a client"
             )
     owner = np.concatenate([np.resize(held, len(pool)) for held, pool in zip(holders, pools, strict=True)])
     return _gather(owner, np.concatenate(pools), clients)
@@ -177,8 +176,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows
     pieces = clients * per_client
     if pieces > len(labels):
         raise UserError(
-            f"split shards:{per_client}: {clients} clients need {pieces} shards, but there are "
-            f"{len(labels)} samples; "
+            f"split shards:{per_client}: {clients} clients need {pieces} shards, but there are {len(labels)} samples; "
             "use fewer shards or fewer clients"
         )
     rows = np.concatenate(_pools(labels, stream))
@@ -204,7 +202,7 @@ def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | Non
     ids, number = np.unique(owner, return_inverse=True)
     if clients not in (0, len(ids)):
         raise UserError(
-            f"split natural: the data come with {len(ids)} clients, found clients = {clients}; "
-            f"say {len(ids)}, or leave the number out"
+            f"split natural: the data come with {len(ids)} clients, found clients = {clients}; say {len(ids)}, or "
+            "leave the number out"
         )
     return _gather(number, np.arange(len(owner)), len(ids))

@@ -33,8 +33,7 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
     notes = next((n for n in names if n.endswith("val/val_annotations.txt")), None)
     if listed is None or notes is None:
         raise UserError(
-            f"data tinyimagenet: {tree.path} has no "
-            f"{'wnids.txt' if listed is None else 'val/val_annotations.txt'}; "
+            f"data tinyimagenet: {tree.path} has no {'wnids.txt' if listed is None else 'val/val_annotations.txt'}; "
             "expected the original layout of tiny-imagenet-200.zip"
         )
     wnids = sorted(tree.read(listed).decode().split())
@@ -66,8 +65,7 @@ def _complete(tree: Tree, classes: int, train: list[tuple[str, int]], val: list[
     counts = [np.bincount([label for _, label in part], minlength=classes) for part in (train, val)]
     if classes != 200 or any((count != full).any() for count, full in zip(counts, FULL, strict=True)):
         raise UserError(
-            f"data tinyimagenet: {tree.path} holds {len(train)} training and {len(val)} validation pictures "
-            f"of "
+            f"data tinyimagenet: {tree.path} holds {len(train)} training and {len(val)} validation pictures of "
             f"{classes} classes, expected 100000 and 10000 of 200; if a part is what you want, say part=true"
         )
 

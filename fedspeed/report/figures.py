@@ -31,7 +31,8 @@ def curves(rows: list[Row], path: Path, key: str = "test_accuracy", title: str =
         _plot(axes, row.mean_curve(key), scale, color=colour, linewidth=1.8, label=row.label)
     axes.set(xlabel="communication round", ylabel=Y_LABELS[key], title=title)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

@@ -73,12 +73,13 @@ COLUMNS = ("method", "last %", "best %", "last-5 mean %", "train loss", "MB sent
 
 
 def table(rows: list[Row]) -> list[tuple[str, ...]]:
-    """One line a method: accuracies with their deviation over seeds, and what they cost."""
+    """One line a method: accuracies with their deviation over seeds, and what they cost; says which diverged."""
     lines: list[tuple[str, ...]] = []
     for row in rows:
         sent = [(run.summary["bytes_down"] + run.summary["bytes_up"]) / 1e6 for run in row.runs]
+        diverged = sum(run.summary["status"].startswith("diverged") for run in row.runs)
         lines.append((
-            row.label,
+            row.label + (f" ({diverged} of {len(row.runs)} diverged)" if diverged else ""),
             spread(row.values("last_accuracy"), 100),
             spread(row.values("best_accuracy"), 100),
             spread(row.values("mean_last5_accuracy"), 100),

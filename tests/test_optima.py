@@ -1,0 +1,125 @@
+"""Heterogeneous quadratics with exact gradients: where each method must end, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedspeed.data.federated import Federated
+from fedspeed.methods import FedADMM, FedAvg, FedDyn, FedPD, FedProx, FedSpeed, Scaffold
+from fedspeed.plan import Plan
+from fedspeed.server import simulate
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """F_i(x) = ||A_i x - b_i||^2 / (2 n) with n rows a client: Hessian A_i'A_i/n, its own optimum x_i*."""
+
+    clients: int = 8
+    d: int = 4
+    n: int = 12
+    spread: float = 1.0
+    seed: int = 0
+
+    def parts(self) -> tuple[np.ndarray, np.ndarray]:
+        r = np.random.default_rng(self.seed)
+        A = r.normal(size=(self.clients, self.n, self.d))
+        own = self.spread * r.normal(size=(self.clients, self.d))
+        return A, np.einsum("inj,ij->in", A, own) + 0.1 * r.normal(size=(self.clients, self.n))
+
+    def hessians(self) -> tuple[np.ndarray, np.ndarray]:
+        """H_i, and g_i = A_i'b_i/n: grad F_i(x) = H_i x - g_i."""
+        A, b = self.parts()
+        return np.einsum("inj,ink->ijk", A, A) / self.n, np.einsum("inj,in->ij", A, b) / self.n
+
+    def optimum(self) -> np.ndarray:
+        H, g = self.hessians()
+        return np.linalg.solve(H.mean(0), g.mean(0))
+
+    def gradients(self, x: np.ndarray) -> np.ndarray:
+        H, g = self.hessians()
+        return H @ x - g
+
+    def run(self, method, rounds: int, active: int, steps: int, lr: float = 0.1, **settings):
+        A, b = self.parts()
+        rows = np.arange(self.clients * self.n).reshape(self.clients, self.n)
+        data = Federated.from_arrays(A.reshape(-1, self.d), b.reshape(-1, 1), list(rows))
+        model = nn.Linear(self.d, 1, bias=False).double()
+        plan = Plan(
+            rounds=rounds, active=active, local_steps=steps, batch_size=self.n, lr=lr, lr_decay=1.0, weight_decay=0.0
+        )
+        return simulate(method, model, data, plan, loss=half_squared, **settings)
+
+
+def half_squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 0.5 * (output - target).square().mean()
+
+
+def finish(run):
+    for _ in run:
+        pass
+    return run
+
+
+@pytest.mark.parametrize(
+    ("method", "variate"),
+    [
+        (Scaffold(), lambda client: client.c),
+        (FedDyn(alpha=1.0), lambda client: -1.0 * client.h),
+        (FedADMM(lam=1.0), lambda client: -1.0 * client.h),
+        (FedSpeed(lam=1.0, rho=0), lambda client: -1.0 * client.h),
+        (FedSpeed(lam=1.0, rho=0, alpha=0.5), lambda client: -1.0 * client.h),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, FedSpeed | FedADMM | FedDyn | Scaffold) else "",
+)
+def test_reaches_the_optimum_under_partial_participation(method, variate):
+    """K > 1, half of the clients active: the optimum to 1e-10, and the variates are the client gradients there."""
+    problem = Quadratics()
+    run = finish(problem.run(method, rounds=220, active=4, steps=10))
+    best = problem.optimum()
+    assert np.abs(run.x.numpy() - best).max() < 1e-10
+    gradients = problem.gradients(best)
+    assert np.abs(gradients).max() > 0.1  # the clients disagree
+    for i in range(problem.clients):
+        np.testing.assert_allclose(variate(run.states.get(i)).numpy(), gradients[i], atol=1e-9)
+
+
+def test_fedpd_reaches_the_optimum_under_full_participation():
+    problem = Quadratics()
+    run = finish(problem.run(FedPD(lam=1.0), rounds=100, active=8, steps=10))
+    assert np.abs(run.x.numpy() - problem.optimum()).max() < 1e-10
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
+def test_fedavg_and_fedprox_stop_at_their_own_fixed_point(mu):
+    """x_iK - x = -[I - (I - eta H')^K] H'^-1 (H_i x - g_i) with H' = H_i + mu I; its mean is 0 at the fixed point."""
+    problem, eta, K = Quadratics(), 0.1, 10
+    H, g = problem.hessians()
+    eye = np.eye(problem.d)
+    M = np.array(
+        [(eye - np.linalg.matrix_power(eye - eta * (h + mu * eye), K)) @ np.linalg.inv(h + mu * eye) for h in H]
+    )
+    fixed = np.linalg.solve((M @ H).mean(0), np.einsum("ijk,ik->j", M, g) / problem.clients)
+    method = FedProx(mu=mu) if mu else FedAvg()
+    run = finish(problem.run(method, rounds=80, active=8, steps=K, lr=eta))
+    np.testing.assert_allclose(run.x.numpy(), fixed, atol=1e-10)
+    assert np.abs(fixed - problem.optimum()).max() > 1e-3  # which is not the optimum
+
+
+def test_printed_server_rule_stalls_at_its_predicted_floor():
+    """Distance lam sqrt((1 - S/N)/S tr Cov(grad F_i)) within a factor 1.5, where the released rule converges."""
+    problem = Quadratics(clients=40, n=8, seed=1)
+    best, lam, S = problem.optimum(), 2.0, 8
+    gradients = problem.gradients(best)
+    floor = lam * np.sqrt((1 - S / 40) / S * np.trace(np.cov(gradients.T)))
+    distance = {}
+    for rule in ("active", "all"):
+        run = problem.run(FedSpeed(lam=lam, rho=0, server=rule), rounds=120, active=S, steps=15)
+        far = [float(np.linalg.norm(run.x.numpy() - best)) for _ in run]
+        distance[rule] = np.sqrt(np.mean(np.square(far[40:])))
+    assert floor / 1.5 < distance["active"] < floor * 1.5
+    assert distance["all"] < 0.05 * floor
