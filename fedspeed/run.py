@@ -176,7 +176,7 @@ def _table(value: Any, key: str) -> dict[str, Any]:
 
 
 def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
         raise UserError(f"config: {key} must be numbers, got {value!r}")
     return float(value)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedspeed import Federated, FedAvg, FlatModel, UserError, simulate
+from fedspeed import FedAvg, Federated, FlatModel, UserError, simulate
 from fedspeed.vec import Mean, all_finite, clip_, tree_bytes, tree_leaves, tree_map
 
 mse = nn.functional.mse_loss
@@ -28,6 +28,7 @@ def gradient(flat: FlatModel, x: torch.Tensor, inputs, targets, loss=mse) -> tor
 def differences(flat: FlatModel, x: torch.Tensor, inputs, targets, loss=mse, step: float = 1e-6) -> torch.Tensor:
     """The gradient by central differences, coordinate by coordinate."""
 
+    @torch.no_grad()
     def value(point: torch.Tensor) -> float:
         flat.load(point)
         return float(loss(flat.model(inputs), targets))

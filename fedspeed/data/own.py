@@ -132,7 +132,8 @@ def arrays(holdout: float = 0.2, *, data_dir: str | Path | None = None) -> Sampl
         if path.is_dir():
             found = {n: np.load(path / f"{n}.npy", allow_pickle=False) for n in names if (path / f"{n}.npy").exists()}
         else:
-            with np.load(path, allow_pickle=False) as stored:
+            with open(path, "rb") as file:
+                stored = np.load(file, allow_pickle=False)
                 if isinstance(stored, np.ndarray):
                     raise UserError(f"data arrays: {path} is a single array; put x.npy and y.npy into a folder")
                 found = {n: stored[n] for n in names if n in stored}

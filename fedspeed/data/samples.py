@@ -91,6 +91,8 @@ class Samples:
 
     def shrink(self, factor: int) -> Samples:
         """Pictures averaged over blocks of `factor` x `factor` pixels (bytes rounded to the nearest)."""
+        if not isinstance(factor, int) or isinstance(factor, bool):
+            raise UserError(f"data {self.name}: shrink must be a whole number >= 1, found {factor!r}")
         if factor == 1:
             return self
         height, width = self.x.shape[2:] if self.x.ndim == 4 else (0, 0)
@@ -110,8 +112,8 @@ class Samples:
 def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarray | slice:
     if size is None or size == len(y):
         return slice(None)
-    if not 0 < size <= len(y):
-        raise UserError(f"data {name}: {option} must lie in 1..{len(y)}, found {size}")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= len(y):
+        raise UserError(f"data {name}: {option} must be a whole number in 1..{len(y)}, found {size!r}")
     if not np.issubdtype(y.dtype, np.integer):
         return slice(size)
     order = np.argsort(y, kind="stable")

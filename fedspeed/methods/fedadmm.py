@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import check_prox, corrected_prox, zeros
+from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -91,7 +91,7 @@ class FedADMM(Method):
         return Down(server.x)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client | Dual) -> Vec:
-        return grad(x) + corrected_prox(x, down.x, client.h, 1 / self.lam)  # line 2
+        return add_corrected_prox_(grad(x), x, down.x, client.h, 1 / self.lam)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Client | Dual, run: Local) -> tuple[Up, Client | Dual]:
         h = client.h + (xK - down.x)  # line 3

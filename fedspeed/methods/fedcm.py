@@ -65,7 +65,7 @@ class FedCM(Method):
         return Down(server.x, server.Delta)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
-        return self.alpha * grad(x) + (1 - self.alpha) * down.Delta  # line 2
+        return grad(x).mul_(self.alpha).add_(down.Delta, alpha=1 - self.alpha)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
         return Up(xK - down.x), client

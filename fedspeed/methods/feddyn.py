@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import check_prox, corrected_prox, zeros
+from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -77,7 +77,7 @@ class FedDyn(Method):
         return Down(server.x)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        return grad(x) + corrected_prox(x, down.x, client.h, self.alpha)  # line 2
+        return add_corrected_prox_(grad(x), x, down.x, client.h, self.alpha)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x

@@ -72,7 +72,8 @@ class FedGamma(Method):
         return Down(server.x, server.c)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        return sam_gradient(x, grad, self.rho, self.ascent_fraction) - client.c + down.c  # line 2
+        g = sam_gradient(x, grad, self.rho, self.ascent_fraction)
+        return g.sub_(client.c).add_(down.c)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import unit
+from .terms import ascent_
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -67,8 +67,8 @@ class FedLESAM(Method):
         return Client(x0, x0.new_zeros(1))
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        e = self.rho * client.seen * unit(client.x_old - down.x)  # line 2
-        return grad(x + e)  # line 3
+        e = ascent_(client.x_old - down.x, self.rho).mul_(client.seen)  # line 2
+        return grad(e.add_(x))  # line 3
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         return Up(xK - down.x), Client(down.x, client.seen.new_ones(client.seen.shape))  # line 4

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import UserError
 from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import check_prox, corrected_prox, zeros
+from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -85,7 +85,7 @@ class FedPD(Method):
         return client.x  # line 2
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        return grad(x) + corrected_prox(x, down.x, client.h, 1 / self.lam)  # line 2
+        return add_corrected_prox_(grad(x), x, down.x, client.h, 1 / self.lam)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         h = client.h + (xK - down.x)  # line 3

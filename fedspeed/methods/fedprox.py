@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
-from .terms import check_prox, prox
+from .terms import add_prox_, check_prox
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -65,7 +65,7 @@ class FedProx(Method):
         return Down(server.x)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
-        return grad(x) + prox(x, down.x, self.mu)  # line 2
+        return add_prox_(grad(x), x, down.x, self.mu)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
         return Up(xK - down.x), client

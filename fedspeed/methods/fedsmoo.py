@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import check_prox, corrected_prox, unit, zeros
+from .terms import add_corrected_prox_, ascent_, check_prox, unit, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -87,9 +87,10 @@ class FedSMOO(Method):
         return Down(server.x, server.s)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        e = self.rho * unit(grad(x, self.ascent_fraction) - client.mu - down.s)  # line 3
-        client.mu.add_(e - down.s)  # line 4
-        return grad(x + e) + corrected_prox(x, down.x, client.h, 1 / self.lam)  # line 5
+        q = grad(x, self.ascent_fraction).sub_(client.mu).sub_(down.s)
+        e = ascent_(q, self.rho)  # line 3
+        client.mu.add_(e).sub_(down.s)  # line 4
+        return add_corrected_prox_(grad(e.add_(x)), x, down.x, client.h, 1 / self.lam)  # line 5
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import UserError
 from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
-from .terms import ascend, check_prox, corrected_prox, prox, zeros
+from .terms import add_corrected_prox_, add_prox_, ascend_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -116,16 +116,18 @@ class FedSpeed(Method):
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
         g = self.quasi_gradient(x, grad)
         if self.correction:
-            return g + corrected_prox(x, down.x, client.h, 1 / self.lam)  # line 11
-        return g + prox(x, down.x, 1 / self.lam) if self.prox else g
+            return add_corrected_prox_(g, x, down.x, client.h, 1 / self.lam)  # line 11
+        return add_prox_(g, x, down.x, 1 / self.lam) if self.prox else g
 
     def quasi_gradient(self, x: Vec, grad: Grad) -> Vec:
         """g_tilde, lines 7-10; one gradient where the perturbation is off."""
         if self.alpha == 0 or self.rho == 0:
             return grad(x)
         g1 = grad(x, self.ascent_fraction)
-        g2 = grad(ascend(x, g1, self.rho, self.normalise))
-        return g2 if self.alpha == 1 else (1 - self.alpha) * g1 + self.alpha * g2
+        if self.alpha == 1:
+            return grad(ascend_(x, g1, self.rho, self.normalise))
+        g2 = grad(ascend_(x, g1.clone(), self.rho, self.normalise))
+        return g1.mul_(1 - self.alpha).add_(g2, alpha=self.alpha)
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x

@@ -66,7 +66,7 @@ class Scaffold(Method):
         return Down(server.x, server.c)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        return grad(x) - client.c + down.c  # line 2
+        return grad(x).sub_(client.c).add_(down.c)  # line 2
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x

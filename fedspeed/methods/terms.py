@@ -1,4 +1,8 @@
-"""The terms that methods share, as functions on vectors. They work on a (clients, d) block as well."""
+"""The terms that methods share, as functions on vectors. They work on a (clients, d) block as well.
+
+A name that ends in _ works in place on its first vector, as torch's own do: give it a gradient, which is yours to
+overwrite. At eleven million parameters a fresh vector costs several passes over one that is there.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,14 @@ def unit(v: Vec) -> Vec:
     return v / (norm(v) + TINY)
 
 
-def ascend(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
-    """The perturbed point x + rho g / (||g|| + 1e-7), or x + rho g."""
-    return x.addcmul(g, rho / (norm(g) + TINY)) if normalise else x.add(g, alpha=rho)
+def ascent_(g: Vec, rho: float) -> Vec:
+    """rho g / (||g|| + 1e-7), in place."""
+    return g.mul_(rho / (norm(g) + TINY))
+
+
+def ascend_(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
+    """The perturbed point x + rho g / (||g|| + 1e-7), or x + rho g, in place of g."""
+    return (ascent_(g, rho) if normalise else g.mul_(rho)).add_(x)
 
 
 def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
@@ -42,17 +51,17 @@ def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
     Args:
         fraction: the part of the minibatch on which the ascent gradient is taken.
     """
-    return grad(ascend(x, grad(x, fraction), rho)) if rho else grad(x)
+    return grad(ascend_(x, grad(x, fraction), rho)) if rho else grad(x)
 
 
-def prox(x: Vec, centre: Vec, weight: float) -> Vec:
-    """weight (x - centre): gradient of the proximal term (weight/2) ||x - centre||^2."""
-    return weight * (x - centre)
+def add_prox_(g: Vec, x: Vec, centre: Vec, weight: float) -> Vec:
+    """g + weight (x - centre), in place: adds the gradient of the proximal term (weight/2) ||x - centre||^2."""
+    return g.add_(x, alpha=weight).sub_(centre, alpha=weight)
 
 
-def corrected_prox(x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
-    """weight (h + x - centre): the proximal term's gradient and its correction h_i, in parameter units."""
-    return weight * (h + x - centre)
+def add_corrected_prox_(g: Vec, x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
+    """g + weight (h + x - centre), in place: the proximal term and its correction h_i, in parameter units."""
+    return add_prox_(g, x, centre, weight).add_(h, alpha=weight)
 
 
 def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:

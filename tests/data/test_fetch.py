@@ -198,7 +198,7 @@ def test_npm_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unreachable, match="npm pack wrote nothing"):
         npm.fetch(tmp_path, silent)
     (tmp_path / "bin" / "npm").write_text(f"#!{sys.executable}\nimport sys; open(sys.argv[-1] + '/a.tgz', 'w')\n")
-    with pytest.raises(UserError, match="a-package.* from npm has sha512"):
+    with pytest.raises(UserError, match=r"a-package.* from npm has sha512"):
         npm.fetch(tmp_path, silent)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match="npm is not installed"):
