@@ -13,7 +13,7 @@ from .data.federated import Federated
 from .errors import Diverged, UserError
 from .method import Local, Method
 from .sampling import batch_order, key, rng, seed_device
-from .vec import FlatModel, Loss, all_finite, clip_
+from .vec import FlatModel, Loss, accurate, all_finite, clip_
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
             f"{type(method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
             f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
         )
-    drift = float((x - down.x).double().square().sum())
+    drift = float(torch.linalg.vector_norm(x - down.x, dtype=accurate(x))) ** 2
     return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from .data.federated import Federated
+from .sampling import seed_device
 from .vec import FlatModel, Loss
 
 SHARD = 500
@@ -20,20 +22,37 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss) -> Score:
-    """Score of the vector x on the test set; plain mean loss, no weight decay in it."""
-    if data.y_test is None or not len(data.y_test):
-        return Score(math.nan, math.nan)
-    total, right, n = 0.0, 0.0, len(data.y_test)
+def shards(data: Federated) -> list[tuple[int, int]]:
+    """The test set in fixed pieces, (start, stop) each."""
+    n = 0 if data.y_test is None else len(data.y_test)
+    return [(a, min(a + SHARD, n)) for a in range(0, n, SHARD)]
+
+
+def score_shard(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, start: int, stop: int) -> Score:
+    """Sums, not means, over one piece of the test set."""
     flat.load(x)
     flat.model.eval()
+    seed_device(flat.device, start)  # a model that draws in evaluation, too, gives the same bits on every back end
     with torch.no_grad():
-        for a in range(0, n, SHARD):
-            inputs, targets = data.test_batch(a, min(a + SHARD, n))
-            output = flat.model(inputs)
-            total += float(loss(output, targets)) * len(targets)
-            right += _right(output, targets) if data.classes is not None else math.nan
-    return Score(total / n, right / n)
+        inputs, targets = data.test_batch(start, stop)
+        output = flat.model(inputs)
+        right = _right(output, targets) if data.classes is not None else math.nan
+        return Score(float(loss(output, targets)) * len(targets), right)
+
+
+def total(parts: Iterable[Score], n: int) -> Score:
+    """Means from the sums of the pieces, added in order."""
+    loss, right = 0.0, 0.0
+    for part in parts:
+        loss, right = loss + part.loss, right + part.accuracy
+    return Score(loss / n, right / n) if n else Score(math.nan, math.nan)
+
+
+def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss) -> Score:
+    """Score of the vector x on the test set; plain mean loss, no weight decay in it."""
+    pieces = shards(data)
+    parts = (score_shard(flat, x, data, loss, a, b) for a, b in pieces)
+    return total(parts, pieces[-1][1] if pieces else 0)
 
 
 def _right(output: Any, targets: torch.Tensor) -> float:

@@ -16,6 +16,7 @@ from torch import nn
 
 from .data.federated import Federated
 from .errors import UserError, unknown
+from .layers import Conv3x3
 from .sampling import torch_seed
 
 Shape = tuple[int, ...]
@@ -84,9 +85,9 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.conv1 = Conv3x3(channels, out, stride)
         self.norm1 = nn.GroupNorm(groups, out)
-        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.conv2 = Conv3x3(out, out)
         self.norm2 = nn.GroupNorm(groups, out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:

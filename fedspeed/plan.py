@@ -37,6 +37,11 @@ class Plan(Params):
     seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
+    backend: str = param(
+        "serial", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
+    )
+    workers: int = param(0, "[0, inf)", "the number of worker processes; 0 takes one a core")
+
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t

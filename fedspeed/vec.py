@@ -34,9 +34,16 @@ def tree_bytes(tree: tuple[Any, ...]) -> int:
     return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
 
 
+def accurate(a: torch.Tensor | torch.device) -> torch.dtype:
+    """The dtype of running sums: float64, but float32 on mps, which has no other."""
+    device = a if isinstance(a, torch.device) else a.device
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def all_finite(tree: tuple[Any, ...]) -> bool:
-    """Whether no tensor of a tree holds NaN or Inf."""
-    return all(bool(torch.isfinite(a).all()) for a in tree_leaves(tree))
+    """Whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
+    ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
+    return all(math.isfinite(float(end)) for end in ends)
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
@@ -93,7 +100,7 @@ class FlatModel:
     """
 
     def __init__(self, model: nn.Module, no_decay: Sequence[str] = ()) -> None:
-        self.model = model
+        self.model, self.no_decay = model, (no_decay,) if isinstance(no_decay, str) else tuple(no_decay)
         named = dict(model.named_parameters())  # removes duplicates, so tied parameters come once
         _refuse(model, named)
         trainable = {name: p for name, p in named.items() if p.requires_grad}
@@ -106,7 +113,7 @@ class FlatModel:
         self.shapes = [p.shape for p in self.parameters]
         self.d = sum(self.sizes)
         self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
-        self.decay = self._decay_mask((no_decay,) if isinstance(no_decay, str) else tuple(no_decay))
+        self.decay = self._decay_mask(self.no_decay)
         self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
         self.load(self.x)
 

@@ -17,7 +17,15 @@ from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_
 from fedspeed.report.runs import COLUMNS, Row, RunFiles, chart, markdown, spread, table
 from fedspeed.run import FILES, Spec, prepare, summarise
 
-SMALL = {"rounds": 4, "clients": 10, "active": 3, "local_epochs": 1, "model": "linear", "split": "dirichlet:0.3"}
+SMALL = {
+    "backend": "serial",
+    "rounds": 4,
+    "clients": 10,
+    "active": 3,
+    "local_epochs": 1,
+    "model": "linear",
+    "split": "dirichlet:0.3",
+}
 
 FIELDS = ["round", "cohort", "lr", "train_loss", "test_loss", "test_accuracy", "drift", "update_norm", "bytes_down",
           "bytes_up", "grad_evals", "seconds", "eval_seconds"]  # fmt: skip

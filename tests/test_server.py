@@ -481,3 +481,27 @@ def test_a_model_that_cannot_be_copied_is_refused():
 def test_pick_device():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type in ("cpu", "cuda", "mps")
+
+
+class Restless(nn.Module):
+    """A model that drops also in evaluation, a usual slip with the functional form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3).double()
+        for p in self.linear.parameters():
+            nn.init.constant_(p, 0.1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(nn.functional.dropout(inputs, 0.5))
+
+
+def test_evaluation_neither_reads_nor_moves_the_caller_s_generator():
+    losses = []
+    for caller in (1, 2):
+        run = simulate(FedAvg(), Restless(), Softmax().federated(), PLAN)
+        torch.manual_seed(caller)
+        state = torch.get_rng_state()
+        losses.append([record.test_loss for record in run])
+        assert torch.equal(torch.get_rng_state(), state)
+    assert losses[0] == losses[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import sys
@@ -48,7 +49,20 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and name the next step."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}; see `{self.prog} --help`")
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        near = difflib.get_close_matches(unknown, _flags(self), n=1) if unknown.startswith("--") else []
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{message}; {hint}see `{self.prog} --help`")
+
+
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    """The long options of a parser and of its commands."""
+    flags: set[str] = set()
+    for action in parser._actions:
+        flags |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            flags = flags.union(*(_flags(command) for command in action.choices.values()))
+    return flags
 
 
 def build_parser() -> Parser:

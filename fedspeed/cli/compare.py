@@ -35,7 +35,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `compare`."""
     parser.epilog = EPILOG
-    parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME or NAME:field=value,...; `all` for every method")
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., or `all`")
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
     parser.add_argument("--seeds", default="3", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
     parser.add_argument("--paper-decay", action="store_true", help="give each method the paper's learning-rate decay")

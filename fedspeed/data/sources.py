@@ -1,5 +1,4 @@
-"""Where a published data set comes from, in order: your own copy, the cache, known places, its home, a
-mirror.
+"""Where a published data set comes from, in order: your own copy, the cache, its home, a mirror.
 
 Every source ends in the same arrays: the reader rebuilds the published files from what it decoded and
 compares checksums, and the cache keeps a digest of the arrays it holds.

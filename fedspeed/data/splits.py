@@ -114,8 +114,7 @@ def dirichlet_refill(labels: np.ndarray, clients: int, seed: int, alpha: float) 
 def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
     """Every class c is shared out by q_c ~ Dir(alpha, ..., alpha) over the clients; sizes differ.
 
-    Drawn again (up to 1,000 times) until every client has at least `min(10, n / (4 clients))` samples, at
-    least 1.
+    Drawn again (up to 1,000 times) until every client has at least `min(10, n / (4 clients))` samples, at least 1.
 
     Reference: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML 2019;
     the `DirichletPartitioner` of flwr-datasets.
@@ -167,8 +166,7 @@ def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> R
 
 
 def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows:
-    """Sort by label, cut into `clients * per_client` shards (sizes differ by at most one), deal them at
-    random.
+    """Sort by label, cut into `clients * per_client` shards (sizes differ by at most one), deal them at random.
 
     Reference: McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017 (shards:2).
     """
@@ -185,9 +183,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows
 
 
 def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) -> Rows:
-    """Quantity skew: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); which samples is drawn
-    uniformly.
-    """
+    """Quantity skew: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); which samples is drawn uniformly."""
     stream = rng(seed, "split")
     z = sigma * stream.standard_normal(clients)
     weights = np.exp(z - z.max())

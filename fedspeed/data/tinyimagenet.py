@@ -45,8 +45,8 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images" and parts[1] in number:
             train.append((name, number[parts[1]]))
     val, there = [], set(names)
-    for line in tree.read(notes).decode().splitlines():
-        file, wnid = line.split("\t")[:2]
+    for line in filter(None, tree.read(notes).decode().splitlines()):
+        file, wnid = (line + "\t").split("\t")[:2]
         name = f"{root}val/images/{file}"
         if wnid not in number or name not in there:
             raise UserError(f"data tinyimagenet: {tree.path}: val_annotations.txt names {file} ({wnid}), not there")

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import layouts
 import numpy as np
 import pytest
 import torch
@@ -48,6 +49,24 @@ def test_cifar10_is_the_published_one(cifar10: Federated) -> None:
     assert pixels.mean((0, 2, 3), dtype=np.float64) == pytest.approx([0.49140, 0.48216, 0.44653], abs=1e-5)
     assert pixels.std((0, 2, 3), dtype=np.float64) == pytest.approx([0.24703, 0.24349, 0.26159], abs=1e-5)
     assert cifar10.x.dtype == torch.uint8
+
+
+def test_cifar10_in_the_published_layouts_is_the_same(cifar10: Federated, tmp_path: Path) -> None:
+    """The real records, written as the home page describes its files, pass the check of the published ones."""
+    whole = read("cifar10")
+    assert whole.x_test is not None
+    x, y = np.concatenate([whole.x, whole.x_test]), np.concatenate([whole.y, np.asarray(whole.y_test)])
+    for name, write in (("bin", layouts.binary), ("py", layouts.python)):
+        for k, file in enumerate(layouts.TEN):
+            part = slice(10_000 * k, 10_000 * (k + 1))
+            made = [(label,) for label in y[part].tolist()], [picture.tobytes() for picture in x[part]]
+            layouts.folder(write({file: made}), tmp_path / name)
+        assert read("cifar10", data_dir=tmp_path / name).digest() == whole.digest()
+    blob = bytearray((tmp_path / "bin" / "data_batch_4.bin").read_bytes())
+    blob[12_345] ^= 1
+    (tmp_path / "bin" / "data_batch_4.bin").write_bytes(bytes(blob))
+    with pytest.raises(UserError, match="records of data_batch_4 are not the published ones"):
+        read("cifar10", data_dir=tmp_path / "bin")
 
 
 def test_cifar10_split_as_in_figure_3(cifar10: Federated) -> None:

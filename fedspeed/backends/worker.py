@@ -1,0 +1,96 @@
+"""What runs in a worker process: receive a job, run the client, leave the reply in shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..client import Work, run_client
+from ..errors import Diverged, UserError
+from ..evaluate import score_shard
+from ..method import Local
+from ..methods import find
+from ..vec import FlatModel, tree_map
+from .shared import Place, Segment, at, copy_into
+
+
+class Setup(NamedTuple):
+    """Where everything lies."""
+
+    segments: list[tuple[Path, int]]  # of the data, and of the vectors
+    data: dict[str, Place]
+    vectors: list[Place]  # a vector to evaluate, then what the server sends
+    slots: list[tuple[list[Place], list[Place]]]
+    sources: list[str]
+
+
+def worker(pipe: Connection, setup: Setup) -> None:
+    """The loop of one worker; it ends when the other end of the pipe is closed, so also when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    torch.set_num_threads(1)
+    keep_memory()
+    try:
+        run, evaluate = _prepare(pipe, setup)
+        pipe.send(("ready", None))
+        while True:
+            request = pipe.recv()
+            try:
+                answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
+            except (UserError, Diverged) as error:
+                pipe.send(("error", (type(error).__name__, str(error))))
+            else:
+                pipe.send(("done", answer))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
+    """Map the memory, unpack the work, and return what answers the two requests."""
+    data_segment, segment = (Segment(path, size, create=False) for path, size in setup.segments)
+    for source in setup.sources:
+        find(source)
+    parts = pickle.loads(pipe.recv_bytes())
+    tensors = {name: data_segment.tensor(place) for name, place in setup.data.items()}
+    data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})
+    flat = FlatModel(pickle.loads(parts["module"]), parts["no_decay"])
+    work = Work(method=parts["method"], flat=flat, loss=parts["loss"], data=data, **parts["common"])
+    method, x0 = work.method, flat.x.clone()
+    x = segment.tensor(setup.vectors[0])
+    prototype = method.broadcast(method.init_server(x0))
+    down = at(segment, prototype, setup.vectors[1:])
+    up, kept = method.upload(x0.clone(), prototype, tree_map(torch.clone, method.init_client(x0)), Local(1, 1.0, 1))
+    slots = [(at(segment, kept, a), at(segment, up, b)) for a, b in setup.slots]
+
+    def run(job: Any, slot: int) -> tuple[Any, ...]:
+        state, upload = slots[slot]
+        reply = run_client(work, job, down, tree_map(torch.clone, state))
+        copy_into(upload, reply.up)
+        copy_into(state, reply.client)
+        return reply.K, reply.n, reply.train_loss, reply.drift, reply.grad_evals
+
+    def evaluate(pieces: list[tuple[int, int]]) -> list[Any]:
+        return [score_shard(flat, x, data, work.loss, a, b) for a, b in pieces]
+
+    return run, evaluate
+
+
+def vars_of(data: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance, without what it has cached."""
+    return {name: getattr(data, name) for name in data.__dataclass_fields__}
+
+
+def keep_memory() -> None:
+    """Keep freed vectors for the next ones (glibc): by default a large block goes back to the system every time, and
+    its pages are faulted in again, which costs more than the arithmetic on it."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+            libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD

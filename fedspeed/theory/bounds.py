@@ -1,0 +1,173 @@
+"""The bound of the theorem, its parts, and settings that meet its conditions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..errors import UserError
+from .routes import Route, route
+from .setting import Setting
+
+
+class Start(NamedTuple):
+    """Where the average over rounds starts: what the bound needs to know of that point.
+
+    The paper sums from t = 1, with z^1 and the corrections g_hat_i^0 of round 0. From t = 0, z^0 = x^0 and every
+    correction is 0, so only `gap` and `tracking` = mean_i ||grad F_i(x^0)||^2 are left.
+    """
+
+    gap: float  # F(z) - F*
+    ghat: float = 0.0  # mean_i ||g_hat_i||^2
+    ghat_mean: float = 0.0  # ||mean_i g_hat_i||^2
+    tracking: float = 0.0  # mean_i ||g_hat_i - grad F_i(z)||^2
+
+
+class Bound(NamedTuple):
+    """A bound by its terms; `valid` says whether the form's conditions hold."""
+
+    form: str
+    terms: dict[str, float]
+    valid: bool
+
+    @property
+    def total(self) -> float:
+        """The bound on (1/T) sum_t E||grad F(z^t)||^2."""
+        return math.fsum(self.terms.values()) if all(map(math.isfinite, self.terms.values())) else math.inf
+
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+
+def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
+    """The right side of the theorem.
+
+        printed     2 gap/(lam kappa T) + 64 eta L^2 K/(kappa T) mean||g_hat_i^0||^2
+                    + 32 lam^2 L^2/(kappa T) ||mean g_hat_i^0||^2 + Phi
+
+    and the other forms with their own coefficients (`routes.py`). Infinite where kappa <= 0.
+
+    Args:
+        start: of the round from which the average is taken.
+        form: one of `FORMS`; only `corrected` and `tracking` are proved.
+
+    Example:
+        >>> setting = Setting(eta=0.001, lam=0.1, K=200, T=1000)
+        >>> b = bound(setting, Start(gap=1.0, tracking=2.0), "tracking")
+        >>> b.valid, b.dominant
+        (True, 'gap')
+    """
+    r, T = route(setting, form), setting.T
+    terms = {
+        "gap": _times(r.gap, start.gap) / T,
+        "corrections": (_times(r.ghat, start.ghat) + _times(r.ghat_mean, start.ghat_mean)) / T,
+        "tracking": _times(r.tracking, start.tracking) / T,
+        **r.floor,
+    }
+    return Bound(form, terms, r.holds)
+
+
+def phi(setting: Setting, form: str = "printed") -> float:
+    """Phi, the part that does not fall with T.
+
+    Example:
+        >>> s = Setting(eta=0.001, lam=0.1, K=200, sigma_g=1.0)
+        >>> round(phi(s, "printed") / phi(s, "consistent"), 12)   # the surplus lambda of erratum 4
+        0.1
+    """
+    return math.fsum(route(setting, form).floor.values())
+
+
+def largest(holds: Callable[[float], bool], high: float = 1e9) -> float:
+    """The largest value up to `high` for which something that holds near 0 still holds, to 1e-9 of it; 0 if none."""
+    low, top = 0.0, high
+    value = top
+    while value > 1e-30 and not holds(value):
+        top, value = value, value / 2
+    if value <= 1e-30:
+        return 0.0
+    low = value
+    while top - low > 1e-9 * top:
+        middle = (low + top) / 2
+        low, top = (middle, top) if holds(middle) else (low, middle)
+    return low
+
+
+def largest_L(setting: Setting, form: str) -> float:
+    """The largest smoothness constant with which a form's conditions hold; 0 where they fail for every L.
+
+    Example:
+        >>> setting = Setting(eta=0.001, lam=0.1, K=200)
+        >>> route(setting.but(L=largest_L(setting, "tracking")), "tracking").holds
+        True
+    """
+    return largest(lambda L: route(setting.but(L=L), form).holds)
+
+
+def suggest(setting: Setting, form: str) -> Setting | None:
+    """The nearest setting in lam that meets a form: eta = c lam/K as before (c >= 1), rho as large as allowed.
+
+    None where no lam does for this K (form `consistent` needs eta >= lam/2, for one).
+    """
+    c = min(max(1.0, setting.s * setting.K), float(setting.K))
+    rho = min(setting.rho, 0.5 / math.sqrt(6) / max(setting.alpha * setting.L, 1e-300))
+    normalise = setting.normalise and form == "tracking"
+    if not normalise and form == "tracking":
+        rho = min(rho, 0.1 / max(setting.alpha * setting.L, 1e-300))
+
+    def at(lam: float) -> Setting:
+        return setting.but(lam=lam, eta=c * lam / setting.K, rho=setting.rho if normalise else rho, normalise=normalise)
+
+    lam = largest(lambda value: route(at(value), form).holds, setting.lam)
+    return at(lam) if lam > 0 else None
+
+
+def schedule(T: int, L: float, form: str, *, fraction: float = 0.5, per_round: int = 16, rho: float = 0.1,
+             alpha: float = 1.0, m: int = 10, sigma_l: float = 0.0, sigma_g: float = 0.0, base: int = 8) -> Setting:  # fmt: skip
+    """The corollary's schedule: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T), and lam as the form allows.
+
+    lam does not depend on T, except in form `corrected`, whose floor does not fall with T: there lam = lam_0 T^{-1/3},
+    which balances 1/(lam T) and lam^2 (a bound of order T^{-2/3}).
+
+    Args:
+        fraction: of the largest lam that the form's conditions allow at T = base.
+        per_round: K/T.
+        rho: rho_0, in units of 1/(alpha L).
+        base: the smallest T of the experiment: conditions that hold there hold for larger T.
+
+    Example:
+        >>> a, b = (schedule(T, 1.0, "printed") for T in (8, 32))
+        >>> a.lam == b.lam, b.K // a.K, round(a.rho / b.rho, 6)
+        (True, 4, 2.0)
+    """
+    if not 0 < fraction <= 1:
+        raise UserError(f"schedule: fraction must lie in (0, 1], got {fraction:g}; it is a share of the largest lam")
+    if T < base:
+        raise UserError(f"schedule: T must be at least the smallest, {base}, got {T}")
+
+    def at(t: int, lam: float) -> Setting:
+        K = per_round * t
+        ascent = rho / math.sqrt(t) / max(alpha * L, 1e-300)
+        return Setting(lam / K, lam, K, L, alpha, ascent, False, m, t, sigma_l, sigma_g)
+
+    most = largest(lambda lam: route(at(base, lam), form).holds, 10 / L)
+    if not most:
+        raise UserError(
+            f"schedule: no lam meets the conditions `{form}` at T = {base}, K = {per_round * base}, rho = "
+            f"{rho / math.sqrt(base):.3g}/(alpha L); lower rho, or choose another form"
+        )
+    fall = (base / T) ** (1 / 3) if form == "corrected" else 1.0
+    return at(T, fraction * most * fall)
+
+
+def _times(coefficient: float, value: float) -> float:
+    """0 times infinity is 0 here: a term that is absent."""
+    return coefficient * value if value else 0.0
+
+
+def slack(r: Route) -> float:
+    """The least slack of a route relative to its limit (or to 1): below 0 some condition fails."""
+    return min(c.slack / max(abs(c.limit), 1e-300) if c.limit else c.slack for c in r.conditions)

@@ -1,0 +1,142 @@
+"""FedSpeed, FedAvg and SCAFFOLD in NumPy, all clients and all seeds at once: a long experiment takes seconds.
+
+This is a second implementation on purpose, straight from the algorithm boxes: `tests/theory/test_engine.py` holds it
+against `simulate` to rounding. It runs what the theorem assumes: full participation, a constant rate, minibatches
+drawn with replacement, no weight decay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import Diverged, UserError, unknown
+from .problems import Grad, Problem
+from .sequences import auxiliary
+from .setting import Setting
+
+METHODS = ("fedspeed", "fedavg", "scaffold")
+CHUNK = 256
+"""So many steps' minibatches are drawn at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a run left behind; axis R is the repetition (seed).
+
+    Args:
+        setting: with which it was run.
+        x: server models, (T+1, R, d).
+        xK: last local models, (T, R, m, d), or only their mean (T, R, 1, d) without `keep`.
+        ghat: FedSpeed's corrections after every round, (T, R, m, d), with `keep`.
+        points, quasi: local models before every step and the (quasi-)gradients there, (T, K, R, m, d), with `steps`.
+    """
+
+    setting: Setting
+    x: np.ndarray
+    xK: np.ndarray
+    ghat: np.ndarray | None = None
+    points: np.ndarray | None = None
+    quasi: np.ndarray | None = None
+
+    @property
+    def u(self) -> np.ndarray:
+        """u^t, (T+1, R, d)."""
+        return auxiliary(self.x[0], self.xK, self.setting.gamma)[0]
+
+    @property
+    def z(self) -> np.ndarray:
+        """z^t, (T+1, R, d): the points of the theorem (FedSpeed only)."""
+        return auxiliary(self.x[0], self.xK, self.setting.gamma)[1]
+
+
+def run(
+    method: str,
+    problem: Problem,
+    setting: Setting,
+    x0: np.ndarray,
+    *,
+    batch: int = 0,
+    seeds: int = 1,
+    seed: int = 0,
+    keep: bool = False,
+    steps: bool = False,
+) -> Trace:
+    """setting.T rounds of setting.K local steps from x0; the setting's L and sigmas play no part.
+
+    Args:
+        method: `fedspeed`, `fedavg` or `scaffold` (server rates 1).
+        batch: minibatch size, 0 for full batches.
+        seeds: repetitions that differ in their minibatches only; `seed` names the first.
+        keep: keep every client's last models and corrections.
+        steps: keep every local model and quasi-gradient as well (small runs only).
+
+    Example:
+        >>> from .quadratic import random_quadratic
+        >>> problem = random_quadratic(m=4, d=3)
+        >>> trace = run("fedspeed", problem, Setting(eta=0.1, lam=1.0, K=10, T=200), np.zeros(3))
+        >>> bool(np.allclose(trace.x[-1, 0], problem.optimum))
+        True
+    """
+    if method not in METHODS:
+        raise unknown("method of the theory's engine", method, METHODS)
+    if seeds < 1 or batch < 0:
+        raise UserError(f"run: expected seeds >= 1 and batch >= 0, got seeds {seeds} and batch {batch}")
+    shape, s = (seeds, problem.m, problem.d), setting
+    x = np.broadcast_to(np.asarray(x0, dtype=np.float64), (seeds, 1, problem.d)).copy()
+    kept, c = np.zeros(shape), np.zeros_like(x)  # g_hat_i, or c_i and c of SCAFFOLD
+    streams = [np.random.default_rng([seed + r, 7]) for r in range(seeds)]
+    xs, ends, ghats, points, quasi = [x[:, 0]], [], [], [], []
+    for t in range(s.T):
+        y = np.broadcast_to(x, shape).copy()
+        for k in range(s.K):
+            if batch and k % CHUNK == 0:
+                index = _draw(streams, min(CHUNK, s.K - k), problem, batch)
+            grad = problem.minibatch(index[k % CHUNK]) if batch else problem.gradient
+            g = _quasi_gradient(y, grad, s) if method == "fedspeed" else grad(y)
+            if steps:
+                points.append(y)
+                quasi.append(g)
+            if method == "fedspeed":
+                g = g - kept + (y - x) / s.lam
+            elif method == "scaffold":
+                g = g - kept + c
+            y = y - s.eta * g
+        D = y - x
+        if method == "fedspeed":
+            kept = kept - D / s.lam
+            x = (y - s.lam * kept).mean(1, keepdims=True)
+        else:
+            x = y.mean(1, keepdims=True)
+        if method == "scaffold":
+            kept = kept - c - D / (s.K * s.eta)
+            c = kept.mean(1, keepdims=True)
+        xs.append(x[:, 0])
+        ends.append(y if keep else y.mean(1, keepdims=True))
+        if keep and method == "fedspeed":
+            ghats.append(kept)
+        if not np.isfinite(x).all():
+            raise Diverged(f"{method} diverged in round {t + 1}; lower eta (now {s.eta:g}) or lam (now {s.lam:g})")
+    local = (s.T, s.K, *shape)
+    return Trace(
+        setting,
+        np.array(xs),
+        np.array(ends),
+        np.array(ghats) if ghats else None,
+        np.array(points).reshape(local) if steps else None,
+        np.array(quasi).reshape(local) if steps else None,
+    )
+
+
+def _quasi_gradient(x: np.ndarray, grad: Grad, s: Setting) -> np.ndarray:
+    """g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)), on one minibatch; rho/(||g|| + 1e-7) if normalised."""
+    g1 = grad(x)
+    if s.alpha * s.rho == 0:
+        return g1
+    length = s.rho / (np.linalg.norm(g1, axis=-1, keepdims=True) + 1e-7) if s.normalise else s.rho
+    return (1 - s.alpha) * g1 + s.alpha * grad(x + length * g1)
+
+
+def _draw(streams: list[np.random.Generator], steps: int, problem: Problem, batch: int) -> np.ndarray:
+    return np.stack([r.integers(0, problem.n, (steps, problem.m, batch)) for r in streams], axis=1)

@@ -1,0 +1,277 @@
+"""The four forms of the theorem as numbers: conditions with their slack, kappa, and what multiplies what.
+
+Every form says: if its conditions hold, then
+
+    (1/T) sum_t E||grad F(z^t)||^2  <=  (a gap + b mean_i||g_hat_i||^2 + c ||mean_i g_hat_i||^2 + e delta) / T + floor
+
+with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts. `docs/theory.md`
+derives the two forms that are proved (`corrected`, `tracking`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import unknown
+from .setting import FORMS, P, Setting
+
+
+class Condition(NamedTuple):
+    """`value <= limit` (or `>=` with at_least); errata are those of docs/theory.md that touch it."""
+
+    name: str
+    value: float
+    limit: float
+    advice: str
+    errata: tuple[int, ...] = ()
+    at_least: bool = False
+    strict: bool = False
+
+    @property
+    def slack(self) -> float:
+        """How far inside, in the condition's own units; negative where it fails."""
+        return self.value - self.limit if self.at_least else self.limit - self.value
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds (NaN does not)."""
+        return self.slack > 0 if self.strict else self.slack >= 0
+
+
+class Route(NamedTuple):
+    """One form for one setting."""
+
+    conditions: tuple[Condition, ...]
+    kappa: float
+    gap: float  # a, b, c, e of the module's docstring
+    ghat: float
+    ghat_mean: float
+    tracking: float
+    floor: dict[str, float]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every condition holds."""
+        return all(condition.holds for condition in self.conditions)
+
+
+def _common(s: Setting) -> Condition:
+    return Condition("eta <= lam", s.eta, s.lam, "lower eta or raise lam", (8,))
+
+
+def _plain(s: Setting) -> tuple[Condition, ...]:
+    """The theorem's rho is a plain step; a normalised one moves gradients by a fixed length instead."""
+    if not s.normalise or s.alpha * s.rho == 0:
+        return ()
+    return (Condition("rho is not normalised", 1.0, 0.0, "use normalise=false; form `tracking` covers both", (15,)),)
+
+
+def _ascent(s: Setting) -> tuple[Condition, ...]:
+    limit = 1 / math.sqrt(6)
+    advice = f"lower rho to {limit / max(s.alpha * s.L, 1e-300):.3g}, or alpha"
+    return (*_plain(s), Condition("rho alpha L <= 1/sqrt(6)", math.sqrt(s.q), limit, advice))
+
+
+def _positive(kappa: float, advice: str, errata: tuple[int, ...]) -> Condition:
+    return Condition("kappa > 0", kappa, 0.0, advice, errata, at_least=True, strict=True)
+
+
+def _interval(s: Setting) -> Condition:
+    """K >= lam/eta, with room for the rounding of a quotient."""
+    least = s.lam / s.eta * (1 - 1e-12)
+    return Condition(
+        "K >= lam/eta", s.K, least, f"raise K to {math.ceil(least)}, or eta to {s.lam / s.K:.3g}", (18,), at_least=True
+    )
+
+
+def printed(s: Setting) -> Route:
+    """The theorem as published, with its own conditions: not proved (errata 4, 5, 7-13)."""
+    q, x = s.q, s.eta**2 * s.L**2 * s.K
+    kappa = 0.5 - 3 * q - 1536 * x
+    limit = 1 / (32 * math.sqrt(3 * s.K) * s.L)
+    conditions = (
+        *_ascent(s),
+        Condition("eta <= 1/(32 sqrt(3K) L)", s.eta, limit, f"lower eta to {limit:.3g}"),
+        Condition("eta <= 2 lam", s.eta, 2 * s.lam, "lower eta or raise lam", (8,)),
+        _interval(s),
+        _positive(kappa, "lower eta, K or rho; the two limits above leave kappa = -1/2", (7,)),
+    )
+    k = _inverse(kappa)
+    return Route(
+        conditions,
+        kappa,
+        gap=2 * k / s.lam,
+        ghat=64 * k * s.eta * s.L**2 * s.K,
+        ghat_mean=32 * k * s.lam**2 * s.L**2,
+        tracking=0.0,
+        floor={
+            "drift": 32 * k * s.lam * x * (16 * s.sigma_g**2 + s.sigma_l**2),
+            "ascent": k * s.lam * q * (3 * s.sigma_g**2 + s.sigma_l**2),
+        },
+    )
+
+
+def consistent(s: Setting) -> Route:
+    """The printed derivation without its slips of algebra (errata 2, 4, 5, 6, 8, 10); errata 11-13 and 15 stay open."""
+    base, q, x, r = printed(s), s.q, s.eta**2 * s.L**2 * s.K, s.shift
+    k, a1 = _inverse(base.kappa), 2 * (1 - s.s) ** 2 + 32 * s.eta**2 * s.L**2
+    conditions = (
+        _common(s),
+        *base.conditions[:-3],
+        _interval(s),
+        Condition("P <= 2", P(s), 2.0, _lower_lam(s), (9,)),
+        Condition("8 L^2 r^2 + lam L <= 1", 8 * (s.L * r) ** 2 + s.lam * s.L, 1.0, _lower_lam(s), (10,)),
+        Condition("2(1-s)^2 + 32 eta^2 L^2 <= 1-s", a1, 1 - s.s, "needs eta >= lam/2", (13,)),
+        base.conditions[-1],
+    )
+    return Route(
+        conditions,
+        base.kappa,
+        gap=k / s.lam,
+        ghat=32 * k * x / s.gamma,
+        ghat_mean=4 * k * (s.L * r) ** 2 / s.gamma,
+        tracking=0.0,
+        floor={
+            "drift": 32 * k * x * (16 * s.sigma_g**2 + s.sigma_l**2),
+            "ascent": k * q * (3 * s.sigma_g**2 + s.sigma_l**2),
+        },
+    )
+
+
+def drift_factor(s: Setting) -> float:
+    """Theta: c^t <= Theta {...}, the drift of the local models, by Young's inequality with the best a > 0.
+
+    c_{k+1} <= beta c_k + (1 + 1/a) eta^2 {...}, beta = (1+a)(1-s)^2 + 16 (1+1/a) eta^2 L^2. For beta <= 1 the
+    weighted mean of the c_k is at most (1 + 1/a) eta^2 min(sum_k k gamma_k/gamma, 1/(1-beta)) {...}. Every a > 0
+    is allowed, so the least is taken over a grid (the paper's a = 1 needs s >= 1/2: erratum 13).
+    """
+    a = np.geomspace(max(s.s, 1e-9) / 100, 1e4, 4001)
+    beta = (1 + a) * (1 - s.s) ** 2 + 16 * (1 + 1 / a) * (s.eta * s.L) ** 2
+    mean_k = max(s.K / s.gamma - 1 / s.s, 0.0)  # 0 for K = 1, up to rounding
+    steps = np.minimum(mean_k, 1 / np.maximum(1 - beta, 1e-300))
+    theta: np.ndarray = np.where(beta <= 1, (1 + 1 / a) * s.eta**2 * steps, np.inf)
+    return float(theta.min())
+
+
+def corrected(s: Setting) -> Route:
+    """The paper's route with every step proved; conditions and constants are this package's (docs/theory.md)."""
+    q, r2, g, p = s.q, (s.L * s.shift) ** 2, s.gamma, P(s)
+    noisy = 2 if s.sigma_l else 1  # E||V + N||^2 <= 2 E||V||^2 + 2 E||N||^2, erratum 11
+    v = (1 + math.sqrt(q)) ** 2  # erratum 15
+    p1 = (11 * p - 2) / 3  # erratum 12
+    raw = drift_factor(s) * s.L**2
+    room = 1 - 24 * p1 * raw if math.isfinite(p1 * raw) else -math.inf
+    theta = raw / room if room > 0 else math.inf
+    kappa = 0.5 - 3 * q - 4 * theta * (16 + 12 * p1) if math.isfinite(theta) else -math.inf
+    absorbed = noisy * (8 * r2 + s.lam * s.L)
+    lower = _lower_lam(s)
+    conditions = (
+        _common(s),
+        *_ascent(s),
+        Condition("24 L^2 r^2 < 1 (P finite)", 24 * r2, 1.0, lower, (2, 9), strict=True),
+        Condition(f"{noisy} (8 L^2 r^2 + lam L) <= 1", absorbed, 1.0, lower, (10, 11)),
+        Condition("8 (11P-2) L^2 Theta < 1", 1 - room, 1.0, lower, (12, 13), strict=True),
+        _positive(kappa, lower, (7, 12, 13)),
+    )
+    k = _inverse(kappa)
+    noise = s.W * s.sigma_l**2
+    return Route(
+        conditions,
+        kappa,
+        gap=k / s.lam,
+        ghat=4 * k * theta * p1 / g,
+        ghat_mean=4 * k * r2 / g,
+        tracking=0.0,
+        floor={
+            "drift": 4 * k * theta * ((16 + 12 * p1) * s.sigma_g**2 + (1 + p1) * v * s.sigma_l**2),
+            "ascent": k * q * (3 * s.sigma_g**2 + s.sigma_l**2),
+            "noise": k * (8 * r2 + s.lam * s.L) * noise / s.m,
+        },
+    )
+
+
+def tracking(s: Setting) -> Route:
+    """Another route: g_hat_i tracks grad F_i, so the drift shrinks with it and sigma_g leaves the floor.
+
+    Needs lam L below a constant and eta <= lam only; with eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
+    for a fixed lam, which is the corollary's claim. Derived in docs/theory.md.
+    """
+    g, lL, noisy = s.gamma, s.lam * s.L, 2 if s.sigma_l else 1
+    groups = 3 if s.sigma_l else 2  # how many parts Young's inequality splits
+    q = s.q
+    if q == 0:
+        ell = 1.0
+    else:
+        ell = 2.0 if s.normalise else 2 + 4 * q
+    mu = max(g, abs(s.tau), abs(g + s.tau))
+    room = 1 - groups * ell * (g * lL) ** 2
+    omega = ell * groups * lL**2 / room if room > 0 else math.inf
+    left = 1 - 2 * groups * omega * mu**2 if math.isfinite(omega) else -math.inf
+    b = omega * mu**2 / left / g if left > 0 else math.inf
+    h = 0.5 + groups * b * g
+    lifted = h * (1 + omega * g**2) * 2 * q if q and math.isfinite(h * omega) else (math.inf if q else 0.0)
+    kappa = 0.5 - 2 * h * omega * s.tau**2 - (0.0 if s.normalise else 2 * lifted) if left > 0 else -math.inf
+    absorbed = noisy * (lL + 2 * groups * b * lL**2 / g)
+    lower = _lower_lam(s)
+    conditions = (
+        _common(s),
+        Condition(f"{groups} l (gamma lam L)^2 < 1", 1 - room, 1.0, lower, strict=True),
+        Condition(f"{2 * groups} omega mu^2 < 1", 1 - left, 1.0, lower, strict=True),
+        Condition(f"{noisy} (lam L + {2 * groups} b lam^2 L^2/gamma) <= 1", absorbed, 1.0, lower, (10, 11)),
+        _positive(kappa, lower + ("; or lower rho" if q else ""), (7,)),
+    )
+    k, noise = _inverse(kappa), s.W * s.sigma_l**2
+    spread = 1.0 if s.normalise else 2 * s.sigma_g**2 + s.sigma_l**2
+    return Route(
+        conditions,
+        kappa,
+        gap=k / s.lam,
+        ghat=0.0,
+        ghat_mean=0.0,
+        tracking=k * b,
+        floor={
+            "drift": k * h * omega * s.sigma_l**2 * s.s / (2 - s.s) if s.sigma_l else 0.0,
+            "ascent": k * lifted * spread,
+            "noise": k * (groups * b * g + absorbed / 2 / s.m) * noise if noise else 0.0,
+        },
+    )
+
+
+ROUTES: dict[str, Callable[[Setting], Route]] = dict(
+    zip(FORMS, (printed, consistent, corrected, tracking), strict=True)
+)
+
+
+def route(setting: Setting, form: str) -> Route:
+    """A form by name.
+
+    Example:
+        >>> setting = Setting(eta=0.001, lam=0.1, K=200, L=1.0)
+        >>> [form for form in FORMS if route(setting, form).holds]
+        ['printed', 'tracking']
+    """
+    if form not in ROUTES:
+        raise unknown("form of the theorem", form, FORMS)
+    return ROUTES[form](setting)
+
+
+def kappa(setting: Setting, form: str = "printed") -> float:
+    """kappa of a form; printed: 1/2 - 3 alpha^2 L^2 rho^2 - 1536 eta^2 L^2 K.
+
+    Example:
+        >>> kappa(Setting(eta=0.001, lam=0.1, K=100))
+        0.3464
+    """
+    return route(setting, form).kappa
+
+
+def _lower_lam(s: Setting) -> str:
+    return f"lower lam L (now {s.lam * s.L:.3g}), with eta in proportion"
+
+
+def _inverse(kappa: float) -> float:
+    return 1 / kappa if kappa > 0 else math.inf

@@ -1,0 +1,129 @@
+"""Every back end gives the same bits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedspeed.data import load
+from fedspeed.errors import Diverged, UserError
+from fedspeed.methods import METHODS, FedInit, FedSpeed
+from fedspeed.models import build_model
+from fedspeed.server import simulate
+
+SETTINGS = {"rounds": 3, "active": 5, "local_epochs": 1, "batch_size": 10, "eval_every": 2}
+
+
+def digits(clients: int = 12):
+    data = load("digits", split="dirichlet-class:0.5", clients=clients)  # unequal sizes: jobs finish out of order
+    return data, build_model("mlp", data, hidden=[8])
+
+
+def outcome(method, **settings):
+    data, model = digits()
+    everyone = {"active": data.clients} if method.name == "fedpd" else {}
+    with simulate(method, model, data, **{**SETTINGS, **everyone, **settings}) as run:
+        records = [{**r.to_dict(), "seconds": 0, "eval_seconds": 0} for r in run]
+        states = {i: run.states.get(i) for i in run.states}
+    return records, run.x, states
+
+
+def assert_same_bits(a, b):
+    assert a[0] == b[0]
+    assert torch.equal(a[1], b[1])
+    assert a[2].keys() == b[2].keys()
+    for i in a[2]:
+        assert all(torch.equal(x, y) for x, y in zip(_leaves(a[2][i]), _leaves(b[2][i]), strict=True))
+
+
+def _leaves(tree):
+    return [leaf for a in tree for leaf in (_leaves(a) if isinstance(a, tuple) else [a])]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedspeed", "fedsmoo"])
+def test_two_workers_give_the_bits_of_serial(name):
+    serial = outcome(METHODS[name]())
+    assert_same_bits(serial, outcome(METHODS[name](), backend="process", workers=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("method", [*(cls() for cls in METHODS.values()), FedInit(FedSpeed())], ids=lambda m: m.name)
+def test_every_method_on_every_number_of_workers(method, workers):
+    assert_same_bits(outcome(method), outcome(method, backend="process", workers=workers))
+
+
+def children() -> set[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in tasks.read_text().split()}
+    return {pid for pid, command in names.items() if b"spawn_main" in command}
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_nothing_outlives_a_run():
+    shared = set(Path("/dev/shm").glob("fedspeed-*"))
+    data, model = digits()
+    run = simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS)
+    assert len(children()) >= 2
+    assert set(Path("/dev/shm").glob("fedspeed-*")) == shared  # the names are gone while it runs
+    for _ in run:
+        pass
+    assert not children()
+    abandoned = simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS)
+    abandoned.step()
+    del abandoned
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not children()
+
+
+class Explodes(nn.Module):
+    """Gives NaN for one client's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.inner(x.flatten(1)) * float("nan")
+
+
+def test_errors_of_a_worker_are_the_same_as_here():
+    data, _ = digits()
+    messages = []
+    for backend in ("serial", "process"):
+        with (
+            simulate(METHODS["fedavg"](), Explodes(), data, backend=backend, workers=2, **SETTINGS) as run,
+            pytest.raises(Diverged) as caught,
+        ):
+            run.step()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_what_cannot_be_sent_is_named():
+    data, model = digits()
+    with pytest.raises(UserError, match="the loss cannot be sent to worker processes"):
+        simulate(METHODS["fedavg"](), model, data, loss=lambda a, b: a.sum(), backend="process", **SETTINGS)
+    model.extra = lambda: None
+    with pytest.raises(UserError, match="the model cannot be sent to worker processes"):
+        simulate(METHODS["fedavg"](), model, data, backend="process", **SETTINGS)
+
+
+def test_auto_takes_processes_for_long_runs_only():
+    from fedspeed.plan import Plan
+    from fedspeed.server import worker_count
+
+    data, _ = digits()
+    cpu = torch.device("cpu")
+    small = Plan(backend="auto", workers=2, rounds=10)
+    assert worker_count(small, cpu, data, 5_000) == 0
+    assert worker_count(Plan(backend="auto", workers=2, rounds=10_000), cpu, data, 5_000) == 2
+    assert worker_count(small, cpu, data, 11_000_000) == 2
+    assert worker_count(small, torch.device("meta"), data, 11_000_000) == 0

@@ -1,0 +1,456 @@
+"""The command line: one-line errors, help, JSON, quiet, live and plain progress, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedspeed import Config, FedAvg, __version__
+from fedspeed.cli import COMMANDS, compare, main, options
+from fedspeed.report.runs import COLUMNS
+
+QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
+MODULE = [sys.executable, "-c", "import sys; from fedspeed.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, *argv: str) -> str:
+    """The one line that a bad command prints."""
+    code = main(list(argv))
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fedspeed: error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+BAD = [
+    ("run --method fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
+    ("run --model mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
+    ("run --data digit", "unknown data set 'digit'; did you mean 'digits'?"),
+    ("run --split dirichlett:1", "unknown split 'dirichlett'; did you mean 'dirichlet'?"),
+    ("run --set method.roh=1", "unknown field of FedSpeed 'roh'; did you mean 'rho'?"),
+    ("run --set metod.rho=1", "unknown --set target 'metod'; did you mean 'method'?"),
+    ("run --set rho=1", "--set: expected WHAT.FIELD=VALUE such as method.rho=0.05, got 'rho=1'"),
+    ("run --set method.rho", "--set: expected WHAT.FIELD=VALUE"),
+    ("run --set method.rho=", "rho must be a number, got ''"),
+    ("run --set method.rho=big", "rho must be a number, got 'big'"),
+    ("run --set model.hidden=32", "hidden must be a list of whole numbers"),
+    ("run --set model.seed=32", "model.seed is no option of the model"),
+    ("run --set data.clients=3", "data.clients is no option of the data"),
+    ("run --lr -0.1", "lr must be in (0, inf), got -0.1"),
+    ("run --lr nan", "lr must be in (0, inf), got nan"),
+    ("run --lr 1e999", "lr must be in (0, inf), got inf"),
+    ("run --lr fast", "--lr: expected a number, got 'fast'"),
+    ("run --weight-decay -1", "weight_decay must be in [0, inf), got -1.0"),
+    ("run --rounds 1.5", "--rounds: expected a whole number, got '1.5'"),
+    ("run --rounds 0", "rounds must be in [1, inf), got 0"),
+    ("run --seed 99999999999999999999", "seed must be in [0, 1e18]"),
+    ("run --cohort some", "cohort must be one of fixed, bernoulli, got 'some'"),
+    ("run --targets high", "--targets: expected numbers such as 0.8,0.85, got 'high'"),
+    ("run --targets 85", "targets must be accuracies in (0, 1), got 85.0"),
+    ("run --clients 10 --active 11", "active must be at most the number of clients, got 11 active of 10"),
+    ("run --clients 2000", "2000 clients but only 1437 samples"),
+    ("run --set method.lam=0", "lam must be in (0, inf), got 0.0"),
+    ("run --set method.prox=false", "correction=true needs prox=true, got prox=false"),
+    ("run --set method.lam=0.05", "lr must be < 2"),
+    ("run --set method.lam=0.01", "lr must be < 2"),
+    ("run --model cnn --data synthetic", "found inputs of shape (60,); use linear or mlp"),
+    ("run --model lenet", "expected pictures of at least 16x16, found 8x8"),
+    ("run --local-epochs 2 --local-steps 3", "--local-epochs and --local-steps: expected one of them, got both"),
+    ("run --device cuda:99", "device 'cuda:99' cannot be used here"),
+    ("run none.toml", "cannot read none.toml: No such file or directory; expected a TOML file"),
+    ("run .", "cannot read .: Is a directory; expected a TOML file"),
+    ("run empty.toml", "empty.toml is empty; expected keys such as rounds = 100"),
+    ("run broken.toml", "broken.toml is not valid TOML"),
+    ("run binary.toml", "binary.toml is not valid TOML"),
+    ("run key.toml", "unknown config key 'round'; did you mean 'rounds'?"),
+    ("run type.toml", "rounds must be a whole number, got 'three'"),
+    ("run number.toml --set data.x=1", "data must be a name or a table, got 5; put it right in number.toml"),
+    ("run --out held", "held already holds a run; choose another --out, or --overwrite it"),
+    ("run --out empty.toml", "cannot make the output folder empty.toml"),
+    ("run --rnds 3", "unrecognized arguments: --rnds; did you mean --rounds? see `fedspeed --help`"),
+    ("run --xyzzy", "unrecognized arguments: --xyzzy; see `fedspeed --help`"),
+    ("rum", "invalid choice: 'rum'"),
+    ("methods fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
+    ("compare", "the following arguments are required: METHOD; see `fedspeed compare --help`"),
+    ("compare fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
+    ("compare fedspeed:rho", "expected NAME:field=value,..., found 'rho'"),
+    ("compare fedspeed:roh=1", "unknown field of FedSpeed 'roh'; did you mean 'rho'?"),
+    ("compare fedavg fedavg", "expected different methods and seeds, got fedavg-s0 twice"),
+    ("compare fedavg --seeds 1,1", "expected different methods and seeds, got fedavg-s1 twice"),
+    ("compare fedavg --seeds none", "--seeds: expected how many, such as 3, or which, such as 5,7; got 'none'"),
+    ("compare fedavg --seeds 0", "--seeds: expected how many"),
+    ("compare fedavg --seeds=-1", "--seeds: expected how many"),
+    ("compare fedspeed --set method.rho=0", "compare has several methods, got 'method.rho=0'; write fedspeed:rho=0.05"),
+    ("compare fedavg --paper-decay --lr-decay 0.9", "--paper-decay and --lr-decay: expected one of them, got both"),
+    ("compare fedavg --seeds 2 --out compared", "compared/fedavg-s1 already holds a run"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[command for command, _ in BAD])
+def test_bad_input_is_one_line_and_code_2(capsys, command, message):
+    Path("empty.toml").write_text("")
+    Path("broken.toml").write_text("rounds =")
+    Path("binary.toml").write_bytes(b"\xff\x00")
+    Path("key.toml").write_text("round = 3")
+    Path("type.toml").write_text('rounds = "three"')
+    Path("number.toml").write_text("data = 5")
+    for held in ("held", "compared/fedavg-s1"):
+        Path(held).mkdir(parents=True)
+        Path(held, "config.toml").write_text(Config().to_toml())
+    before = sorted(str(path) for path in Path().rglob("*"))
+    assert message in refused(capsys, *command.split())
+    assert sorted(str(path) for path in Path().rglob("*")) == before  # nothing was made
+
+
+@pytest.mark.parametrize("command", ["run --method fedsped", "run --model cnn --data synthetic"])
+def test_bad_input_in_a_real_process(command):
+    done = subprocess.run([*MODULE, *command.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"fedspeed: error: .+\n", done.stderr)
+
+
+def test_the_script_is_installed():
+    script = Path(sys.executable).with_name("fedspeed")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout == (
+        f"fedspeed {__version__}\n"
+    )
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=str)
+def test_help_teaches(capsys, command):
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--help"])
+    out, err = capsys.readouterr()
+    assert (left.value.code, err) == (0, "")
+    assert out.startswith("usage: fedspeed")
+    assert "examples:" in out or command == ["data"]  # whose own commands have them
+
+
+def test_help_shows_every_option_of_a_config(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    for name in Config().fields():
+        assert f"--{name.replace('_', '-')}" in shown
+    for group in options.GROUPS:
+        assert f"{group}:" in shown
+    assert re.search(r"--clip X\s.*default 0\.0", shown)
+    assert re.search(r"--rounds N\s.*default 100", shown)
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: fedspeed")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import fedspeed", "import fedspeed.cli", "import fedspeed.run", "from fedspeed import FedSpeed; FedSpeed()"],
+)
+def test_importing_does_not_import_torch(code):
+    check = f"{code}; import sys; assert 'torch' not in sys.modules; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize("command", ["--help", "run --help", "compare --help", "--version", "run --lr -1"])
+def test_what_needs_no_torch_is_quick(command):
+    code = f"""
+import sys
+from fedspeed.cli import main
+try:
+    main({command.split()!r})
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_a_run_prints_plain_lines_when_nobody_watches(capsys):
+    assert main(["run", *QUICK, "--out", "a"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    for t in (1, 2, 3):
+        assert re.search(
+            rf"^fedspeed: round {t}/3  accuracy \d+\.\d\d%  test loss \d\.\d{{4}}  \d+\.\d\d s$", out, re.M
+        )
+    assert re.search(r"^fedspeed: accuracy last \d+\.\d\d%, best .*mean of last 5", out, re.M)
+    assert "run directory: a\n" in out
+    assert "next: fedspeed compare" in out
+
+
+def test_a_long_run_prints_few_lines(capsys):
+    assert main(["run", *QUICK, "--rounds", "100", "--out", "a", "--eval-every", "50"]) == 0
+    assert 15 <= capsys.readouterr().out.count(": round ") <= 25
+
+
+def test_quiet_prints_nothing(capsys):
+    assert main(["run", *QUICK, "--quiet", "--out", "a"]) == 0
+    assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--quiet", "--out", "b"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_is_json_and_nothing_else(capsys):
+    assert main(["run", *QUICK, "--json", "--out", "a", "--targets", "0.05,0.999"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"out": "a", **json.loads(Path("a/summary.json").read_text())}
+    assert printed["targets"]["0.999"] is None
+    assert main(["compare", "fedavg", "fedspeed:rho=0", *QUICK, "--seeds", "2", "--json", "--out", "b"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedspeed:rho=0"]
+    assert list(rows[0]) == list(COLUMNS)
+
+
+def test_lr_above_lam_warns_once_and_runs(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["run", *QUICK, "--set", "method.lam=0.09", "--quiet", "--out", "a"]) == 0
+    assert re.fullmatch(r"fedspeed: warning: FedSpeed: lr 0\.1 > .*0\.09.*\n", capsys.readouterr().err)
+
+
+def test_compare_prints_a_table_a_chart_and_where_the_files_are(capsys):
+    assert main(["compare", "fedavg", "fedspeed:rho=0,lam=100", *QUICK, "--seeds", "5,7", "--out", "c"]) == 0
+    out = capsys.readouterr().out
+    table = Path("c/table.md").read_text()
+    for title in COLUMNS:
+        assert title in out
+        assert title in table
+    assert re.search(r"^fedavg +\d+\.\d\d \+- \d+\.\d\d ", out, re.M)
+    assert "o fedavg   + fedspeed:rho=0,lam=100" in out
+    assert "mean +- standard deviation over 2 seed(s); decay 0.998" in out
+    assert "next: fedspeed methods fedspeed" in out
+    assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG")
+    folders = ["fedavg-s5", "fedavg-s7", "fedspeed_rho=0_lam=100-s5", "fedspeed_rho=0_lam=100-s7"]
+    assert sorted(path.name for path in Path("c").iterdir() if path.is_dir()) == folders
+    config = Config.from_toml(Path("c", folders[-1], "config.toml"))
+    assert (config.method.lam, config.method.rho, config.seed, config.lr_decay) == (100.0, 0.0, 7, 0.998)
+
+
+@pytest.mark.parametrize(
+    ("flags", "decay", "said"),
+    [
+        ([], 0.998, "decay 0.998"),
+        (["--paper-decay"], 0.0, "decay of the paper"),
+        (["--lr-decay", "0.9"], 0.9, "decay 0.9"),
+        (["--file", "own.toml"], 0.998, "decay 0.998"),  # 0 there is the method's own: not one for all
+        (["--file", "given.toml"], 0.95, "decay 0.95"),
+        (["--file", "given.toml", "--paper-decay"], 0.0, "decay of the paper"),
+    ],
+    ids=str,
+)
+def test_compare_gives_all_methods_one_decay_unless_asked(capsys, flags, decay, said):
+    Path("own.toml").write_text(Config().to_toml())
+    Path("given.toml").write_text("lr_decay = 0.95")
+    assert main(["compare", "fedspeed", *QUICK, "--seeds", "1", "--out", "c", *flags]) == 0
+    assert Config.from_toml(Path("c/fedspeed-s0/config.toml")).lr_decay == decay
+    assert said in capsys.readouterr().out
+
+
+def test_a_file_with_options_on_top(capsys):
+    Path("run.toml").write_text(Config.from_dict({"method": {"name": "fedspeed", "rho": 0.3}, "local_steps": 7,
+                                                  "data": {"name": "synthetic", "alpha": 0.5}}).to_toml())  # fmt: skip
+
+    def given(*argv: str) -> Config:
+        Path("x").mkdir(exist_ok=True)
+        assert main(["run", "run.toml", *QUICK, "--quiet", "--out", "x", "--overwrite", *argv]) == 0
+        return Config.from_toml(Path("x/config.toml"))
+
+    same = given()
+    assert (same.method.rho, same.data.options, same.rounds) == (0.3, {"alpha": 0.5}, 3)
+    assert given("--set", "method.rho=0.1").method.rho == 0.1
+    assert given("--method", "fedspeed").method.rho == 0.3
+    assert given("--method", "fedavg", "--set", "method.eta_g=0.5").method == FedAvg(eta_g=0.5)
+    assert given("--data", "digits").data.options == {}
+    epochs = [a for a in QUICK if a not in ("--local-steps", "1")]
+    assert main(["run", "run.toml", *epochs, "--local-epochs", "1", "--quiet", "--out", "y"]) == 0
+    assert Config.from_toml(Path("y/config.toml")).local_steps == 0  # the option wins over the file
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_can_be_repeated_from_its_folder():
+    assert main(["run", *QUICK, "--quiet", "--out", "a"]) == 0
+    assert main(["run", "a/config.toml", "--quiet", "--out", "again"]) == 0
+    assert Path("a/model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
+    assert main(["run", *QUICK, "--quiet", "--out", "a", "--overwrite", "--rounds", "1"]) == 0
+    assert len(Path("a/rounds.jsonl").read_text().splitlines()) == 1
+
+
+def test_without_out_a_new_folder_under_runs():
+    assert main(["run", *QUICK, "--quiet"]) == 0
+    (folder,) = Path("runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-fedspeed-digits-s0", folder.name)
+
+
+def test_names_are_printed_as_they_are(capsys):
+    """No markup, no emoji: a folder may be called [red] or :smile:."""
+    assert main(["run", *QUICK, "--out", "[red] :smile:"]) == 0
+    assert "run directory: [red] :smile:\n" in capsys.readouterr().out
+
+
+def test_a_run_that_diverges_ends_with_code_1_and_one_line(capsys):
+    assert main(["run", *QUICK, "--method", "fedavg", "--lr", "1e30", "--local-steps", "9", "--out", "a"]) == 1
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"fedspeed: FedAvg: client \d+ diverged \(NaN or Inf\) in round 1; try a lower --lr .*\n", err)
+    assert json.loads(Path("a/summary.json").read_text())["status"].startswith("diverged")
+
+
+def test_compare_goes_on_after_a_divergence_and_says_so(capsys):
+    flags = ["--lr", "1e30", "--local-steps", "9", "--seeds", "2", "--out", "c"]
+    assert main(["compare", "fedavg", "fedcm", *QUICK, *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.count("diverged (NaN or Inf)") == 4
+    assert re.search(r"^fedcm \(2 of 2 diverged\)", out, re.M)
+
+
+def test_an_interrupted_run_ends_with_130(capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedspeed.cli.run.run_config", interrupt)
+    assert main(["run", *QUICK]) == 130
+    assert capsys.readouterr().err == "fedspeed: interrupted; what was done is kept\n"
+
+
+def test_a_full_disk_is_one_line(capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedspeed.cli.run.run_config", full)
+    assert "No space left on device" in refused(capsys, "run", *QUICK)
+
+
+def test_control_c_keeps_what_was_done():
+    argv = [*MODULE, "run", *QUICK, "--rounds", "1000000", "--out", "a", "--quiet"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        rounds, deadline = Path("a/rounds.jsonl"), time.monotonic() + 60
+        while not (rounds.exists() and rounds.read_text().count("\n") > 3):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "fedspeed: interrupted; what was done is kept\n")
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] == len(rounds.read_text().splitlines())
+
+
+def in_a_terminal(argv: list[str], size: tuple[int, int]) -> tuple[int, str]:
+    """Exit code and output of a process whose terminal has so many rows and columns."""
+    import fcntl
+    import struct
+    import termios
+
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(
+        argv, stdin=child, stdout=child, stderr=child, env={**environment, "TERM": "xterm"}, close_fds=True
+    ) as process:
+        os.close(child)
+        output = b""
+        while True:
+            ready, _, _ = select.select([parent], [], [], 60)
+            assert ready
+            try:
+                chunk = os.read(parent, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not chunk:
+                break
+            output += chunk
+    os.close(parent)
+    return process.returncode, output.decode()
+
+
+def test_a_live_display_in_a_terminal():
+    code, shown = in_a_terminal([*MODULE, "run", *QUICK, "--out", "a"], (24, 100))
+    assert code == 0, shown
+    assert "\x1b[" in shown  # it draws
+    assert "3/3" in shown
+    assert re.search(r"accuracy \d+\.\d\d%", shown)
+    assert "Traceback" not in shown
+    assert not re.search(r"round \d/3", shown)  # the bar replaces the plain lines
+
+
+def test_a_comparison_in_a_terminal_of_unknown_size():
+    code, shown = in_a_terminal([*MODULE, "compare", "fedavg", *QUICK, "--seeds", "1", "--out", "c"], (0, 0))
+    assert code == 0, shown
+    assert "Traceback" not in shown
+    code, shown = in_a_terminal([*MODULE, "run", "--help"], (0, 0))
+    assert code == 0
+    assert "usage: fedspeed run" in shown
+
+
+@pytest.mark.parametrize("argv", [["methods"], ["models"], ["methods", "fedspeed"], ["methods", "fedavg"]], ids=str)
+def test_lists(capsys, argv):
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    if argv == ["methods"]:
+        line = next(line for line in out.splitlines() if line.startswith("fedspeed "))
+        assert re.search(r"x, H +h +1 +1 +2 +0\.9995", line)  # server, client, down, up, gradients, decay
+    elif argv[0] == "models":
+        assert "widths=[16, 32, 64]" in out
+    else:
+        assert "Reference:" in out
+        assert "(0, inf)" in out
+
+
+def test_every_method_can_be_explained(capsys):
+    from fedspeed.methods import METHODS, WRAPPERS
+
+    for name in METHODS | WRAPPERS:
+        assert main(["methods", name]) == 0
+        out = capsys.readouterr().out
+        assert "Reference:" in out
+        assert "server keeps x" in out
+
+
+def test_parsing_of_methods_and_seeds():
+    assert compare.parse_method("fedspeed") == {"name": "fedspeed"}
+    assert compare.parse_method("fedspeed:rho=0.05, server=active") == {
+        "name": "fedspeed", "rho": 0.05, "server": "active",
+    }  # fmt: skip
+    assert compare.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
+    assert compare.parse_seeds("3") == [0, 1, 2]
+    assert compare.parse_seeds("3,1") == [3, 1]
+
+
+def test_parsing_of_set():
+    assert options.parse_set("method.rho=0.05") == ("method", "rho", 0.05)
+    assert options.parse_set("model.hidden=[32,16]") == ("model", "hidden", [32, 16])
+    assert options.parse_set("method.server=active") == ("method", "server", "active")
+    assert options.parse_set("method.prox=false") == ("method", "prox", False)
+    assert options.parse_set("data.path=a=b.c") == ("data", "path", "a=b.c")
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    argv = " ".join([f"'{sys.executable}'", "-c", "'from fedspeed.cli import main; main()'", "methods fedspeed"])
+    done = subprocess.run(f"{argv} | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,258 @@
+"""Who may import whom, what stays free of torch, the public names, and docstrings whose examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import fedspeed
+
+ROOT = Path(fedspeed.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+FOUNDATION = {"errors", "params", "sampling", "vec"}
+DATA = FOUNDATION | {"data", "theory"}
+LOCAL = DATA | {"method", "plan", "client", "evaluate", "states"}
+
+MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
+    "errors": set(),
+    "params": {"errors"},
+    "plan": {"params"},
+    "method": {"params"},
+    "methods": {"errors", "params", "method"},
+    "sampling": set(),
+    "vec": {"errors"},
+    "theory": {"errors", "params"},
+    "data": FOUNDATION | {"theory"},
+    "layers": {"vec"},
+    "models": DATA | {"layers"},
+    "evaluate": DATA,
+    "client": DATA | {"method"},
+    "states": {"errors", "vec"},
+    "checkpoint": {"errors", "vec", "states"},
+    "backends": LOCAL | {"methods"},
+    "server": LOCAL | {"backends", "checkpoint"},
+    "run": LOCAL | {"", "backends", "checkpoint", "server", "methods", "models"},
+    "report": {"errors"},
+    "reproduce": LOCAL | {"", "run", "server", "methods", "models", "report", "theory"},
+    "": set(),  # fedspeed/__init__.py finds its names when asked
+}
+NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "report", "theory"}
+PUBLIC = [
+    "Config",
+    "Diverged",
+    "FedAvg",
+    "FedSpeed",
+    "Federated",
+    "FlatModel",
+    "Local",
+    "METHODS",
+    "MODELS",
+    "Method",
+    "Plan",
+    "Record",
+    "Round",
+    "Simulation",
+    "UserError",
+    "build_model",
+    "load_data",
+    "param",
+    "run_config",
+    "simulate",
+]
+
+
+class Import(NamedTuple):
+    """One import: the full name of the module, and whether it waits for a function call."""
+
+    name: str
+    inside: bool
+    line: int
+
+
+def top(path: Path) -> str:
+    """The module or package directly under fedspeed that a file belongs to; "" for fedspeed itself."""
+    first = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """What a file imports when it runs; what only a type checker reads is left out."""
+    package = ["fedspeed", *path.relative_to(ROOT).parts[:-1]]
+
+    def visit(node: ast.AST, inside: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for child in node.orelse:
+                yield from visit(child, inside)
+            return
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, inside, node.lineno)
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            parts = [*base, *([node.module] if node.module else [])]
+            for alias in node.names if not node.module else [None]:
+                yield Import(".".join([*parts, *([alias.name] if alias else [])]), inside, node.lineno)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(path.read_text("utf-8")), False)
+
+
+def own(name: str) -> str | None:
+    """The part of fedspeed that an import names, or None for somebody else's."""
+    parts = name.split(".")
+    if parts[0] != "fedspeed":
+        return None
+    known = {top(path) for path in FILES}
+    return parts[1] if len(parts) > 1 and parts[1] in known else ""
+
+
+def place(path: Path) -> str:
+    return str(path.relative_to(ROOT.parent))
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_the_import_rule(path):
+    """Nothing imports the command line; the rest as the table says."""
+    part = top(path)
+    if part == "cli":
+        return
+    assert part in MAY_IMPORT, f"{place(path)}: say in MAY_IMPORT what {part} may import"
+    for found in imports(path):
+        target = own(found.name)
+        allowed = target is None or target == part or target in MAY_IMPORT[part]
+        assert allowed, f"{place(path)}:{found.line}: {part} may not import {found.name}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if top(path) in NO_TORCH], ids=place)
+def test_no_torch_where_the_rule_says_so(path):
+    for found in imports(path):
+        assert found.name.split(".")[0] != "torch", f"{place(path)}:{found.line} imports torch"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if top(path) in ("cli", "run")], ids=place)
+def test_torch_comes_late_in_the_command_line(path):
+    for found in imports(path):
+        heavy = found.name.split(".")[0] in ("torch", "matplotlib", "numpy", "safetensors", "rich")
+        assert found.inside or not heavy, f"{place(path)}:{found.line} imports {found.name} at once"
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_ray_and_flower_stay_inside_functions_of_back_ends(path):
+    for found in imports(path):
+        if found.name.split(".")[0] in ("ray", "flwr"):
+            assert top(path) == "backends"
+            assert found.inside
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_only_the_command_line_prints(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    prints = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
+    written = [node.lineno for node in calls if ast.unparse(node.func) in ("sys.stdout.write", "sys.stderr.write")]
+    assert prints == []
+    assert written == [] or top(path) == "cli"
+
+
+def test_importing_the_light_parts_does_not_bring_torch():
+    """Also not by way of others."""
+    names = [module_name(path) for path in FILES if top(path) in NO_TORCH]
+    code = f"import {', '.join(names)}; import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_rule_sees_an_import(tmp_path):
+    """The checks above are only as good as this reader: relative, absolute, late and typing-only imports."""
+    source = (
+        "from typing import TYPE_CHECKING\nfrom . import options\nfrom ..run import Config\nimport fedspeed.vec\n"
+        "if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy\ndef f():\n    from ..data.federated import X\n"
+    )
+    path = ROOT / "cli" / "none.py"
+
+    class Fake(type(path)):
+        def read_text(self, *_: object) -> str:
+            return source
+
+    found = {(entry.name, entry.inside) for entry in imports(Fake(path))}
+    assert found == {
+        ("typing", False),
+        ("fedspeed.cli.options", False),
+        ("fedspeed.run", False),
+        ("fedspeed.vec", False),
+        ("numpy", False),
+        ("fedspeed.data.federated", True),
+    }
+    assert [own(name) for name in ("fedspeed.data.federated", "fedspeed", "torch")] == ["data", "", None]
+
+
+def test_the_public_names():
+    assert sorted(fedspeed.__all__) == sorted(PUBLIC)
+    assert sorted(dir(fedspeed)) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(fedspeed, name) is not None
+    with pytest.raises(AttributeError, match="module 'fedspeed' has no attribute 'Simulate'; it has"):
+        _ = fedspeed.Simulate
+
+
+def test_star_import():
+    names: dict[str, object] = {}
+    exec("from fedspeed import *", names)
+    assert set(PUBLIC) <= set(names)
+
+
+def undocumented(path: Path) -> Iterator[str]:
+    """Public functions and classes without a docstring; the messages of a method explain themselves by their fields."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            bases = [ast.unparse(base) for base in getattr(node, "bases", [])]
+            if not (ast.get_docstring(node) or (top(path) == "methods" and bases == ["NamedTuple"])):
+                yield node.name
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_public_things_have_docstrings(path):
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), f"{place(path)} has no docstring"
+    assert list(undocumented(path)) == []
+
+
+def test_public_classes_document_their_methods():
+    """A method may inherit the docstring of the one it overrides."""
+    for name in PUBLIC:
+        thing = getattr(fedspeed, name)
+        own_members = [member for member in vars(thing) if not member.startswith("_")] if inspect.isclass(thing) else []
+        for member in own_members:
+            value = getattr(thing, member)
+            if callable(value) or isinstance(value, property):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+MODULES = [module_name(path) for path in FILES if top(path) != "cli"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    with_examples = [
+        name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))
+    ]
+    assert len(with_examples) > 10
