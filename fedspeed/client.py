@@ -105,8 +105,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     method, data, flat = work.method, work.data, work.flat
     rows = data.rows(job.client)
     steps = work.local_steps(len(rows))
-    order = batch_order(len(rows), work.batch_size, steps, rng(work.seed, "batches", job.t, job.client))
-    stream = rng(work.seed, "augment", job.t, job.client)
+    order = batch_order(len(rows), work.batch_size, steps, key(work.seed, "batches", job.t, job.client))
+    stream = rng(work.seed, "augment", job.t, job.client) if data.pipeline.random else None
     masks = key(work.seed, "masks", job.t, job.client) % 2**62
     oracle = Oracle(work)
     flat.model.train()
@@ -122,17 +122,10 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     except (UserError, Diverged):
         raise
     except Exception as error:
-        shape = tuple(data.shape)
-        raise UserError(
-            f"{type(method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: "
-            f"{type(error).__name__}: {_first_line(error)} (inputs of shape {shape}, {len(rows)} samples)"
-        ) from error
+        raise failed(work, job, k, steps, error) from error
     train_loss = sum(float(loss) for loss in oracle.losses) / steps
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
-        raise Diverged(
-            f"{type(method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
-            f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
-        )
+        raise diverged(work, job, steps)
     drift = float(torch.linalg.vector_norm(x - down.x, dtype=accurate(x))) ** 2
     return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
 
@@ -150,8 +143,21 @@ def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> No
     x.sub_(direction, alpha=lr)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> UserError:
+    """What to say when a client raises."""
+    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return UserError(
+        f"{type(work.method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: {reason} "
+        f"(inputs of shape {work.data.shape}, {work.data.sizes[job.client]} samples)"
+    )
+
+
+def diverged(work: Work, job: Job, steps: int) -> Diverged:
+    """What to say when a client's update is not finite."""
+    return Diverged(
+        f"{type(work.method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
+        f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
+    )
 
 
 def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:

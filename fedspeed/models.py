@@ -16,7 +16,7 @@ from torch import nn
 
 from .data.federated import Federated
 from .errors import UserError, unknown
-from .layers import Conv3x3
+from .layers import Conv3x3, Layout
 from .sampling import torch_seed
 
 Shape = tuple[int, ...]
@@ -45,9 +45,9 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
     channels, height, width = _image(shape, "cnn")
     if not widths:
         raise UserError("model cnn: widths must hold at least the hidden layer's width, got []; [16, 32, 64] say")
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [Layout()]
     for out in widths[:-1]:
-        layers += [nn.Conv2d(channels, out, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, out, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = out, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
         if height < 1 or width < 1:
             raise UserError(
@@ -65,12 +65,13 @@ def lenet(shape: Shape, outputs: int) -> nn.Module:
     if min(size) < 1:
         raise UserError(f"model lenet: expected pictures of at least 16x16, found {height}x{width}; use mlp or cnn")
     return nn.Sequential(
+        Layout(),
         nn.Conv2d(channels, 64, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * size[0] * size[1], 384),
         nn.ReLU(),
@@ -106,10 +107,12 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2) -> nn.Module:
     """
     channels, _, _ = _image(shape, "resnet18_gn")
     layers: list[nn.Module] = [
+        Layout(),
         nn.Conv2d(channels, 64, 7, 2, 3, bias=False),
         nn.GroupNorm(groups, 64),
-        nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
+        nn.ReLU(),
+        Layout(last=False),
     ]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     for i, (a, b) in enumerate(pairwise(widths)):

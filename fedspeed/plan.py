@@ -37,6 +37,9 @@ class Plan(Params):
     seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
+    engine: str = param(
+        "loop", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
+    )
     backend: str = param(
         "serial", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
     )

@@ -8,7 +8,7 @@ import os
 import platform
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,9 @@ class Config(Plan):
     method: Method = field(default_factory=FedSpeed)
     model: Spec = Spec("mlp")
     data: Spec = Spec("digits")
+    engine: str = param(
+        "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
+    )
     backend: str = param(
         "auto", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
     )
@@ -226,6 +229,8 @@ def run_config(
     """
     refuse_a_run(out, overwrite)
     simulation = prepare(config, progress)
+    if simulation.plan.engine != config.engine:  # `auto` is resolved: the engine decides the last bits
+        config = replace(config, engine=simulation.plan.engine)
     claim(out)
     write(out / "config.toml", config.to_toml())
     records: list[Record] = []

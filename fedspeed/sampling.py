@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -47,13 +47,26 @@ def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") 
             return chosen
 
 
-def batch_order(n: int, batch_size: int, steps: int, stream: np.random.Generator) -> list[np.ndarray]:
-    """`steps` minibatches of positions 0..n-1: a fresh permutation an epoch, the last, smaller batch kept."""
-    batches: list[np.ndarray] = []
-    while len(batches) < steps:
-        order = stream.permutation(n)
-        batches += [order[a : a + batch_size] for a in range(0, n, batch_size)]
-    return batches[:steps]
+def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int]) -> list[np.ndarray]:
+    """`steps` minibatches of positions 0..n-1 for each key: (keys, batch) arrays.
+
+    Every epoch is a fresh permutation and keeps its last, smaller batch. A permutation sorts hashed counters
+    (splitmix64), so that those of many clients are drawn at once, and each is a function of its key alone.
+    """
+    epochs = -(-steps // -(-n // batch_size))
+    start = np.array([key % 2**64 for key in keys], dtype=np.uint64)[:, None]
+    counter = np.arange(1, epochs * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = start + counter
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    order = z.reshape(len(keys), epochs, n).argsort(axis=-1, kind="stable")
+    return [order[:, e, a : a + batch_size] for e in range(epochs) for a in range(0, n, batch_size)][:steps]
+
+
+def batch_order(n: int, batch_size: int, steps: int, key: int) -> list[np.ndarray]:
+    """The minibatches of one key."""
+    return [batch[0] for batch in batch_orders(n, batch_size, steps, [key])]
 
 
 def seed_device(device: torch.device, seed: int) -> None:

@@ -6,12 +6,13 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from .backends.block import Block, resolve_engine
 from .backends.process import Processes, available_cores, check_picklable
 from .backends.serial import Serial, one_thread
 from .client import Job, Reply, Work, job_order
@@ -106,12 +107,13 @@ class Simulation:
             raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        self.method, self.data, self.plan, self.t = method, data, plan, 0
         module = _copy(model).to(device)
+        plan = replace(plan, engine=resolve_engine(plan.engine, module, data, plan.batch_size, plan.active))
         d = sum(p.numel() for p in module.parameters() if p.requires_grad)
         workers = worker_count(plan, device, data, d)
         pickled = check_picklable("model", module) if workers else b""
         flat = FlatModel(module, no_decay)
+        self.method, self.data, self.plan, self.t = method, data, plan, 0
         self.work = Work(
             method,
             flat,
@@ -130,11 +132,11 @@ class Simulation:
         self.x0 = flat.x.clone()
         self._server_dtype = accurate(device)
         self.server = method.init_server(self.x0.to(self._server_dtype, copy=True))
-        self.backend: Serial | Processes
+        self.backend: Serial | Processes | Block
         if workers:
             self.backend = Processes(self.work, self._down(), self.x0, pickled, workers)
         else:
-            self.backend = Serial(self.work)
+            self.backend = Block(self.work) if plan.engine == "block" else Serial(self.work)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -250,6 +252,10 @@ def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> i
     wanted = min(plan.workers or available_cores(), plan.active)
     if plan.backend == "process" and device.type != "cpu":
         raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
+    if plan.engine == "block":
+        if plan.backend == "process":
+            raise UserError("engine block: runs in this process, got --backend process; leave out one of the two")
+        return 0
     if plan.backend == "auto":
         n = float(data.sizes.mean())
         samples = plan.local_steps * plan.batch_size or plan.local_epochs * n

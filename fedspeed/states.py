@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from .vec import tree_leaves, tree_map
 
 
@@ -26,10 +28,15 @@ class ClientStates:
     def put(self, client: int, state: Any) -> None:
         """Keep a client's new state; a stateless method costs nothing."""
         if any(True for _ in tree_leaves(state)):
-            self._kept[client] = state
+            self._kept[client] = tree_map(_own, state)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._kept))
+
+
+def _own(a: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it where it is a row of something larger that it would keep alive."""
+    return a.clone() if a.untyped_storage().nbytes() > a.nbytes else a

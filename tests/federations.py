@@ -12,7 +12,7 @@ from torch import nn
 
 from fedspeed.data.federated import Federated
 from fedspeed.plan import Plan
-from fedspeed.sampling import batch_order, cohort, rng
+from fedspeed.sampling import batch_order, cohort, key
 from fedspeed.server import Simulation, simulate
 
 
@@ -74,7 +74,7 @@ def transcription(problem, name: str, hyper: dict, plan: Plan, decay: float, **e
 
     def grad(i: int, t: int, k: int, x: np.ndarray, fraction: float = 1.0) -> np.ndarray:
         if (i, t) not in batches:
-            batches[i, t] = batch_order(sizes[i], plan.batch_size, steps[i], rng(plan.seed, "batches", t, i))
+            batches[i, t] = batch_order(sizes[i], plan.batch_size, steps[i], key(plan.seed, "batches", t, i))
         batch = batches[i, t][k]
         used = len(batch) if fraction == 1.0 else max(1, round(fraction * len(batch)))
         return problem.gradient(rows[i][batch[:used]], x)

@@ -12,7 +12,7 @@ from torch import nn
 from fedspeed import FedAvg, Federated, Plan, UserError, simulate
 from fedspeed.client import Job, Reply, Work, run_client
 from fedspeed.data.augment import Pipeline
-from fedspeed.sampling import batch_order, rng
+from fedspeed.sampling import batch_order, key
 from fedspeed.vec import FlatModel
 
 
@@ -225,7 +225,7 @@ def test_gradients_are_counted_in_fractions_of_a_minibatch():
 
 def test_a_fraction_takes_the_first_rows():
     x = rows(5)
-    order = batch_order(5, 4, 2, rng(0, "batches", 0, 0))
+    order = batch_order(5, 4, 2, key(0, "batches", 0, 0))
     method = Probe(rule=lambda x, grad, down: grad(x, 0.5))
     local(method, x, batch_size=4)
     np.testing.assert_allclose(method.log[0].numpy(), x[order[0][:2]].mean(0), atol=1e-15)

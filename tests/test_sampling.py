@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.sampling import batch_order, cohort, key, rng, seed_device, torch_seed
+from fedspeed.sampling import batch_order, batch_orders, cohort, key, rng, seed_device, torch_seed
 
 
 def test_a_stream_is_a_function_of_its_name():
@@ -90,7 +90,7 @@ def test_a_cohort_of_a_huge_federation_is_cheap():
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 20))
 def test_batches_cover_every_epoch_once(n, size, steps):
-    batches = batch_order(n, size, steps, rng(0, "batches", 0, 0))
+    batches = batch_order(n, size, steps, key(0, "batches", 0, 0))
     assert len(batches) == steps
     an_epoch = -(-n // size)
     for start in range(0, steps - an_epoch + 1, an_epoch):
@@ -101,12 +101,12 @@ def test_batches_cover_every_epoch_once(n, size, steps):
 
 
 def test_epochs_have_different_orders():
-    first, second = batch_order(20, 20, 2, rng(0, "batches", 0, 0))
+    first, second = batch_order(20, 20, 2, key(0, "batches", 0, 0))
     assert first.tolist() != second.tolist()
 
 
 def test_more_steps_begin_with_the_same_batches():
-    few, many = (batch_order(10, 3, steps, rng(0, "batches", 0, 0)) for steps in (3, 9))
+    few, many = (batch_order(10, 3, steps, key(0, "batches", 0, 0)) for steps in (3, 9))
     assert all(np.array_equal(a, b) for a, b in zip(few, many, strict=False))
 
 
@@ -138,3 +138,19 @@ def test_torch_seed_puts_the_generator_back(fails):
             pass
         assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(*draws)
+
+
+def test_every_position_is_equally_likely():
+    """The chi-square of first positions over many keys stays within five deviations of its mean."""
+    n, draws = 8, 8000
+    first = batch_orders(n, n, 1, [key(0, "batches", t, i) for t in range(80) for i in range(100)])[0][:, 0]
+    counts = np.bincount(first, minlength=n)
+    chi2 = ((counts - draws / n) ** 2 / (draws / n)).sum()
+    assert abs(chi2 - (n - 1)) < 5 * np.sqrt(2 * (n - 1))
+
+
+def test_many_clients_at_once_get_what_each_gets_alone():
+    keys = [key(3, "batches", 1, i) for i in range(4)]
+    for k, together in enumerate(batch_orders(7, 3, 5, keys)):
+        for i, own in enumerate(keys):
+            assert np.array_equal(together[i], batch_order(7, 3, 5, own)[k])

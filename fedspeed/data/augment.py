@@ -47,11 +47,16 @@ class Pipeline:
 
     def __call__(self, x: torch.Tensor, stream: np.random.Generator | None) -> torch.Tensor:
         """Model input for rows x, augmented when a random stream is given; x itself is not changed."""
-        if stream is None or not (self.flip or self.padding):
+        if stream is None or not self.random:
             return self.normalise(x)
         if self.pad_last:
             return self._augment(self.normalise(x), stream)
         return self.normalise(self._augment(x, stream))
+
+    @property
+    def random(self) -> bool:
+        """Whether a stream makes a difference."""
+        return bool(self.flip or self.padding)
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes to floats, then (x - mean) / std."""

@@ -100,9 +100,7 @@ def drift(s: Setting, q: Moments) -> Inequality:
     """The drift of form `corrected`: c <= Theta/(1 - 8(11P-2) L^2 Theta) {...}; needs that form's conditions."""
     p1, v, theta = (11 * P(s) - 2) / 3, (1 + math.sqrt(s.q)) ** 2, drift_factor(s)
     inner = (
-        (16 + 12 * p1) * (s.sigma_g**2 + q.gradient)
-        + (1 + p1) * v * s.sigma_l**2
-        + p1 / s.gamma * (q.before - q.after)
+        (16 + 12 * p1) * (s.sigma_g**2 + q.gradient) + (1 + p1) * v * s.sigma_l**2 + p1 / s.gamma * (q.before - q.after)
     )
     return Inequality("drift", q.drift, theta / (1 - 24 * p1 * s.L**2 * theta) * inner)
 

@@ -1,0 +1,169 @@
+"""The block engine: many clients of a small model as one batch, on the same hooks.
+
+Clients of equal size (so equal K) become the rows of a (clients, d) block: one batched gradient through `torch.func`
+and one pass of the method's arithmetic serve all of them. It agrees with the loop to rounding and repeats its own bits;
+which clients share a block depends on the cohort alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..client import Job, Reply, Work, diverged, failed, step_
+from ..data.federated import Federated
+from ..errors import Diverged, UserError
+from ..evaluate import Score, evaluate
+from ..method import Local
+from ..sampling import batch_orders, key, rng, seed_device
+from ..vec import accurate, all_finite, clip_, tree_leaves, tree_map
+from .serial import one_thread
+
+ROWS = 128
+"""Clients in a block, at most."""
+FLOATS = 2**24
+"""Numbers in a block's vector, at most."""
+
+
+class Block:
+    """Runs jobs here, block by block, with one intra-op thread."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.oracle = BlockOracle(work)
+
+    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply]:
+        """Replies in job order; job order is by size, so blocks are runs of it."""
+        rows = max(1, min(ROWS, FLOATS // self.work.flat.d))
+        for _, same in groupby(jobs, key=lambda job: int(self.work.data.sizes[job.client])):
+            group = list(same)
+            for a in range(0, len(group), rows):
+                with one_thread():
+                    replies = self._block(group[a : a + rows], down, state)
+                yield from replies
+
+    def evaluate(self, x: torch.Tensor) -> Score:
+        """Test loss and accuracy of a vector."""
+        with one_thread():
+            return evaluate(self.work.flat, x, self.work.data, self.work.loss)
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+    def _block(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply]:
+        work, method, lr, t = self.work, self.work.method, jobs[0].lr, jobs[0].t
+        owned = np.stack([work.data.rows(job.client) for job in jobs])
+        n = owned.shape[1]
+        K = work.local_steps(n)
+        keys = [key(work.seed, "batches", t, job.client) for job in jobs]
+        streams = [rng(work.seed, "augment", t, job.client) for job in jobs] if work.data.pipeline.random else None
+        client = stack([state(job.client) for job in jobs])
+        masks = key(work.seed, "masks", t, jobs[0].client) % 2**62
+        oracle, k = self.oracle, 0
+        oracle.begin()
+        work.flat.model.train()
+        try:
+            start = method.start(down, client)
+            x = start.expand(len(jobs), start.shape[-1]).clone()
+            for k, positions in enumerate(batch_orders(n, work.batch_size, K, keys), 1):
+                picked = np.take_along_axis(owned, positions, axis=1)
+                oracle.next_step(*_gather(work.data, picked, streams), masks + k)
+                step_(x, method.direction(x, oracle, down, client), lr, work)
+            up, kept = method.upload(x, down, client, Local(K, lr, n, t, work.seed))
+        except (UserError, Diverged):
+            raise
+        except Exception as error:
+            raise failed(work, jobs[0], k, K, error) from error
+        losses = torch.stack(oracle.losses).mean(0).tolist()
+        drifts = torch.linalg.vector_norm(x - down.x, dim=-1, dtype=accurate(x)).square().tolist()
+        ups, kepts = unstack(up, len(jobs)), unstack(kept, len(jobs))
+        if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
+            bad = next(i for i in range(len(jobs)) if not (np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])))
+            raise diverged(work, jobs[bad], K)
+        return [Reply(job, ups[i], kepts[i], K, n, losses[i], drifts[i], oracle.evals) for i, job in enumerate(jobs)]
+
+
+class BlockOracle:
+    """Gradients of every client's current minibatch at every client's point."""
+
+    def __init__(self, work: Work) -> None:
+        self.flat, self.clip = work.flat, work.clip if work.clip_mode == "gradient" else 0.0
+        flat, loss = work.flat, work.loss
+
+        def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
+            named = {
+                name: part.view(shape).to(p.dtype)
+                for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
+            }
+            return loss(torch.func.functional_call(flat.model, named, (inputs,)), targets)
+
+        self.gradient = torch.func.vmap(torch.func.grad_and_value(one), randomness="different")
+
+    def begin(self) -> None:
+        """A new block."""
+        self.losses: list[torch.Tensor] = []
+        self.evals = 0.0
+
+    def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
+        """Move on to new minibatches and dropout masks."""
+        self.inputs, self.targets, self.mask_seed, self.first = inputs, targets, mask_seed, True
+
+    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+        rows = self.inputs.shape[1]
+        used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        seed_device(self.flat.device, self.mask_seed)
+        g, loss = self.gradient(x, self.inputs[:, :used], self.targets[:, :used])
+        if self.first:
+            self.losses.append(loss.detach())
+            self.first = False
+        self.evals += used / rows
+        return clip_(g, self.clip) if self.clip else g
+
+
+def _gather(
+    data: Federated, rows: np.ndarray, streams: list[np.random.Generator] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every client's minibatch: (clients, batch, ...)."""
+    if streams is None:
+        x, y = data.batch(rows.reshape(-1))
+        return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
+    batches = [data.batch(own, stream) for own, stream in zip(rows, streams, strict=True)]
+    return torch.stack([x for x, _ in batches]), torch.stack([y for _, y in batches])
+
+
+def stack(trees: list[Any]) -> Any:
+    """Trees of vectors as one tree of blocks."""
+    columns = zip(*(tree_leaves(tree) for tree in trees), strict=True)
+    blocks = iter([torch.stack(column) for column in columns])
+    return tree_map(lambda _: next(blocks), trees[0])
+
+
+def unstack(tree: Any, rows: int) -> list[Any]:
+    """A tree of blocks as trees of vectors; a field that the clients share stays shared."""
+
+    def row(i: int) -> Any:
+        return tree_map(lambda a: a[i] if a.ndim == 2 else a, tree)
+
+    return [row(i) for i in range(rows)]
+
+
+def resolve_engine(engine: str, model: nn.Module, data: Federated, batch_size: int, active: int) -> str:
+    """`auto` is `block` where it is faster: small fully connected models whose clients come in equal sizes.
+
+    Looks at model, data and plan only, never at the machine: the engine is arithmetic and decides the last bits.
+    """
+    if engine != "auto":
+        return engine
+    leaves = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    d = sum(p.numel() for p in model.parameters())
+    small = d * min(batch_size, int(data.sizes.max())) <= 2_500_000
+    alike = len(np.unique(data.sizes)) * 4 <= min(active, data.clients) or len(np.unique(data.sizes)) <= 2 < active
+    linear = all(type(m) is nn.Linear for m in leaves)
+    random = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+    return "block" if small and alike and linear and not random and active >= 4 else "loop"

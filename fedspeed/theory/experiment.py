@@ -1,0 +1,186 @@
+"""The O(1/T) experiment: FedSpeed under a form's own conditions for growing T, with K = O(T), beside its bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import UserError
+from .bounds import Bound, Start, bound, schedule
+from .engine import METHODS, run
+from .problems import Problem
+from .setting import Setting
+
+
+class Fit(NamedTuple):
+    """log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
+
+    slope: float
+    error: float
+
+    def includes(self, slope: float) -> bool:
+        """Whether a slope lies inside the error bar."""
+        return abs(self.slope - slope) <= self.error
+
+
+class Curve(NamedTuple):
+    """A method's average of ||grad F||^2 for every T: (len(T), seeds), over all rounds and over the last quarter."""
+
+    method: str
+    average: np.ndarray
+    tail: np.ndarray
+
+
+class Rate(NamedTuple):
+    """One experiment: settings and bounds by T, a curve a method, and the fits."""
+
+    form: str
+    settings: tuple[Setting, ...]
+    bounds: tuple[Bound, ...]
+    curves: tuple[Curve, ...]
+
+    @property
+    def T(self) -> np.ndarray:
+        """The numbers of rounds."""
+        return np.array([s.T for s in self.settings])
+
+    def fit(self, method: str, tail: bool = False) -> Fit:
+        """The measured slope of a method."""
+        curve = next(c for c in self.curves if c.method == method)
+        return power_law(self.T, curve.tail if tail else curve.average)
+
+    @property
+    def bound_fit(self) -> Fit:
+        """The slope of the bound."""
+        return power_law(self.T, np.array([[b.total] for b in self.bounds]))
+
+    @property
+    def worst(self) -> float:
+        """The largest measured average of FedSpeed over its bound: above 1 the bound would be violated."""
+        curve = next(c for c in self.curves if c.method == "fedspeed")
+        return float((curve.average.mean(1) / [b.total for b in self.bounds]).max())
+
+
+def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
+    """Least squares of log mean(values) on log T, with error bar.
+
+    The error joins the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
+
+    Args:
+        T: (n,), at least two different ones.
+        values: (n, seeds), positive.
+
+    Example:
+        >>> power_law(np.array([1, 2, 4, 8]), np.array([[8.0], [4.0], [2.0], [1.0]])).slope
+        -1.0
+    """
+    t = np.log(np.asarray(T, dtype=np.float64))
+    if len(t) < 2 or np.ptp(t) == 0:
+        raise UserError(f"power_law: expected at least two different T, got {np.unique(T).tolist()}; give more")
+    if not (values > 0).all():
+        raise UserError("power_law: expected positive values, found one that is not; log axes cannot show it")
+    t = t - t.mean()
+
+    def slope(part: np.ndarray) -> float:
+        return float(t @ np.log(part.mean(1)) / (t @ t))
+
+    best, n, seeds = slope(values), len(t), values.shape[1]
+    y = np.log(values.mean(1))
+    residual = y - y.mean() - best * t
+    variance = float(residual @ residual / (n - 2) / (t @ t)) if n > 2 else 0.0
+    if seeds > 1:
+        left_out = [slope(np.delete(values, r, axis=1)) for r in range(seeds)]
+        variance += (seeds - 1) * float(np.var(left_out))
+    return Fit(round(best, 12), 2 * math.sqrt(variance))
+
+
+def rate(
+    problem: Problem,
+    form: str,
+    T: Sequence[int],
+    *,
+    x0: np.ndarray | None = None,
+    batch: int = 1,
+    seeds: int = 8,
+    seed: int = 0,
+    fraction: float = 0.9,
+    per_round: int = 1,
+    rho: float = 0.1,
+    alpha: float = 1.0,
+    methods: Sequence[str] = METHODS,
+    progress: Callable[[str, int], None] | None = None,
+) -> Rate:
+    """Run FedSpeed, FedAvg and SCAFFOLD with the same eta and K under the corollary's schedule for every T.
+
+    FedSpeed is measured at z^t, the points of the theorem, the others at x^t. Under `printed` the average runs over
+    t = 1..T-1 and is divided by T as printed; otherwise over t = 0..T-1.
+
+    Args:
+        form: whose conditions and whose bound: `printed`, `corrected` or `tracking`.
+        T: numbers of rounds, increasing.
+        batch: minibatch size, 0 for full batches (then one seed says it all).
+        fraction: of the largest lam that the conditions allow.
+        per_round: K/T.
+        rho: rho_0 in units of 1/(alpha L); the step is rho_0/sqrt(T).
+        progress: called as `progress(method, T)` before each run.
+    """
+    if form == "consistent":
+        raise UserError("rate: the conditions `consistent` need eta >= lam/2, so eta = O(1/K) cannot meet them for "
+                        "long (erratum 13); choose printed, corrected or tracking")  # fmt: skip
+    rounds = sorted({int(t) for t in T})
+    if len(rounds) < 2 or rounds[0] < 2:
+        raise UserError(f"rate: T must hold at least two different numbers >= 2, got {list(T)}")
+    if not math.isfinite(problem.sigma_g):
+        raise UserError("rate: sigma_g is infinite on this problem, so (A3) fails; share the Hessian, or use logistic")
+    x0 = problem.optimum + 3 * _direction(problem.d, seed) if x0 is None else np.asarray(x0, dtype=np.float64)
+    noise = problem.sigma_l(batch) if batch else 0.0
+    settings = tuple(
+        schedule(t, problem.L, form, fraction=fraction, per_round=per_round, rho=rho, alpha=alpha, m=problem.m,
+                 sigma_l=noise, sigma_g=problem.sigma_g, base=rounds[0])
+        for t in rounds
+    )  # fmt: skip
+    repeats, first = seeds if noise else 1, 1 if form == "printed" else 0
+    bounds, averages = [], {name: ([], []) for name in methods}  # type: ignore[var-annotated]
+    for s in settings:
+        bounds.append(bound(s, _start(problem, s, x0, batch, repeats, seed, first), form))
+        for name in methods:
+            if progress:
+                progress(name, s.T)
+            trace = run(name, problem, s, x0, batch=batch if noise else 0, seeds=repeats, seed=seed)
+            points = (trace.z if name == "fedspeed" else trace.x)[:-1]
+            g = problem.gradient(np.broadcast_to(points[:, :, None], (*points.shape[:2], problem.m, problem.d)))
+            square = np.square(g.mean(2)).sum(-1)  # (T, seeds)
+            averages[name][0].append(square[first:].sum(0) / s.T)
+            averages[name][1].append(square[-max(s.T // 4, 1) :].mean(0))
+    curves = tuple(Curve(name, np.array(a), np.array(b)) for name, (a, b) in averages.items())
+    return Rate(form, settings, tuple(bounds), curves)
+
+
+def start_at(problem: Problem, x0: np.ndarray) -> Start:
+    """The start t = 0: z^0 = x^0 and no corrections yet."""
+    g = problem.gradient(np.broadcast_to(x0, (problem.m, problem.d)))
+    return Start(float(problem.value(x0)) - problem.minimum, tracking=float(np.square(g).sum(-1).mean()))
+
+
+def _start(problem: Problem, s: Setting, x0: np.ndarray, batch: int, seeds: int, seed: int, first: int) -> Start:
+    if not first:
+        return start_at(problem, x0)
+    trace = run("fedspeed", problem, s.but(T=1), x0, batch=batch if s.sigma_l else 0, seeds=seeds, seed=seed, keep=True)
+    assert trace.ghat is not None
+    z, ghat = trace.z[1], trace.ghat[0]
+    own = problem.gradient(np.broadcast_to(z[:, None], ghat.shape))
+    return Start(
+        float(problem.value(z).mean()) - problem.minimum,
+        float(np.square(ghat).sum(-1).mean()),
+        float(np.square(ghat.mean(1)).sum(-1).mean()),
+        float(np.square(ghat - own).sum(-1).mean()),
+    )
+
+
+def _direction(d: int, seed: int) -> np.ndarray:
+    v = np.random.default_rng([seed, 11]).normal(size=d)
+    unit: np.ndarray = v / np.linalg.norm(v)
+    return unit
