@@ -45,6 +45,13 @@ class Plan(Params):
     )
     workers: int = param(0, "[0, inf)", "the number of worker processes; 0 takes one a core")
 
+    states: str = param(
+        "auto", ("auto", "memory", "disk"), "where client states are kept; `auto` takes the disk above 1 GiB"
+    )
+    state_dtype: str = param(
+        "same", ("same", "float16", "bfloat16"), "how states are stored; the 16-bit ones halve them and round"
+    )
+
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -187,7 +188,9 @@ def _number(value: Any, key: str) -> float:
     return float(value)
 
 
-def prepare(config: Config, progress: Callable[[str, int, int], None] | None = None) -> Simulation:
+def prepare(
+    config: Config, progress: Callable[[str, int, int], None] | None = None, folder: Path | None = None
+) -> Simulation:
     """Load the data, build the model, and stand at round 0."""
     from torch.nn.functional import cross_entropy, mse_loss
 
@@ -210,7 +213,8 @@ def prepare(config: Config, progress: Callable[[str, int, int], None] | None = N
         raise unknown("model", config.model.name, MODELS)
     data = load(config.data.name, **given, progress=progress, **config.data.options)
     model = build_model(config.model.name, data, seed=config.seed, **config.model.options)
-    return Simulation(config.method, model, data, config, mse_loss if data.classes is None else cross_entropy)
+    loss = mse_loss if data.classes is None else cross_entropy
+    return Simulation(config.method, model, data, config, loss, folder=folder)
 
 
 def run_config(
@@ -228,7 +232,7 @@ def run_config(
     overwritten, before data and model stand.
     """
     refuse_a_run(out, overwrite)
-    simulation = prepare(config, progress)
+    simulation = prepare(config, progress, out / "states")
     if simulation.plan.engine != config.engine:  # `auto` is resolved: the engine decides the last bits
         config = replace(config, engine=simulation.plan.engine)
     claim(out)
@@ -273,6 +277,7 @@ def claim(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / "states", ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from .evaluate import Score
 from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort
-from .states import ClientStates
+from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, tree_bytes, tree_map
 
 
@@ -97,6 +98,7 @@ class Simulation:
         plan: Plan,
         loss: Loss = nn.functional.cross_entropy,
         no_decay: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> None:
         if plan.active > data.clients:
             raise UserError(
@@ -128,8 +130,9 @@ class Simulation:
             decay_outside_mix=plan.decay_outside_mix,
             seed=plan.seed,
         )
-        self.states = ClientStates()
         self.x0 = flat.x.clone()
+        stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
+        self.states = choose_states(plan.states, method.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
         self.server = method.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend: Serial | Processes | Block
@@ -154,7 +157,7 @@ class Simulation:
     def __iter__(self) -> Iterator[Record]:
         while self.t < self.plan.rounds:
             yield self.step()
-        self.close()
+        self.backend.close()
 
     def step(self) -> Record:
         """One round. If it raises, server and client states are as before it."""
@@ -164,14 +167,16 @@ class Simulation:
         jobs = [Job(i, t, lr) for i in job_order(active, self.work.data.sizes)]
         down = self._down()
         mean, steps, replies, bytes_up = Mean(self._server_dtype), 0.0, [], 0
+        self.states.discard()
         for reply in self.backend.run(jobs, down, self.client_state):
             weight = self._weight(reply)
             mean.add(reply.up, weight)
             bytes_up += tree_bytes(reply.up)
             steps += weight * reply.K
-            replies.append(reply._replace(up=None))
+            self.states.stage(reply.job.client, reply.client, t)
+            replies.append(reply._replace(up=None, client=None))
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
-        with one_thread():  # the bits of a norm depend on the number of threads
+        with one_thread():  # the bits of a sum depend on the number of threads
             server = self.method.update(self.server, mean.result(), told)
             update_norm = float((server.x - self.server.x).norm())
         if not all_finite(server):
@@ -180,8 +185,7 @@ class Simulation:
                 f"try a lower server rate or a lower --lr (now {lr:.4g})"
             )
         self.server, self.t = server, t + 1
-        for reply in replies:
-            self.states.put(reply.job.client, reply.client)
+        self.states.commit()
         trained = time.perf_counter()
         score = self._evaluate()
         return Record(
@@ -203,11 +207,14 @@ class Simulation:
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
         kept = self.states.get(client)
-        return tree_map(lambda a: a.clone(), self.method.init_client(self.x0)) if kept is None else kept
+        if kept is None:
+            return tree_map(torch.clone, self.method.init_client(self.x0))
+        return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def close(self) -> None:
-        """Stop worker processes, if there are any; the last round does it by itself."""
+        """Stop worker processes and remove temporary files, if there are any."""
         self.backend.close()
+        self.states.close()
 
     def __enter__(self) -> Self:
         return self

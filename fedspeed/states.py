@@ -1,40 +1,168 @@
-"""Where client states live between rounds."""
+"""Where client states live between rounds: in memory, or on disk where they are too large for it.
+
+A new state is staged when its reply is counted and committed when the round is: a round that fails leaves every
+client as it was, and a client's state changes if and only if its reply was counted.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from .errors import UserError
 from .vec import tree_leaves, tree_map
+
+LIMIT = 2**30
+"""Bytes of states, were every client touched, above which `auto` keeps them on disk."""
 
 
 class ClientStates:
-    """States in memory: one entry a client that was ever counted, made at first touch, none for the rest.
-
-    `get` hands out a private copy, so that a client may be run again after a failure; `put` is called if and only
-    if the client's reply was counted.
-    """
+    """States in memory: one entry a client that was ever counted, made at first touch, none for the rest."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
+        self._staged: dict[int, Any] = {}
 
     def get(self, client: int) -> Any | None:
-        """A copy of a client's state, or None before its first counted reply."""
+        """A private copy of a client's state, or None before its first counted reply."""
         kept = self._kept.get(client)
-        return None if kept is None else tree_map(lambda a: a.clone(), kept)
+        return None if kept is None else tree_map(torch.clone, kept)
 
-    def put(self, client: int, state: Any) -> None:
-        """Keep a client's new state; a stateless method costs nothing."""
+    def stage(self, client: int, state: Any, t: int) -> None:
+        """A client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
         if any(True for _ in tree_leaves(state)):
-            self._kept[client] = tree_map(_own, state)
+            self._staged[client] = tree_map(_own, state)
+
+    def commit(self) -> None:
+        """The round is counted: staged states are the clients' states."""
+        self._kept.update(self._staged)
+        self._staged = {}
+
+    def discard(self) -> None:
+        """The round failed: nothing was staged."""
+        self._staged = {}
+
+    def close(self) -> None:
+        """Nothing to remove."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._kept))
+
+
+class DiskStates:
+    """States on disk: a file `client@round` a touched client, read and written whole (mapped pages would count as
+    memory). Memory holds one number a touched client.
+
+    Args:
+        folder: where; None makes a temporary folder that `close` removes.
+        dtype: in which to store vectors, None for their own; float16 and bfloat16 halve the space and round.
+    """
+
+    def __init__(self, folder: Path | None = None, dtype: torch.dtype | None = None) -> None:
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="fedspeed-states-")) if folder is None else folder
+        self.dtype = dtype
+        self._round: dict[int, int] = {}
+        self._staged: dict[int, int] = {}
+        self._like: Any = None
+
+    def path(self, client: int, t: int) -> Path:
+        """The file of a client's state as of round t."""
+        return self.folder / f"{client}@{t}"
+
+    def get(self, client: int) -> Any | None:
+        """A client's state, read from its file."""
+        if client not in self._round:
+            return None
+        path = self.path(client, self._round[client])
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+            leaves = [_read(file, shape, stored, dtype) for shape, stored, dtype in header]
+        remaining = iter(leaves)
+        return tree_map(lambda _: next(remaining), self._like)
+
+    def stage(self, client: int, state: Any, t: int) -> None:
+        """Write a client's new state under a name of its own, beside the old one."""
+        leaves = list(tree_leaves(state))
+        if not leaves:
+            return
+        if self._like is None:
+            self._like = tree_map(lambda a: a.new_empty(0), state)
+        stored = [a.detach().cpu().to(self.dtype or a.dtype).contiguous() for a in leaves]
+        header = [[list(a.shape), _name(s.dtype), _name(a.dtype)] for a, s in zip(leaves, stored, strict=True)]
+        part = self.path(client, t).with_suffix(".part")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                file.write(json.dumps(header).encode() + b"\n")
+                for a in stored:
+                    file.write(a.view(torch.uint8).numpy().data)
+            os.replace(part, self.path(client, t))
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UserError(
+                f"states: cannot write {part.parent} ({error.strerror}); free some space, or choose another --out"
+            ) from None
+        self._staged[client] = t
+
+    def commit(self) -> None:
+        """The round is counted: drop the states that were replaced."""
+        for client, t in self._staged.items():
+            before = self._round.get(client)
+            self._round[client] = t
+            if before is not None and before != t:
+                self.path(client, before).unlink(missing_ok=True)
+        self._staged = {}
+
+    def discard(self) -> None:
+        """The round failed: drop what it wrote."""
+        for client, t in self._staged.items():
+            if self._round.get(client) != t:
+                self.path(client, t).unlink(missing_ok=True)
+        self._staged = {}
+
+    def close(self) -> None:
+        """Remove a temporary folder."""
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __len__(self) -> int:
+        return len(self._round)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._round))
+
+
+def choose_states(
+    where: str, prototype: Any, clients: int, folder: Path | None = None, dtype: torch.dtype | None = None
+) -> ClientStates | DiskStates:
+    """`memory`, `disk`, or `auto`: on disk where all clients' states would take more than 1 GiB."""
+    size = clients * sum(a.numel() * a.element_size() for a in tree_leaves(prototype))
+    if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):
+        return DiskStates(folder, dtype)
+    return ClientStates()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _read(file: Any, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
+    kind: torch.dtype = getattr(torch, stored)
+    count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = np.fromfile(file, np.uint8, count)
+    return torch.from_numpy(raw).view(kind).view(shape).to(getattr(torch, dtype))
 
 
 def _own(a: torch.Tensor) -> torch.Tensor:

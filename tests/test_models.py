@@ -68,6 +68,16 @@ def test_resnet18_has_the_paper_s_layers():
     assert all(conv.bias is None for conv in convolutions)
 
 
+def test_resnet18_halves_the_picture_five_times_and_starts_from_he_s_normal():
+    torch.manual_seed(0)
+    net = resnet18_gn(CIFAR, 10)
+    body = net[:-3]  # without pooling, flattening and the last layer
+    assert body(torch.zeros(1, 3, 64, 64)).shape == (1, 512, 2, 2)
+    for conv in (module for module in net.modules() if isinstance(module, nn.Conv2d)):
+        fan_out = conv.out_channels * conv.kernel_size[0] ** 2
+        assert conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_outputs_are_one_score_a_class(name):
     shape = (3, 16, 16) if name in ("lenet", "resnet18_gn") else (1, 8, 8)

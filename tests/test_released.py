@@ -51,7 +51,8 @@ def local_model(method, h=None, **changes) -> tuple[np.ndarray, np.ndarray]:
     plan = Plan(rounds=1, active=1, local_steps=1, batch_size=8, lr=0.1, lr_decay=1.0, weight_decay=0.01)
     run = package(problem, method, Plan.from_fields({**plan.fields(), **changes}))
     if h is not None:
-        run.states.put(0, method.init_client(run.x0)._replace(h=torch.from_numpy(h)))
+        run.states.stage(0, method.init_client(run.x0)._replace(h=torch.from_numpy(h)), 0)
+        run.states.commit()
     before = run.x.numpy()
     run.step()
     after = run.states.get(0).h.numpy() - (0 if h is None else h) if h is not None else run.x.numpy() - before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,7 @@ def test_the_files_of_a_run(tmp_path):
     seen: list[Record] = []
     summary = run_config(config, out, on_round=seen.append)
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
-    assert Config.from_toml(out / "config.toml") == config
+    assert Config.from_toml(out / "config.toml") == replace(config, engine="loop")  # `auto` is resolved
     assert [r.to_dict() for r in seen] == lines(out)
     assert json.loads((out / "summary.json").read_text()) == summary
     assert summary["status"] == "finished"
@@ -208,7 +208,7 @@ def record(t: int, accuracy: float | None, **fields) -> Record:
 
 
 def test_the_summary_by_hand():
-    config = small(targets=[0.3, 0.5, 0.123456789, 0.95])
+    config = small(targets=[0.6, 0.5, 0.123456789, 0.95])
     accuracies = [0.1, 0.6, None, 0.3, 0.8, 0.5, 0.7]
     records = [record(t, a) for t, a in enumerate(accuracies, 1)]
     summary = summarise(config, prepare(config), records, "finished")
@@ -217,7 +217,7 @@ def test_the_summary_by_hand():
     assert summary["best_accuracy"] == 0.8
     assert summary["mean_last5_accuracy"] == pytest.approx((0.6 + 0.3 + 0.8 + 0.5 + 0.7) / 5)  # evaluated rounds only
     assert summary["targets"] == {
-        "0.3": {"round": 2, "bytes": 22},
+        "0.6": {"round": 2, "bytes": 22},  # reached exactly
         "0.5": {"round": 2, "bytes": 22},
         "0.123456789": {"round": 2, "bytes": 22},
         "0.95": None,
@@ -346,3 +346,19 @@ def test_a_fedspeed_run_with_everything_set(tmp_path):
     assert isinstance(Config.from_toml(tmp_path / "config.toml").method, FedSpeed)
     steps = 3 * sum(len(r["cohort"]) for r in lines(tmp_path))
     assert summary["grad_evals"] == pytest.approx(1.5 * steps)
+
+
+def test_the_engine_is_resolved_in_the_config_and_repeats_its_bits(tmp_path):
+    run_config(small(active=6, split="iid"), tmp_path / "a")
+    config = Config.from_toml(tmp_path / "a" / "config.toml")
+    assert config.engine == "block"
+    run_config(config, tmp_path / "b")
+    assert lines(tmp_path / "a", timeless=True) == lines(tmp_path / "b", timeless=True)
+
+
+def test_states_on_disk_are_in_the_run_directory_and_overwritten_with_it(tmp_path):
+    run_config(small(states="disk"), tmp_path)
+    before = set((tmp_path / "states").iterdir())
+    assert before
+    run_config(small(states="disk", seed=1, rounds=1), tmp_path, overwrite=True)
+    assert len(list((tmp_path / "states").iterdir())) == 3

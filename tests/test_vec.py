@@ -320,14 +320,14 @@ def test_tree_functions():
 
 
 def test_mean_is_weighted_and_leaves_what_it_counts():
-    mean, trees = Mean(torch.float64), [nest(1.0), nest(4.0)]
-    for tree, weight in zip(trees, (1.0, 2.0), strict=True):
+    mean, trees = Mean(torch.float64), [nest(4.0), nest(1.0)]
+    for tree, weight in zip(trees, (2.0, 1.0), strict=True):
         mean.add(tree, weight)
     result = mean.result()
     assert result.pair.a.dtype == torch.float64
-    assert result.pair.a.tolist() == [3.0] * 3  # (1 * 1 + 2 * 4) / 3
+    assert result.pair.a.tolist() == [3.0] * 3  # (2 * 4 + 1 * 1) / 3
     assert result.c.tolist() == [9.0]
-    assert trees[0].pair.a.tolist() == [1.0] * 3
+    assert trees[0].pair.a.tolist() == [4.0] * 3
 
 
 def test_mean_sums_in_its_own_dtype():

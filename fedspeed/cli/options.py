@@ -24,7 +24,7 @@ GROUPS = {
         "weight_decay",
     ),
     "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
-    "run": ("rounds", "eval_every", "targets", "seed", "device", "engine", "backend", "workers"),
+    "run": ("rounds", "eval_every", "targets", "seed", "device", "engine", "backend", "workers", "states", "state_dtype"),
 }
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}

@@ -1,0 +1,109 @@
+"""A federation that meets every printed condition and breaks the printed bound: nothing there limits lam L (erratum 9).
+
+Two clients in one dimension, F_1 = w and F_2 = -b w, where w' is the triangle wave: w'(x) = x on [-1, 1], 2 - x on
+[1, 3], with period 4. Both are 1-smooth, heterogeneity is bounded by (1+b)/2, there is no noise and no perturbation,
+and F = (1-b)/2 w is bounded below. For lam > 1/b the local problem of client 2 is not convex near the minimiser of F,
+its model runs away from x^t, and FedSpeed never settles. The gradient is piecewise linear, so a million local steps
+take a few powers: the run below is Algorithm 1 itself, not its limit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import UserError
+from .bounds import Bound, Start, bound
+from .routes import Condition, route
+from .sequences import auxiliary
+from .setting import Setting
+
+
+class Counterexample(NamedTuple):
+    """The setting, the printed conditions, the measured (1/T) sum_{t=1}^{T-1} |F'(z^t)|^2 and the printed bound."""
+
+    setting: Setting
+    conditions: tuple[Condition, ...]
+    average: float
+    bound: Bound
+
+    @property
+    def violated(self) -> bool:
+        """Whether the printed theorem is wrong here: its conditions hold and its bound does not."""
+        return self.bound.valid and self.average > self.bound.total
+
+
+def wave(x: float) -> float:
+    """The triangle wave w'(x)."""
+    j = round(x / 2)
+    return (1 - 2 * (j % 2)) * (x - 2 * j)
+
+
+def potential(x: float) -> float:
+    """w(x), in [0, 1], 0 at the multiples of 4."""
+    j = round(x / 2)
+    near = 0.5 * (x - 2 * j) ** 2
+    return 1 - near if j % 2 else near
+
+
+def local_steps(x: float, ghat: float, a: float, s: Setting) -> float:
+    """x_iK after s.K steps of client F_i = a w from x: one power for every linear piece of the wave that is crossed."""
+    y, left = x, s.K
+    while left:
+        j = round(y / 2)
+        slope = a * (1 - 2 * (j % 2))
+        c = slope + 1 / s.lam
+        pull = slope * (y - 2 * j) - ghat + (y - x) / s.lam  # the direction at y; y_n - y = -pull (1 - r^n)/c
+        n = min(left, _until(y, 2 * j + (-1 if pull > 0 else 1), pull, c, s.eta)) if pull else left
+        y -= pull * s.eta * (n if c == 0 else -math.expm1(n * math.log1p(-s.eta * c)) / (s.eta * c))
+        left -= n
+    return y
+
+
+def _until(y: float, edge: float, pull: float, c: float, eta: float) -> int:
+    """Steps until the edge of a piece is passed; very many if it never is."""
+    share = (y - edge) * c / pull  # 1 - r^n has to reach it
+    if c == 0:
+        return math.floor((y - edge) / (pull * eta)) + 1
+    if share >= 1:
+        return 2**62
+    return max(1, math.floor(math.log1p(-share) / math.log1p(-eta * c)) + 1)
+
+
+def counterexample(
+    lam: float = 4.0, K: int = 10_000_000, T: int = 20_000, b: float = 0.3, x0: float = 0.5
+) -> Counterexample:
+    """FedSpeed on the two clients with eta = 2 lam/K, twice the least that the printed conditions ask for.
+
+    Args:
+        lam: in units of 1/L; above 1/b it does not converge.
+        K, T: as large as the printed bound needs to become smaller than what is seen.
+        b: in (0, 1).
+        x0: where it starts.
+
+    Example:
+        >>> counterexample(lam=0.2, T=200).average < 1e-2      # a small lam converges
+        True
+    """
+    if not 0 < b < 1:
+        raise UserError(f"counterexample: b must lie in (0, 1), got {b:g}; F = (1-b)/2 w must be bounded below")
+    s = Setting(eta=2 * lam / K, lam=lam, K=K, L=1.0, m=2, T=T, sigma_g=(1 + b) / 2)
+    coefficients, ghat = (1.0, -b), [0.0, 0.0]
+    x, ends, first = x0, [], (0.0, 0.0)
+    for t in range(T):
+        y = [local_steps(x, g, a, s) for a, g in zip(coefficients, ghat, strict=True)]
+        ghat = [g - (end - x) / lam for g, end in zip(ghat, y, strict=True)]
+        x = sum(end - lam * g for g, end in zip(ghat, y, strict=True)) / 2
+        ends.append(y)
+        first = (ghat[0], ghat[1]) if t == 0 else first
+    _, z = auxiliary(np.array([x0]), np.array(ends)[:, :, None], s.gamma)
+    points, mean = z[:, 0].tolist(), (1 - b) / 2
+    average = math.fsum((mean * wave(p)) ** 2 for p in points[1:-1]) / T
+    start = Start(
+        gap=mean * potential(points[1]),
+        ghat=(first[0] ** 2 + first[1] ** 2) / 2,
+        ghat_mean=((first[0] + first[1]) / 2) ** 2,
+    )
+    return Counterexample(s, route(s, "printed").conditions, average, bound(s, start, "printed"))
