@@ -19,7 +19,7 @@ _PUBLIC = {
     "Round": "method",
     "param": "params",
     "Plan": "plan",
-    "Config": "run",
+    "Config": "config",
     "run_config": "run",
     "simulate": "server",
     "Simulation": "server",

@@ -27,6 +27,16 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
+def vector(shape: Shape, outputs: int) -> nn.Module:
+    """x itself, no bias: an input is a matrix A, the outputs are A x. For the data `quadratic` and `logistic`."""
+    if len(shape) != 2 or shape[0] != outputs:
+        raise UserError(
+            f"model vector: expected inputs of shape ({outputs}, d), one row an output, found {shape}; use linear, or "
+            f"the data quadratic or logistic"
+        )
+    return nn.Sequential(nn.Linear(shape[1], 1, bias=False), nn.Flatten())
+
+
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:
     """Fully connected layers with ReLU between them."""
     widths = [math.prod(shape), *hidden]
@@ -124,7 +134,7 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2) -> nn.Module:
     return net
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, mlp, cnn, lenet, resnet18_gn)}
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, vector, mlp, cnn, lenet, resnet18_gn)}
 
 
 def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) -> nn.Module:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspeed import METHODS, Config, FedAvg, FedSpeed, Plan, UserError
-from fedspeed.run import Spec, prepare, read_toml
+from fedspeed.config import Spec, read_toml
+from fedspeed.run import prepare
 
 positive = st.floats(1e-300, 1e300)
 share = st.floats(0, 1)

@@ -15,12 +15,12 @@ from federations import Softmax, package
 from torch import nn
 
 from fedspeed.client import Oracle
+from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.method import Local, Round
 from fedspeed.methods import METHODS, WRAPPERS, FedADMM, FedAvg, FedInit, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.run import Config
 from fedspeed.server import simulate
 from fedspeed.vec import tree_leaves, tree_map
 

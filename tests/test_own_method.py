@@ -12,10 +12,10 @@ import pytest
 from federations import Softmax, package
 
 from fedspeed.cli import main
+from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, find
 from fedspeed.plan import Plan
-from fedspeed.run import Config
 
 DOC = Path(__file__).parents[1] / "docs" / "new-method.md"
 SMALL = ["--clients", "10", "--active", "3", "--rounds", "2", "--local-epochs", "1"]

@@ -8,10 +8,10 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
+from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.methods import FedADMM, FedAvg, FedCM, FedDyn, FedProx, FedSMOO, FedSpeed, MoFedSAM, Scaffold
 from fedspeed.plan import Plan
-from fedspeed.run import Config
 from fedspeed.server import simulate
 
 

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_config
+from fedspeed.config import Spec
 from fedspeed.report.runs import COLUMNS, Row, RunFiles, chart, markdown, spread, table
-from fedspeed.run import FILES, Spec, prepare, summarise
+from fedspeed.run import FILES, prepare, summarise
 
 SMALL = {
     "backend": "serial",

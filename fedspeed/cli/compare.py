@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from ..config import Config
 from ..errors import Diverged, UserError
 from ..methods import METHODS
-from ..run import Config, refuse_a_run, run_config
+from ..run import refuse_a_run, run_config
 from . import options
 from .progress import Live
 

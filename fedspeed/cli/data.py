@@ -25,6 +25,8 @@ ABOUT = {
     "fashion-mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy"),
     "digits": ("1,437 + 360", "1 x 8 x 8", "10", "comes with this package"),
     "synthetic": ("generated", "60", "10", "FedProx generator: options alpha, beta, size"),
+    "quadratic": ("generated", "d x d", "-", "known constants and optimum; model vector"),
+    "logistic": ("generated", "2 x d", "2", "known constants and optimum; model vector"),
     "images": ("yours", "yours", "yours", "--data-dir: pictures, one folder a class"),
     "arrays": ("yours", "yours", "yours", "--data-dir: .npz or .npy files"),
     "huggingface": ("yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"),
@@ -105,7 +107,8 @@ def _list(console: Console) -> None:
     for title in ("name", "train + test", "input", "classes", "here", "source"):
         table.add_column(title, no_wrap=title != "source")
     for name, about in ABOUT.items():
-        cached = (cache_dir() / name / "about.json").exists() or name in ("digits", "synthetic")
+        here = about[0] == "generated" or name == "digits"
+        cached = here or (cache_dir() / name / "about.json").exists()
         table.add_row(name, *about[:3], "yes" if cached else "", Text(about[3]))
     console.print(table)
     console.out(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")

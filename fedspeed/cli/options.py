@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from ..config import PRESETS, Config, read_toml
 from ..errors import UserError, unknown
-from ..run import PRESETS, Config, read_toml
 
 GROUPS = {
     "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
@@ -24,7 +24,18 @@ GROUPS = {
         "weight_decay",
     ),
     "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
-    "run": ("rounds", "eval_every", "targets", "seed", "device", "engine", "backend", "workers", "states", "state_dtype"),
+    "run": (
+        "rounds",
+        "eval_every",
+        "targets",
+        "seed",
+        "device",
+        "engine",
+        "backend",
+        "workers",
+        "states",
+        "state_dtype",
+    ),
 }
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}

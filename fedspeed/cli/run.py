@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..run import Config, run_config
+from ..config import Config
+from ..run import run_config
 from . import options
 from .progress import Live
 

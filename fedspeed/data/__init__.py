@@ -53,6 +53,8 @@ DATASETS: Mapping[str, Callable[..., Samples]] = _Registry(
         "fashion-mnist": "mnist:fashion_mnist",
         "digits": "digits:digits",
         "synthetic": "synthetic:synthetic",
+        "quadratic": "problems:quadratic",
+        "logistic": "problems:logistic",
         "images": "images:images",
         "arrays": "own:arrays",
         "huggingface": "own:huggingface",

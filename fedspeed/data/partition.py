@@ -82,7 +82,10 @@ class Split:
                 f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at least one"
             )
         if self.name not in ("iid", "lognormal-size") and not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"split {self}: needs class labels (whole numbers), found {labels.dtype}; use iid")
+            raise UserError(
+                f"split {self}: needs class labels (whole numbers), found {labels.dtype}; use "
+                f"{'iid' if owner is None else 'natural, or iid'}"
+            )
         extra = () if self.parameter is None else (self.parameter,)
         return SPLITS[self.name](labels, clients, seed, *extra)
 

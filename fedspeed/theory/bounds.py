@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import UserError
-from .routes import Route, route
+from .routes import route
 from .setting import Setting
 
 
@@ -125,49 +125,48 @@ def suggest(setting: Setting, form: str) -> Setting | None:
     return at(lam) if lam > 0 else None
 
 
-def schedule(T: int, L: float, form: str, *, fraction: float = 0.5, per_round: int = 16, rho: float = 0.1,
-             alpha: float = 1.0, m: int = 10, sigma_l: float = 0.0, sigma_g: float = 0.0, base: int = 8) -> Setting:  # fmt: skip
-    """The corollary's schedule: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T), and lam as the form allows.
+def schedule(setting: Setting, form: str, *, fraction: float = 0.9, per_round: int = 1, base: int = 0) -> Setting:
+    """The corollary's schedule for setting.T rounds: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T).
 
-    lam does not depend on T, except in form `corrected`, whose floor does not fall with T: there lam = lam_0 T^{-1/3},
-    which balances 1/(lam T) and lam^2 (a bound of order T^{-2/3}).
+    lam is a share of the largest that the form's conditions allow, the same for every T, except under `corrected`,
+    whose floor does not fall with T: there lam = lam_0 T^{-1/3} balances 1/(lam T) and lam^2, for a bound of order
+    T^{-2/3}. Under `free` lam is the setting's own, and nothing is proved.
 
     Args:
-        fraction: of the largest lam that the form's conditions allow at T = base.
+        setting: gives T, L, alpha, m, the sigmas, and rho as rho_0; its eta and K play no part.
+        form: whose conditions: `printed`, `corrected`, `tracking` or `free`.
+        fraction: of the largest lam allowed.
         per_round: K/T.
-        rho: rho_0, in units of 1/(alpha L).
-        base: the smallest T of the experiment: conditions that hold there hold for larger T.
+        base: the smallest T of an experiment: what holds there holds for larger T. 0: setting.T.
 
     Example:
-        >>> a, b = (schedule(T, 1.0, "printed") for T in (8, 32))
-        >>> a.lam == b.lam, b.K // a.K, round(a.rho / b.rho, 6)
-        (True, 4, 2.0)
+        >>> a, b = (schedule(Setting(T=T, rho=0.1), "printed", base=32) for T in (32, 128))
+        >>> a.lam == b.lam, b.K // a.K, round(a.rho / b.rho, 6), route(b, "printed").holds
+        (True, 4, 2.0, True)
     """
-    if not 0 < fraction <= 1:
-        raise UserError(f"schedule: fraction must lie in (0, 1], got {fraction:g}; it is a share of the largest lam")
-    if T < base:
-        raise UserError(f"schedule: T must be at least the smallest, {base}, got {T}")
+    base = base or setting.T
+    if not 0 < fraction <= 1 or per_round < 1 or base > setting.T:
+        raise UserError(
+            f"schedule: expected fraction in (0, 1], per_round >= 1 and T >= {base}, got fraction {fraction:g}, "
+            f"per_round {per_round} and T {setting.T}"
+        )
 
-    def at(t: int, lam: float) -> Setting:
-        K = per_round * t
-        ascent = rho / math.sqrt(t) / max(alpha * L, 1e-300)
-        return Setting(lam / K, lam, K, L, alpha, ascent, False, m, t, sigma_l, sigma_g)
+    def at(T: int, lam: float) -> Setting:
+        K = per_round * T
+        return setting.but(T=T, K=K, lam=lam, eta=lam / K, rho=setting.rho / math.sqrt(T), normalise=False)
 
-    most = largest(lambda lam: route(at(base, lam), form).holds, 10 / L)
+    if form == "free":
+        return at(setting.T, setting.lam)
+    most = largest(lambda lam: route(at(base, lam), form).holds, 10 / setting.L)
     if not most:
         raise UserError(
-            f"schedule: no lam meets the conditions `{form}` at T = {base}, K = {per_round * base}, rho = "
-            f"{rho / math.sqrt(base):.3g}/(alpha L); lower rho, or choose another form"
+            f"schedule: no lam meets the conditions `{form}` at T = {base}, K = {per_round * base} and rho = "
+            f"{setting.rho / math.sqrt(base):.3g}; lower rho, or choose another form"
         )
-    fall = (base / T) ** (1 / 3) if form == "corrected" else 1.0
-    return at(T, fraction * most * fall)
+    fall = (base / setting.T) ** (1 / 3) if form == "corrected" else 1.0
+    return at(setting.T, fraction * most * fall)
 
 
 def _times(coefficient: float, value: float) -> float:
     """0 times infinity is 0 here: a term that is absent."""
     return coefficient * value if value else 0.0
-
-
-def slack(r: Route) -> float:
-    """The least slack of a route relative to its limit (or to 1): below 0 some condition fails."""
-    return min(c.slack / max(abs(c.limit), 1e-300) if c.limit else c.slack for c in r.conditions)

@@ -14,6 +14,8 @@ from .engine import METHODS, run
 from .problems import Problem
 from .setting import Setting
 
+CONDITIONS = ("printed", "corrected", "tracking", "free")
+
 
 class Fit(NamedTuple):
     """log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
@@ -35,7 +37,7 @@ class Curve(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """One experiment: settings and bounds by T, a curve a method, and the fits."""
+    """One experiment: settings and bounds by T (none under `free`), a curve a method, and the fits."""
 
     form: str
     settings: tuple[Setting, ...]
@@ -102,7 +104,7 @@ def rate(
     form: str,
     T: Sequence[int],
     *,
-    x0: np.ndarray | None = None,
+    distance: float = 1.0,
     batch: int = 1,
     seeds: int = 8,
     seed: int = 0,
@@ -110,7 +112,7 @@ def rate(
     per_round: int = 1,
     rho: float = 0.1,
     alpha: float = 1.0,
-    methods: Sequence[str] = METHODS,
+    lam: float = 4.0,
     progress: Callable[[str, int], None] | None = None,
 ) -> Rate:
     """Run FedSpeed, FedAvg and SCAFFOLD with the same eta and K under the corollary's schedule for every T.
@@ -119,34 +121,35 @@ def rate(
     t = 1..T-1 and is divided by T as printed; otherwise over t = 0..T-1.
 
     Args:
-        form: whose conditions and whose bound: `printed`, `corrected` or `tracking`.
-        T: numbers of rounds, increasing.
+        form: whose conditions and whose bound: `printed`, `corrected` or `tracking`; `free` takes lam as given and
+            has no bound.
+        T: numbers of rounds.
+        distance: of x^0 from x*; 0 leaves nothing but noise and heterogeneity to be seen.
         batch: minibatch size, 0 for full batches (then one seed says it all).
         fraction: of the largest lam that the conditions allow.
         per_round: K/T.
         rho: rho_0 in units of 1/(alpha L); the step is rho_0/sqrt(T).
+        lam: for `free`, in units of 1/L.
         progress: called as `progress(method, T)` before each run.
     """
-    if form == "consistent":
-        raise UserError("rate: the conditions `consistent` need eta >= lam/2, so eta = O(1/K) cannot meet them for "
-                        "long (erratum 13); choose printed, corrected or tracking")  # fmt: skip
     rounds = sorted({int(t) for t in T})
-    if len(rounds) < 2 or rounds[0] < 2:
-        raise UserError(f"rate: T must hold at least two different numbers >= 2, got {list(T)}")
-    if not math.isfinite(problem.sigma_g):
-        raise UserError("rate: sigma_g is infinite on this problem, so (A3) fails; share the Hessian, or use logistic")
-    x0 = problem.optimum + 3 * _direction(problem.d, seed) if x0 is None else np.asarray(x0, dtype=np.float64)
+    _check(problem, form, rounds, alpha)
+    x0 = problem.optimum + distance * _direction(problem.d, seed)
     noise = problem.sigma_l(batch) if batch else 0.0
-    settings = tuple(
-        schedule(t, problem.L, form, fraction=fraction, per_round=per_round, rho=rho, alpha=alpha, m=problem.m,
-                 sigma_l=noise, sigma_g=problem.sigma_g, base=rounds[0])
-        for t in rounds
+    base = Setting(
+        eta=lam / problem.L, lam=lam / problem.L, L=problem.L, alpha=alpha, rho=rho / (alpha * problem.L), m=problem.m,
+        sigma_l=noise, sigma_g=problem.sigma_g,
     )  # fmt: skip
+    settings = tuple(
+        schedule(base.but(T=t), form, fraction=fraction, per_round=per_round, base=rounds[0]) for t in rounds
+    )
     repeats, first = seeds if noise else 1, 1 if form == "printed" else 0
-    bounds, averages = [], {name: ([], []) for name in methods}  # type: ignore[var-annotated]
+    bounds: list[Bound] = []
+    averages: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {name: ([], []) for name in METHODS}
     for s in settings:
-        bounds.append(bound(s, _start(problem, s, x0, batch, repeats, seed, first), form))
-        for name in methods:
+        if form != "free":
+            bounds.append(bound(s, _start(problem, s, x0, batch, repeats, seed, first), form))
+        for name in METHODS:
             if progress:
                 progress(name, s.T)
             trace = run(name, problem, s, x0, batch=batch if noise else 0, seeds=repeats, seed=seed)
@@ -157,6 +160,22 @@ def rate(
             averages[name][1].append(square[-max(s.T // 4, 1) :].mean(0))
     curves = tuple(Curve(name, np.array(a), np.array(b)) for name, (a, b) in averages.items())
     return Rate(form, settings, tuple(bounds), curves)
+
+
+def _check(problem: Problem, form: str, rounds: list[int], alpha: float) -> None:
+    if form not in CONDITIONS:
+        reason = (
+            "; `consistent` needs eta >= lam/2, which eta = O(1/K) cannot meet (erratum 13)"
+            if form == "consistent"
+            else ""
+        )
+        raise UserError(f"rate: the conditions must be one of {', '.join(CONDITIONS)}, got {form!r}{reason}")
+    if len(rounds) < 2 or rounds[0] < 2:
+        raise UserError(f"rate: T must hold at least two different numbers >= 2, got {rounds}")
+    if not 0 < alpha <= 1:
+        raise UserError(f"rate: alpha must lie in (0, 1], got {alpha:g}; use rho=0 to leave the perturbation out")
+    if not math.isfinite(problem.sigma_g):
+        raise UserError("rate: sigma_g is infinite on this problem, so (A3) fails; share the Hessian, or use logistic")
 
 
 def start_at(problem: Problem, x0: np.ndarray) -> Start:

@@ -73,15 +73,15 @@ class Logistic:
         """x*, by Newton's method to rounding; separable data have none (UserError)."""
         a, y, x = self.a.reshape(-1, self.d), self.y.reshape(-1), np.zeros(self.d)
         for _ in range(100):
-            p = _sigmoid(a @ x)
-            g, H = a.T @ (p - y) / len(y), (a.T * (p * (1 - p))) @ a / len(y)
-            step = np.linalg.lstsq(H, g, rcond=None)[0]
-            before = self.value(x)
+            H, g = self.hessian(x), a.T @ (_sigmoid(a @ x) - y) / len(y)
+            if np.linalg.eigvalsh(H)[0] < 1e-9 * self.L:  # flat in some direction: the minimiser is at infinity
+                break
+            step, before = np.linalg.solve(H, g), self.value(x)
             while self.value(x - step) > before + 1e-15 and np.linalg.norm(step) > 1e-14:
                 step = step / 2
             x = x - step
             if np.linalg.norm(step) < 1e-13 * (1 + np.linalg.norm(x)):
-                return x
+                return np.asarray(x)
         raise UserError("Logistic: the data can be separated, so F has no minimiser; give more or noisier samples")
 
     @cached_property
@@ -92,18 +92,18 @@ class Logistic:
     def value(self, x: np.ndarray) -> np.ndarray:
         """F(x)."""
         margin = np.einsum("inj,...j->...in", self.a, x) * (2 * self.y - 1)
-        return np.logaddexp(0, -margin).mean((-2, -1))  # type: ignore[no-any-return]
+        return np.asarray(np.logaddexp(0, -margin).mean((-2, -1)))
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
         """grad F_i(x_i), full batch."""
         p = _sigmoid(np.einsum("inj,...ij->...in", self.a, np.broadcast_to(x, (*x.shape[:-2], self.m, self.d))))
-        return np.einsum("...in,inj->...ij", p - self.y, self.a) / self.n  # type: ignore[no-any-return]
+        return np.asarray(np.einsum("...in,inj->...ij", p - self.y, self.a) / self.n)
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
         """The Hessian of F at x, (d, d)."""
         a = self.a.reshape(-1, self.d)
         p = _sigmoid(a @ x)
-        return (a.T * (p * (1 - p))) @ a / len(a)  # type: ignore[no-any-return]
+        return np.asarray((a.T * (p * (1 - p))) @ a / len(a))
 
     def minibatch(self, index: np.ndarray) -> Grad:
         """The gradient of the samples `index` (..., m, batch)."""
@@ -112,13 +112,13 @@ class Logistic:
 
         def grad(x: np.ndarray) -> np.ndarray:
             p = _sigmoid((a * x[..., None, :]).sum(-1))
-            return ((p - y)[..., None] * a).mean(-2)  # type: ignore[no-any-return]
+            return np.asarray(((p - y)[..., None] * a).mean(-2))
 
         return grad
 
 
 def _sigmoid(t: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * t))  # type: ignore[no-any-return]
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * t)))
 
 
 def random_logistic(

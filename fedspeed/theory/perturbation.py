@@ -19,7 +19,7 @@ PENALTIES = {
 
 
 class Perturbation(NamedTuple):
-    """||g_tilde - grad(L + penalty)|| for every rho and penalty, with the measured order; and the penalty's own size."""
+    """||g_tilde - grad(L + penalty)|| by rho and penalty, its measured order, and the penalty's own effect."""
 
     rho: np.ndarray
     error: dict[str, np.ndarray]

@@ -51,12 +51,12 @@ class Quadratic:
     @cached_property
     def H(self) -> np.ndarray:
         """Hessians (m, d, d)."""
-        return np.einsum("ipj,ipk->ijk", self.A, self.A)
+        return np.asarray(np.einsum("ipj,ipk->ijk", self.A, self.A))
 
     @cached_property
     def v_samples(self) -> np.ndarray:
         """A_i'y_ij, (m, n, d)."""
-        return np.einsum("ipj,inp->inj", self.A, self.y)
+        return np.asarray(np.einsum("ipj,inp->inj", self.A, self.y))
 
     @cached_property
     def v(self) -> np.ndarray:
@@ -98,16 +98,16 @@ class Quadratic:
         """F(x)."""
         constant = 0.5 * np.square(self.y).sum(-1).mean()
         H, v = self.H.mean(0), self.v.mean(0)
-        return 0.5 * np.einsum("...j,jk,...k->...", x, H, x) - x @ v + constant  # type: ignore[no-any-return]
+        return np.asarray(0.5 * np.einsum("...j,jk,...k->...", x, H, x) - x @ v + constant)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
         """grad F_i(x_i), full batch."""
-        return np.einsum("ijk,...ik->...ij", self.H, x) - self.v  # type: ignore[no-any-return]
+        return np.asarray(np.einsum("ijk,...ik->...ij", self.H, x) - self.v)
 
     def minibatch(self, index: np.ndarray) -> Grad:
         """The gradient of the samples `index` (..., m, batch)."""
         v = self.v_samples[np.arange(self.m)[:, None], index].mean(-2)
-        return lambda x: np.einsum("ijk,...ik->...ij", self.H, x) - v  # type: ignore[no-any-return]
+        return lambda x: np.asarray(np.einsum("ijk,...ik->...ij", self.H, x) - v)
 
 
 def random_quadratic(

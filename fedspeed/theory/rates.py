@@ -22,8 +22,8 @@ RATES = (
         "O(1/T)",
         "A1 smooth, A2 bounded noise, A3 bounded heterogeneity; full participation",
         "K >= lam/eta, K = O(T)",
-        "as printed not true without a limit on lam L (`fedspeed theory counterexample`); with lam L below a constant it "
-        "is, without A3 for rho = 0 (form `tracking`)",
+        "as printed not true without a limit on lam L (`fedspeed theory counterexample`); with lam L below a constant "
+        "it is, without A3 for rho = 0 (form `tracking`)",
         "Sun et al., ICLR 2023, Theorem 4.4 and its corollary",
     ),
     PublishedRate(
@@ -56,8 +56,8 @@ RATES = (
         "O(1/sqrt(mKT))",
         "A1, A2; no A3; full participation",
         "K = O(sqrt(T_it)/m^(3/2))",
-        "the FedSpeed paper compares this O(sqrt(T)) with its O(T), but here T_it = KT counts iterations: in rounds it is "
-        "K = O(T/m^3), of the same order in T",
+        "the FedSpeed paper compares this O(sqrt(T)) with its O(T), but here T_it = KT counts iterations: in rounds it "
+        "is K = O(T/m^3), of the same order in T",
         "Liang et al., arXiv 1912.12844, 2019",
     ),
 )

@@ -203,10 +203,7 @@ def tracking(s: Setting) -> Route:
     g, lL, noisy = s.gamma, s.lam * s.L, 2 if s.sigma_l else 1
     groups = 3 if s.sigma_l else 2  # how many parts Young's inequality splits
     q = s.q
-    if q == 0:
-        ell = 1.0
-    else:
-        ell = 2.0 if s.normalise else 2 + 4 * q
+    ell = 1.0 if q == 0 else 2.0 if s.normalise else 2 + 4 * q
     mu = max(g, abs(s.tau), abs(g + s.tau))
     room = 1 - groups * ell * (g * lL) ** 2
     omega = ell * groups * lL**2 / room if room > 0 else math.inf
@@ -263,7 +260,7 @@ def kappa(setting: Setting, form: str = "printed") -> float:
     """kappa of a form; printed: 1/2 - 3 alpha^2 L^2 rho^2 - 1536 eta^2 L^2 K.
 
     Example:
-        >>> kappa(Setting(eta=0.001, lam=0.1, K=100))
+        >>> round(kappa(Setting(eta=0.001, lam=0.1, K=100)), 12)
         0.3464
     """
     return route(setting, form).kappa

@@ -1,4 +1,4 @@
-"""The sequences of the proof, u^t and z^t, and where FedAvg, FedProx and FedSpeed end on a quadratic, in closed form."""
+"""The sequences of the proof, u^t and z^t, and where methods end on a quadratic, in closed form."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def fixed_point(problem: Quadratic, s: Setting, method: str, mu: float = 0.0) ->
 def exact_sequences(problem: Quadratic, s: Setting, x0: np.ndarray) -> Sequences:
     """FedSpeed's x^t, u^t, z^t and g_hat_i^t on a quadratic for s.T rounds, without a single local step.
 
-    Full batches and participation; g_hat_i^t = g_hat_i^{t-1} - (x_iK - x^t)/lam, x^{t+1} = mean_i (x_iK - lam g_hat_i^t).
+    Full batches, all clients: g_hat_i^t = g_hat_i^{t-1} - (x_iK - x^t)/lam, x^{t+1} = mean_i (x_iK - lam g_hat_i^t).
     """
     M, J, w = local_map(problem, s, 1 / s.lam)
     x, ghat = [np.asarray(x0, dtype=np.float64)], [np.zeros((problem.m, problem.d))]

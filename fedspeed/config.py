@@ -1,0 +1,178 @@
+"""`Config`: a complete run as a value, to and from TOML. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from .errors import UserError, unknown
+from .method import Method
+from .methods import FedSpeed, build
+from .params import param
+from .plan import Plan
+
+FORMAT = 1
+"""Version of the run directory's layout, written as `format` in `config.toml`."""
+
+RELEASED: dict[str, Any] = {
+    "cohort": "bernoulli",
+    "clip": 10.0,
+    "clip_mode": "released",
+    "decay_outside_mix": True,
+    "augment": "released",
+    "lr_decay": 0.998,
+}
+RELEASED_METHODS: dict[str, dict[str, Any]] = {
+    "fedadam": {"tau": 0.01},
+    "fedspeed": {"alpha": 1.0, "normalise": True, "server": "all"},
+}
+PRESETS = ("released",)
+"""Named settings; `released` is what the authors' code does where it differs (docs/released.md)."""
+
+
+def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
+    """Put a preset's values under what was given explicitly; `preset` itself is not a part of a config."""
+    given = dict(given)
+    preset = given.pop("preset", None)
+    if preset is None:
+        return given
+    if preset not in PRESETS:
+        raise unknown("preset", str(preset), PRESETS)
+    method = _table(given.get("method", "fedspeed"), "method")
+    split = given.get("split", Config.split)
+    if isinstance(split, str) and split.startswith("dirichlet:"):
+        split = split.replace("dirichlet:", "dirichlet-refill:")
+    given["method"] = {**RELEASED_METHODS.get(method["name"], {}), **method}
+    return {**RELEASED, **given, "split": split}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A named thing and its own options: a data set or a model."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"name": ..., option: value}`, the form in which it stands in TOML."""
+        return {"name": self.name, **self.options}
+
+
+@dataclass(frozen=True)
+class Config(Plan):
+    """A complete run: a `Plan` plus method, model, data and split. Equal configs give equal bits.
+
+    Example:
+        >>> config = Config.from_dict({"rounds": 3, "method": {"name": "fedspeed", "rho": 0.05}})
+        >>> Config.from_dict(config.to_dict()) == config
+        True
+    """
+
+    method: Method = field(default_factory=FedSpeed)
+    model: Spec = Spec("mlp")
+    data: Spec = Spec("digits")
+    engine: str = param(
+        "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
+    )
+    backend: str = param(
+        "auto", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
+    )
+    split: str = param("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
+    clients: int = param(100, "[1, inf)", "the number of clients, m")
+    augment: str = param("paper", about="the augmentation of pictures: paper, released, flip or none")
+    data_dir: str = param("", about="the folder or archive of a copy of the data you already have")
+    targets: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, kind in (("method", Method), ("model", Spec), ("data", Spec)):
+            if not isinstance(getattr(self, key), kind):
+                raise UserError(
+                    f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
+                    f"Config.from_dict takes names and tables"
+                )
+        bad = [a for a in self.targets if not 0 < a < 1]
+        if bad:
+            raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
+        if self.active > self.clients:
+            raise UserError(
+                f"active must be at most the number of clients, got {self.active} active of {self.clients}; "
+                f"lower --active or raise --clients"
+            )
+        self.method.check(self.lr, self.active if self.cohort == "fixed" else 1, self.clients)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Config:
+        """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
+        given = apply_preset(given)
+        version = given.pop("format", FORMAT)
+        if version != FORMAT:
+            raise UserError(f"config: expected format {FORMAT}, found {version!r}; use the fedspeed that wrote it")
+        known = {f.name for f in fields(cls)}
+        for key in given:
+            if key not in known:
+                raise unknown("config key", key, known)
+        if "method" in given:
+            given["method"] = build(_table(given["method"], "method"))
+        for key in ("model", "data"):
+            if key in given:
+                table = _table(given[key], key)
+                given[key] = Spec(table.pop("name"), table)
+        for key in given["data"].options if "data" in given else ():
+            if key in (*known, "progress"):
+                raise UserError(f"config: data.{key} is not an option of the data; set {key} itself (--{key})")
+        if "targets" in given:
+            if not isinstance(given["targets"], list | tuple):
+                raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")
+            given["targets"] = tuple(_number(a, "targets") for a in given["targets"])
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables, complete: every default is written out."""
+        plain = self.fields()
+        plain["targets"] = list(self.targets)
+        for key in ("method", "model", "data"):
+            plain[key] = plain.pop(key).to_dict()
+        return {"format": FORMAT, **plain}
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Config:
+        """Read a TOML file."""
+        return cls.from_dict(read_toml(path))
+
+    def to_toml(self) -> str:
+        """The file's text."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, with errors one can act on."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
+    except ValueError as error:  # not UTF-8, not TOML, or a number of thousands of digits
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    if not tables:
+        raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
+    return tables
+
+
+def _table(value: Any, key: str) -> dict[str, Any]:
+    """`"mlp"` and `{name = "mlp"}` are the same."""
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        raise UserError(
+            f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}, got {value!r}'
+        )
+    return dict(table)
+
+
+def _number(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+        raise UserError(f"config: {key} must be numbers, got {value!r}")
+    return float(value)

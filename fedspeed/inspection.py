@@ -1,0 +1,160 @@
+"""What a finished run's model is like: how sharp its minimum is, and how far its clients pull apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .config import Config
+from .errors import UserError
+from .run import prepare, write
+
+if TYPE_CHECKING:
+    import torch
+
+    from .server import Simulation
+    from .vec import FlatModel
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Of the training loss F at the run's last server model x, without weight decay or augmentation.
+
+    Args:
+        samples: how many training samples F and its Hessian were taken over.
+        loss, gradient_norm: F(x) and ||grad F(x)||.
+        eigenvalue, residual, products: the largest eigenvalue of the Hessian, how exactly, and what it took.
+        sam_gap, rho: F(x + rho g/||g||) - F(x).
+        clients: how many clients were asked for the rest.
+        dissimilarity: mean_i ||grad F_i(x) - mean_j grad F_j(x)||^2: sigma_g^2 of (A3) at this one point.
+        divergence: mean_i ||x_iK - mean_j x_jK||^2 after a round of plain local SGD from x (FedAvg's, whatever the
+            method was, so that models can be compared), at the rate of the run's last round.
+    """
+
+    method: str
+    samples: int
+    loss: float
+    gradient_norm: float
+    eigenvalue: float
+    residual: float
+    products: int
+    sam_gap: float
+    rho: float
+    clients: int
+    dissimilarity: float
+    divergence: float
+
+
+def inspect_run(
+    run: Path,
+    *,
+    samples: int = 1000,
+    clients: int = 20,
+    rho: float = 0.1,
+    iterations: int = 100,
+    out: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Inspection:
+    """Rebuild a finished run from its directory, look at its model, and write `inspect.json`.
+
+    Args:
+        run: a run directory with `config.toml` and `model.safetensors`.
+        samples, clients: at most so many, drawn by the run's seed.
+        out: where to write; the run directory if None.
+    """
+    from .evaluate import batches, mean_gradient, sam_gap, top_eigenvalue
+    from .sampling import rng
+
+    for name, value in (("samples", samples), ("clients", clients), ("iterations", iterations)):
+        if value < 1:
+            raise UserError(f"inspect: {name} must be at least 1, got {value}")
+    if not rho > 0:
+        raise UserError(f"inspect: rho must be > 0, got {rho:g}; it is the length of the SAM step")
+    if not (run / "config.toml").is_file() or not (run / "model.safetensors").is_file():
+        raise UserError(
+            f"{run} is no finished run: expected config.toml and model.safetensors in it; `fedspeed run` writes them"
+        )
+    config = Config.from_toml(run / "config.toml")
+    simulation = prepare(replace(config, **_in_this_process(config)), progress)
+    work, data = simulation.work, simulation.work.data
+    x = load_vector(work.flat, run / "model.safetensors")
+    rows = np.unique(data.indices)
+    if len(rows) > samples:
+        rows = np.sort(rng(config.seed, "inspect").choice(rows, samples, replace=False))
+    parts = batches(data, rows)
+    loss, gradient = mean_gradient(work.flat, x, parts, work.loss)
+    top = top_eigenvalue(work.flat, x, parts, work.loss, iterations=iterations, seed=config.seed)
+    gap = sam_gap(work.flat, x, parts, work.loss, rho)
+    chosen = np.arange(data.clients)
+    if len(chosen) > clients:
+        chosen = np.sort(rng(config.seed, "inspect clients").choice(chosen, clients, replace=False))
+    own = [mean_gradient(work.flat, x, batches(data, data.rows(int(i))), work.loss)[1] for i in chosen]
+    found = Inspection(
+        method=config.method.name,
+        samples=len(rows),
+        loss=loss,
+        gradient_norm=float(gradient.norm()),
+        eigenvalue=top.value,
+        residual=top.residual,
+        products=top.products,
+        sam_gap=gap,
+        rho=rho,
+        clients=len(chosen),
+        dissimilarity=_spread(own),
+        divergence=_spread(_local_models(simulation, config, x, chosen)),
+    )
+    place = out or run
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        write(place / "inspect.json", json.dumps(asdict(found), indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"inspect: cannot write to {place}: {error.strerror}; choose another --out") from None
+    return found
+
+
+def load_vector(flat: FlatModel, path: Path) -> torch.Tensor:
+    """The flat vector of a `model.safetensors`; says which parameter is missing or misshapen."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}); expected the safetensors file of a finished run") from None
+    parts = []
+    for name, shape in zip(flat.names, flat.shapes, strict=True):
+        if name not in tensors or tensors[name].shape != shape:
+            found = tuple(tensors[name].shape) if name in tensors else "nothing"
+            raise UserError(
+                f"{path} does not fit its config.toml: expected {name} of shape {tuple(shape)}, found {found}"
+            )
+        parts.append(tensors[name].reshape(-1).to(flat.dtype))
+    return torch.cat(parts).to(flat.device)
+
+
+def _in_this_process(config: Config) -> dict[str, Any]:
+    """Settings of the config that only say where a run computes, set to the simplest."""
+    return {name: value for name, value in (("backend", "serial"), ("workers", 1)) if hasattr(config, name)}
+
+
+def _local_models(simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray) -> list[torch.Tensor]:
+    from .client import Job, run_client
+    from .methods import FedAvg
+
+    method = FedAvg()
+    work, t = replace(simulation.work, method=method), config.rounds
+    down = method.broadcast(method.init_server(x))
+    lr = config.rate(max(t - 1, 0), config.method.lr_decay)
+    return [run_client(work, Job(int(i), t, lr), down, method.init_client(x)).up.D for i in chosen]
+
+
+def _spread(vectors: list[torch.Tensor]) -> float:
+    """mean_i ||v_i - mean_j v_j||^2."""
+    mean = sum((v.double() for v in vectors[1:]), vectors[0].double()) / len(vectors)
+    return float(sum(float((v.double() - mean).square().sum()) for v in vectors)) / len(vectors)

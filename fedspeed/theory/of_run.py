@@ -1,0 +1,147 @@
+"""A finished run's setting, read from its directory: which of the theorem's assumptions it meets."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UserError
+
+FAMILY = ("fedspeed", "feddyn", "fedadmm")
+"""Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem speaks of them, too."""
+
+
+class Fact(NamedTuple):
+    """Something the theorem assumes of a run; `holds` is None where the files do not say."""
+
+    name: str
+    holds: bool | None
+    why: str
+
+
+class RunSetting(NamedTuple):
+    """The fields of `Setting` that a run fixes (L, sigmas and gap are not among them), and what else is assumed."""
+
+    fields: dict[str, Any]
+    facts: tuple[Fact, ...]
+    L: float | None  # the largest curvature at the run's last model, if `fedspeed inspect` was there
+    sigma_g: float | None  # the clients' dissimilarity there
+
+
+def read_run(path: Path, K: int | None = None) -> RunSetting:
+    """Read `config.toml`, and `rounds.jsonl` and `inspect.json` where they help.
+
+    Args:
+        K: local steps, if the files cannot tell (a config with local_epochs and no finished round).
+    """
+    config = _config(path)
+    method = config.get("method", {})
+    name = method.get("name")
+    if name not in FAMILY:
+        raise UserError(
+            f"theory: {path} is a run of {name}; the theorem is about FedSpeed (and feddyn and fedadmm, which are "
+            f"FedSpeed with rho = 0 under full participation)"
+        )
+    lam = 1 / float(method["alpha"]) if name == "feddyn" else float(method["lam"])
+    ascends = name == "fedspeed"
+    alpha, rho = (float(method["alpha"]), float(method["rho"])) if ascends else (1.0, 0.0)
+    fields = {
+        "eta": float(config["lr"]),
+        "lam": lam,
+        "K": K or _steps(path, config, 1 + float(method["ascent_fraction"]) if alpha * rho else 1.0),
+        "alpha": alpha,
+        "rho": rho,
+        "normalise": bool(method.get("normalise", False)),
+        "m": int(config["clients"]),
+        "T": int(config["rounds"]),
+    }
+    seen = _inspected(path)
+    return RunSetting(fields, _facts(config, alpha * rho), seen.get("eigenvalue"), _root(seen.get("dissimilarity")))
+
+
+def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
+    method = config["method"]
+    full = config["active"] == config["clients"] and config["cohort"] == "fixed"
+    decay = config["lr_decay"]
+    facts = [
+        Fact("every client in every round", full, f"active {config['active']} of {config['clients']}"),
+        Fact(
+            "a constant rate",
+            decay == 1,
+            f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1",
+        ),
+        Fact(
+            "the same K everywhere",
+            True if config["local_steps"] else None,
+            f"local_steps {config['local_steps']}"
+            if config["local_steps"]
+            else "local_epochs: only if all clients hold equally many samples",
+        ),
+        Fact("uniform averages", config["weighting"] == "uniform", f"weighting {config['weighting']}"),
+        Fact("no clipping", config["clip"] == 0, f"clip {config['clip']:g}"),
+        Fact(
+            "weight decay inside F_i",
+            config["weight_decay"] == 0 or ascent == 0,
+            f"weight_decay {config['weight_decay']:g}, added outside the perturbation",
+        ),
+        Fact(
+            "independent minibatches (A2)",
+            None,
+            "reshuffled every epoch; independent only if a batch holds all of a client's samples",
+        ),
+    ]
+    if method["name"] == "fedspeed":
+        on = method["correction"] and method["prox"]
+        facts.insert(
+            0, Fact("prox term and correction on", on, f"prox {method['prox']}, correction {method['correction']}")
+        )
+        if ascent:
+            facts.append(Fact("both gradients on one minibatch", method["ascent_fraction"] == 1, "ascent_fraction"))
+    return tuple(facts)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "config.toml" if path.is_dir() else path
+    try:
+        config = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"theory: cannot read {file}: {error.strerror}; --from takes a run directory") from None
+    except ValueError as error:
+        raise UserError(f"theory: {file} is not valid TOML: {error}") from None
+    needed = ("method", "lr", "clients", "active", "rounds", "cohort", "lr_decay", "weighting", "clip", "weight_decay",
+              "local_steps")  # fmt: skip
+    missing = [key for key in needed if key not in config]
+    if missing or not isinstance(config["method"], dict):
+        raise UserError(
+            f"theory: {file} is not the config of a run, it lacks {missing[0] if missing else 'a [method] table'}; "
+            f"`fedspeed run` writes a complete one"
+        )
+    return config
+
+
+def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
+    """K: given, or from the gradients that the first round counted."""
+    if config["local_steps"]:
+        return int(config["local_steps"])
+    try:
+        with (path / "rounds.jsonl").open(encoding="utf-8") as lines:
+            first = json.loads(next(lines))
+        return max(1, round(first["grad_evals"] / gradients / len(first["cohort"])))
+    except (OSError, StopIteration, ValueError, KeyError):
+        raise UserError(
+            f"theory: {path} gives local_epochs and has no finished round to count steps in; say --K"
+        ) from None
+
+
+def _inspected(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "inspect.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else float(value) ** 0.5
