@@ -13,7 +13,7 @@ from .data.federated import Federated
 from .errors import Diverged, UserError
 from .method import Local, Method
 from .sampling import batch_order, key, rng, seed_device
-from .vec import FlatModel, Loss, accurate, all_finite, clip_
+from .vec import FlatModel, Loss, accurate, all_finite, arithmetic, clip_
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Work:
         epochs, steps: K = epochs * ceil(n_i / batch_size), or K = steps where steps > 0.
         clip: largest norm, 0 for none; of each loss gradient (`clip_mode="gradient"`), or of everything but the part
             of the direction that is a multiple of x itself (`"released"`, as the authors' code does).
+        precision: `full`, or the gradients in `bfloat16` or `tf32`, which changes results beyond rounding.
         decay_outside_mix: add weight decay outside FedCM's mix as the released code does (effective wd/alpha).
     """
 
@@ -38,6 +39,7 @@ class Work:
     clip: float = 0.0
     clip_mode: str = "gradient"
     decay_outside_mix: bool = False
+    precision: str = "full"
     seed: int = 0
 
     def local_steps(self, n: int) -> int:
@@ -64,13 +66,14 @@ class Reply(NamedTuple):
     train_loss: float  # mean loss at the first oracle call of each step
     drift: float  # ||x_iK - x^t||^2
     grad_evals: float  # in whole minibatches
+    share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
 
 
 class Oracle:
     """The gradient of the current minibatch at any point; see `method.Grad`."""
 
     def __init__(self, work: Work) -> None:
-        self.flat, self.loss = work.flat, work.loss
+        self.flat, self.loss, self.precision = work.flat, work.loss, work.precision
         self.clip = work.clip if work.clip_mode == "gradient" else 0.0
         self.buffers: list[torch.Tensor] = []
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
@@ -87,7 +90,8 @@ class Oracle:
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
         seed_device(self.flat.device, self.mask_seed)
-        loss = self.flat.gradient(x, self.inputs[:used], self.targets[:used], self.loss, out)
+        with arithmetic(self.precision, self.flat.device):
+            loss = self.flat.gradient(x, self.inputs[:used], self.targets[:used], self.loss, out)
         if self.calls == 0:
             self.losses.append(loss)
         self.calls += 1

@@ -122,9 +122,6 @@ class Config(Plan):
             if key in given:
                 table = _table(given[key], key)
                 given[key] = Spec(table.pop("name"), table)
-        for key in given["data"].options if "data" in given else ():
-            if key in (*known, "progress"):
-                raise UserError(f"config: data.{key} is not an option of the data; set {key} itself (--{key})")
         if "targets" in given:
             if not isinstance(given["targets"], list | tuple):
                 raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")

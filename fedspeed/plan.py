@@ -37,6 +37,11 @@ class Plan(Params):
     seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
+    precision: str = param(
+        "full",
+        ("full", "bfloat16", "tf32"),
+        "the arithmetic of gradients; all but `full` change results beyond rounding",
+    )
     engine: str = param(
         "loop", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
     )

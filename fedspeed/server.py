@@ -24,7 +24,7 @@ from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort
 from .states import choose_states
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, tree_bytes, tree_map
+from .vec import FlatModel, Loss, Mean, accurate, all_finite, tree_bytes, tree_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class Simulation:
             clip=plan.clip,
             clip_mode=plan.clip_mode,
             decay_outside_mix=plan.decay_outside_mix,
+            precision=plan.precision,
             seed=plan.seed,
         )
         self.x0 = flat.x.clone()
@@ -170,8 +171,10 @@ class Simulation:
         self.states.discard()
         for reply in self.backend.run(jobs, down, self.client_state):
             weight = self._weight(reply)
-            mean.add(reply.up, weight)
-            bytes_up += tree_bytes(reply.up)
+            if reply.share:
+                mean.add(reply.up, weight * reply.share)
+                floats = sum(a.numel() for a in tree_leaves(reply.up))
+                bytes_up += reply.share * floats * self.work.flat.dtype.itemsize
             steps += weight * reply.K
             self.states.stage(reply.job.client, reply.client, t)
             replies.append(reply._replace(up=None, client=None))

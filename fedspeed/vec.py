@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,23 @@ def accurate(a: torch.Tensor | torch.device) -> torch.dtype:
     """The dtype of running sums: float64, but float32 on mps, which has no other."""
     device = a if isinstance(a, torch.device) else a.device
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """Forward and backward passes in `full` precision, under `bfloat16` autocast, or with `tf32` matrix products."""
+    if precision == "bfloat16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "tf32":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+    else:
+        yield
 
 
 def all_finite(tree: tuple[Any, ...]) -> bool:

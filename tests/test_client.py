@@ -363,3 +363,22 @@ def test_linear_regression_with_squared_loss_is_gradient_descent():
         np.testing.assert_allclose(run.x.numpy(), w, atol=1e-12)
         assert record.test_accuracy is None
     np.testing.assert_allclose(run.x.numpy(), x_star, atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["loop", "block"])
+def test_sixteen_bit_gradients_are_close_but_not_the_same(engine):
+    """A switch that changes results beyond rounding: off by default, and worth about three digits."""
+    r = np.random.default_rng(0)
+    x = r.normal(size=(40, 16)).astype(np.float32)
+    data = Federated.from_arrays(x, r.integers(0, 4, 40), list(np.arange(40).reshape(4, 10)))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    results = {}
+    for precision in ("full", "bfloat16", "tf32"):
+        run = simulate(FedAvg(), model, data, rounds=2, active=4, batch_size=5, precision=precision, engine=engine)
+        for _ in run:
+            pass
+        results[precision] = run.x - run.x0
+    full, half = results["full"], results["bfloat16"]
+    assert 1e-4 < float((half - full).norm() / full.norm()) < 0.05
+    torch.testing.assert_close(results["tf32"], full, rtol=0, atol=1e-2)

@@ -40,12 +40,14 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "checkpoint": {"errors", "vec", "states"},
     "backends": LOCAL | {"methods"},
     "server": LOCAL | {"backends", "checkpoint"},
-    "run": LOCAL | {"", "backends", "checkpoint", "server", "methods", "models"},
-    "report": {"errors"},
-    "reproduce": LOCAL | {"", "run", "server", "methods", "models", "report", "theory"},
+    "config": {"errors", "params", "plan", "method", "methods"},
+    "run": LOCAL | {"", "config", "backends", "checkpoint", "server", "methods", "models"},
+    "inspection": LOCAL | {"config", "run", "server", "methods"},
+    "report": {"errors", "theory"},
+    "reproduce": LOCAL | {"", "config", "run", "server", "methods", "models", "report", "theory"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "report", "theory"}
+NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "theory"}
 PUBLIC = [
     "Config",
     "Diverged",

@@ -80,7 +80,7 @@ def test_resnet18_halves_the_picture_five_times_and_starts_from_he_s_normal():
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_outputs_are_one_score_a_class(name):
-    shape = (3, 16, 16) if name in ("lenet", "resnet18_gn") else (1, 8, 8)
+    shape = {"lenet": (3, 16, 16), "resnet18_gn": (3, 16, 16), "vector": (4, 5)}.get(name, (1, 8, 8))
     model = build_model(name, pictures(shape))
     assert model(torch.zeros(2, *shape)).shape == (2, 4)
     FlatModel(model)  # no running statistics, nothing lazy

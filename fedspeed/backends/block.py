@@ -21,7 +21,7 @@ from ..errors import Diverged, UserError
 from ..evaluate import Score, evaluate
 from ..method import Local
 from ..sampling import batch_orders, key, rng, seed_device
-from ..vec import accurate, all_finite, clip_, tree_leaves, tree_map
+from ..vec import accurate, all_finite, arithmetic, clip_, tree_leaves, tree_map
 from .serial import one_thread
 
 ROWS = 128
@@ -81,11 +81,15 @@ class Block:
             raise failed(work, jobs[0], k, K, error) from error
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = torch.linalg.vector_norm(x - down.x, dim=-1, dtype=accurate(x)).square().tolist()
-        ups, kepts = unstack(up, len(jobs)), unstack(kept, len(jobs))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
+            ups, kepts = unstack(up, len(jobs)), unstack(kept, len(jobs))
             bad = next(i for i in range(len(jobs)) if not (np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])))
             raise diverged(work, jobs[bad], K)
-        return [Reply(job, ups[i], kepts[i], K, n, losses[i], drifts[i], oracle.evals) for i, job in enumerate(jobs)]
+        mean = tree_map(lambda a: a.to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
+        return [
+            Reply(job, None if i else mean, own, K, n, losses[i], drifts[i], oracle.evals, 0 if i else len(jobs))
+            for i, (job, own) in enumerate(zip(jobs, unstack(kept, len(jobs)), strict=True))
+        ]
 
 
 class BlockOracle:
@@ -93,6 +97,7 @@ class BlockOracle:
 
     def __init__(self, work: Work) -> None:
         self.flat, self.clip = work.flat, work.clip if work.clip_mode == "gradient" else 0.0
+        self.precision = work.precision
         flat, loss = work.flat, work.loss
 
         def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -118,7 +123,8 @@ class BlockOracle:
         rows = self.inputs.shape[1]
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
         seed_device(self.flat.device, self.mask_seed)
-        g, loss = self.gradient(x, self.inputs[:, :used], self.targets[:, :used])
+        with arithmetic(self.precision, self.flat.device):
+            g, loss = self.gradient(x, self.inputs[:, :used], self.targets[:, :used])
         if self.first:
             self.losses.append(loss.detach())
             self.first = False

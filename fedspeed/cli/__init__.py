@@ -20,6 +20,8 @@ COMMANDS = {
     "methods": "list the methods, or explain one",
     "models": "list the models",
     "data": "list, fetch or look at data sets and splits",
+    "theory": "check the convergence theorem's conditions, measure its rate",
+    "inspect": "sharpness and client divergence of finished runs",
 }
 
 EPILOG = """\

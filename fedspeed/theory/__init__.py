@@ -1,27 +1,42 @@
 """The convergence analysis as a tool: conditions, bounds, lemmas, problems with known constants. NumPy only.
 
 The theorem comes in four named forms (`FORMS`): as printed, made consistent, corrected, and by another route that
-keeps the O(1/T). `docs/theory.md` says what is proved.
+keeps the O(1/T). `docs/theory.md` says what is proved. Names are resolved when first used, so that importing this
+does not import NumPy.
 """
 
-from .bounds import Bound, Start, bound, largest_L, phi, schedule, suggest
-from .counterexample import Counterexample, counterexample
-from .engine import Trace, run
-from .errata import ERRATA, Erratum
-from .experiment import Fit, Rate, power_law, rate, start_at
-from .logistic import Logistic, random_logistic
-from .perturbation import Perturbation, perturbation
-from .problems import Problem, dissimilarity
-from .quadratic import Quadratic, random_quadratic
-from .rates import RATES, PublishedRate
-from .routes import Condition, Route, kappa, route
-from .sequences import Sequences, auxiliary, exact_sequences, fixed_point
-from .setting import FORMS, P, Setting, gamma, gamma_k
+from __future__ import annotations
 
-__all__ = [
-    "ERRATA", "FORMS", "RATES", "Bound", "Condition", "Counterexample", "Erratum", "Fit", "Logistic", "P",
-    "Perturbation", "Problem", "PublishedRate", "Quadratic", "Rate", "Route", "Sequences", "Setting", "Start", "Trace",
-    "auxiliary", "bound", "counterexample", "dissimilarity", "exact_sequences", "fixed_point", "gamma", "gamma_k",
-    "kappa", "largest_L", "perturbation", "phi", "power_law", "random_logistic", "random_quadratic", "rate", "route",
-    "run", "schedule", "start_at", "suggest",
-]  # fmt: skip
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "setting": ("FORMS", "P", "Setting", "gamma", "gamma_k"),
+    "routes": ("Condition", "Route", "kappa", "route"),
+    "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
+    "errata": ("ERRATA", "Erratum"),
+    "rates": ("RATES", "PublishedRate"),
+    "problems": ("Problem", "dissimilarity"),
+    "quadratic": ("Quadratic", "random_quadratic"),
+    "logistic": ("Logistic", "random_logistic"),
+    "sequences": ("Sequences", "auxiliary", "exact_sequences", "fixed_point"),
+    "engine": ("Trace", "run"),
+    "lemmas": ("Inequality", "Moments", "moments"),
+    "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
+    "perturbation": ("Perturbation", "quasi_gradient_orders"),
+    "counterexample": ("Counterexample", "break_printed_bound"),
+    "of_run": ("Fact", "RunSetting", "read_run"),
+}
+_PLACES = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -107,25 +107,32 @@ def largest_L(setting: Setting, form: str) -> float:
     return largest(lambda L: route(setting.but(L=L), form).holds)
 
 
-def suggest(setting: Setting, form: str) -> Setting | None:
-    """The nearest setting in lam that meets a form: eta = c lam/K as before (c >= 1), rho as large as allowed.
+def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
+    """A setting near the given one that meets a form: the lam, not above the given one, with the least bound.
 
-    None where no lam does for this K (form `consistent` needs eta >= lam/2, for one).
+    eta = c lam/K with c = eta K/lam as before but at least 1, so that K >= lam/eta; rho is lowered where it must be.
+    None where no lam will do for this K (form `consistent` needs eta >= lam/2, for one).
+
+    Example:
+        >>> near = suggest(Setting(), "tracking", Start(gap=1.0, tracking=2.0))
+        >>> route(near, "tracking").holds, near.lam < 10
+        (True, True)
     """
     c = min(max(1.0, setting.s * setting.K), float(setting.K))
-    rho = min(setting.rho, 0.5 / math.sqrt(6) / max(setting.alpha * setting.L, 1e-300))
     normalise = setting.normalise and form == "tracking"
-    if not normalise and form == "tracking":
-        rho = min(rho, 0.1 / max(setting.alpha * setting.L, 1e-300))
+    most = (0.1 if form == "tracking" else 0.2) / max(setting.alpha * setting.L, 1e-300)
+    rho = setting.rho if normalise else min(setting.rho, most)
 
     def at(lam: float) -> Setting:
-        return setting.but(lam=lam, eta=c * lam / setting.K, rho=setting.rho if normalise else rho, normalise=normalise)
+        return setting.but(lam=lam, eta=c * lam / setting.K, rho=rho, normalise=normalise)
 
-    lam = largest(lambda value: route(at(value), form).holds, setting.lam)
-    return at(lam) if lam > 0 else None
+    edge = largest(lambda lam: route(at(lam), form).holds, setting.lam)
+    if not edge:
+        return None
+    return min((at(edge * k / 50) for k in range(1, 51)), key=lambda near: bound(near, start, form).total)
 
 
-def schedule(setting: Setting, form: str, *, fraction: float = 0.9, per_round: int = 1, base: int = 0) -> Setting:
+def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: int = 1, base: int = 0) -> Setting:
     """The corollary's schedule for setting.T rounds: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T).
 
     lam is a share of the largest that the form's conditions allow, the same for every T, except under `corrected`,

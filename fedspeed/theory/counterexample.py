@@ -28,6 +28,8 @@ class Counterexample(NamedTuple):
     conditions: tuple[Condition, ...]
     average: float
     bound: Bound
+    start: Start
+    squares: np.ndarray  # |F'(z^t)|^2, t = 1..T-1
 
     @property
     def violated(self) -> bool:
@@ -72,7 +74,7 @@ def _until(y: float, edge: float, pull: float, c: float, eta: float) -> int:
     return max(1, math.floor(math.log1p(-share) / math.log1p(-eta * c)) + 1)
 
 
-def counterexample(
+def break_printed_bound(
     lam: float = 4.0, K: int = 10_000_000, T: int = 20_000, b: float = 0.3, x0: float = 0.5
 ) -> Counterexample:
     """FedSpeed on the two clients with eta = 2 lam/K, twice the least that the printed conditions ask for.
@@ -84,7 +86,7 @@ def counterexample(
         x0: where it starts.
 
     Example:
-        >>> counterexample(lam=0.2, T=200).average < 1e-2      # a small lam converges
+        >>> break_printed_bound(lam=0.2, T=200).average < 1e-2      # a small lam converges
         True
     """
     if not 0 < b < 1:
@@ -100,10 +102,11 @@ def counterexample(
         first = (ghat[0], ghat[1]) if t == 0 else first
     _, z = auxiliary(np.array([x0]), np.array(ends)[:, :, None], s.gamma)
     points, mean = z[:, 0].tolist(), (1 - b) / 2
-    average = math.fsum((mean * wave(p)) ** 2 for p in points[1:-1]) / T
+    squares = np.array([(mean * wave(p)) ** 2 for p in points[1:-1]])
     start = Start(
         gap=mean * potential(points[1]),
         ghat=(first[0] ** 2 + first[1] ** 2) / 2,
         ghat_mean=((first[0] + first[1]) / 2) ** 2,
     )
-    return Counterexample(s, route(s, "printed").conditions, average, bound(s, start, "printed"))
+    right = bound(s, start, "printed")
+    return Counterexample(s, route(s, "printed").conditions, float(squares.sum()) / T, right, start, squares)

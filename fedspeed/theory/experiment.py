@@ -108,7 +108,7 @@ def rate(
     batch: int = 1,
     seeds: int = 8,
     seed: int = 0,
-    fraction: float = 0.9,
+    fraction: float = 0.6,
     per_round: int = 1,
     rho: float = 0.1,
     alpha: float = 1.0,

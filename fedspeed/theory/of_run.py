@@ -128,7 +128,7 @@ def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
     try:
         with (path / "rounds.jsonl").open(encoding="utf-8") as lines:
             first = json.loads(next(lines))
-        return max(1, round(first["grad_evals"] / gradients / len(first["cohort"])))
+        return max(1, round(float(first["grad_evals"]) / gradients / len(first["cohort"])))
     except (OSError, StopIteration, ValueError, KeyError):
         raise UserError(
             f"theory: {path} gives local_epochs and has no finished round to count steps in; say --K"

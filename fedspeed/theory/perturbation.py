@@ -27,7 +27,9 @@ class Perturbation(NamedTuple):
     order: dict[str, Fit]
 
 
-def perturbation(problem: Logistic, rho: Sequence[float], *, alpha: float = 1.0, seed: int = 0) -> Perturbation:
+def quasi_gradient_orders(
+    problem: Logistic, rho: Sequence[float], *, alpha: float = 1.0, seed: int = 0
+) -> Perturbation:
     """Compare g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)) with the gradients of the penalised losses.
 
     g_tilde = g + alpha rho H g + (alpha rho^2/2) D^3 L[g, g] + ..., and grad (beta/2)||grad L||^2 = beta H g. So with
@@ -39,7 +41,7 @@ def perturbation(problem: Logistic, rho: Sequence[float], *, alpha: float = 1.0,
 
     Example:
         >>> from .logistic import random_logistic
-        >>> p = perturbation(random_logistic(m=2, d=3), [0.1, 0.05, 0.025, 0.0125])
+        >>> p = quasi_gradient_orders(random_logistic(m=2, d=3), [0.1, 0.05, 0.025, 0.0125])
         >>> [round(fit.slope) for fit in p.order.values()]
         [2, 1, 2]
     """

@@ -1,0 +1,1 @@
+"""Programs that train round by round on command; see `benchmarks.protocol`."""

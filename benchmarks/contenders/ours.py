@@ -1,0 +1,74 @@
+"""fedspeed itself: `simulate`, a round at a time, evaluation off.
+
+python -m benchmarks.contenders.ours WORKLOAD METHOD [--active N]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import fedspeed
+from fedspeed.methods.scaffold import Scaffold
+
+from .. import arrays, stock
+from ..protocol import serve
+from ..workloads import CORES, Workload, find, load
+
+METHODS = {
+    "fedavg": fedspeed.FedAvg(),
+    "fedspeed": fedspeed.FedSpeed(),
+    "fedspeed-quarter": fedspeed.FedSpeed(ascent_fraction=0.25),
+    "scaffold": Scaffold(),
+}
+MODELS = {
+    "resnet18_gn": ("resnet18_gn", {}),
+    "cnn": ("cnn", {"widths": (32, 64, 128), "padding": 0}),
+    "mlp": ("mlp", {"hidden": (64,)}),
+}
+NEVER = 10**9
+
+
+def start(workload: Workload, method: str) -> fedspeed.Simulation:
+    """The simulation: the engine by the package's own rule, worker processes where it is the loop."""
+    data = arrays.federated(workload)
+    name, options = MODELS[workload.model]
+    model = fedspeed.build_model(name, data, **options)
+    return fedspeed.simulate(
+        METHODS[method],
+        model,
+        data,
+        rounds=NEVER,
+        eval_every=NEVER,
+        active=workload.active,
+        local_epochs=workload.epochs,
+        batch_size=workload.batch,
+        lr=workload.lr,
+        lr_decay=1.0,
+        weight_decay=0.0,
+        device="cpu",
+        engine="auto",
+        backend="auto" if workload.model == "mlp" else "process",
+        workers=CORES,
+    )
+
+
+def main() -> None:
+    """Serve rounds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload")
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--active", type=int, default=0)
+    args = parser.parse_args()
+    workload = find(args.workload, args.active)
+    with start(workload, args.method) as run:
+        facts = {
+            "parameters": stock.count(run.model),
+            "engine": run.plan.engine,
+            "backend": type(run.backend).__name__,
+            "states": type(run.states).__name__,
+        }
+        serve(run.step, lambda: stock.accuracy(run.model, load(workload)), **facts)
+
+
+if __name__ == "__main__":
+    main()

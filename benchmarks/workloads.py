@@ -1,0 +1,81 @@
+"""What is trained: sizes and arrays, the same for every contender.
+
+Imports neither torch nor fedspeed: the peers' environments read this file too. The arrays are `.npy` files in the
+cache, made once by `benchmarks.arrays` and memory-mapped by every contender.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+CORES = 2
+"""Every contender has this many cores: as threads of one process, or as processes of one thread."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One federation: `clients` clients of `samples` samples, `active` of them a round.
+
+    Args:
+        data: name of the arrays.
+        model: name of the model.
+        turn: rounds in one turn of a contender; the turn counts as its median.
+    """
+
+    name: str
+    data: str
+    model: str
+    clients: int
+    samples: int
+    active: int
+    batch: int
+    epochs: int
+    lr: float
+    turn: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """Where the arrays are."""
+        return cache() / "data" / self.data
+
+
+class Arrays(NamedTuple):
+    """Inputs (clients, samples, ...) as float32, labels as int64, and test samples without the client axis."""
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
+_W1 = Workload("W1", "cifar10-100", "resnet18_gn", 100, 500, 4, 50, 1, 0.1)
+_W2 = Workload("W2", "cifar10-100", "cnn", 100, 500, 10, 50, 1, 0.05)
+_W3 = Workload("W3", "vectors-1000", "mlp", 1000, 20, 100, 10, 2, 0.1, turn=10)
+_SMOKE = Workload("smoke", "vectors-10", "mlp", 10, 20, 4, 10, 2, 0.1, turn=2)
+WORKLOADS = {w.name: w for w in (_W1, _W2, _W3, _SMOKE)}
+ABOUT = {
+    "W1": "ResNet-18-GN, CIFAR-10, 100 clients x 500, 4 active, batch 50, 1 epoch",
+    "W2": "CNN conv5x5(32)-pool-conv5x5(64)-pool-128-10, CIFAR-10, 100 x 500, 10 active, batch 50, 1 epoch",
+    "W3": "MLP 64-64-10, 1000 x 20, 100 active, batch 10, 2 epochs",
+    "smoke": "MLP 64-64-10, 10 x 20, 4 active, batch 10, 2 epochs: shows that the harness works, no more",
+}
+
+
+def find(name: str, active: int = 0) -> Workload:
+    """A workload by name; `active` clients a round where that is not 0."""
+    return replace(WORKLOADS[name], active=active) if active else WORKLOADS[name]
+
+
+def load(workload: Workload) -> Arrays:
+    """The arrays, mapped copy-on-write: every process sees the same pages."""
+    return Arrays(*(np.load(workload.folder / f"{name}.npy", mmap_mode="c") for name in Arrays._fields))
+
+
+def cache() -> Path:
+    """Where arrays and the peers' environments are kept: `$XDG_CACHE_HOME/fedspeed-bench`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedspeed-bench"
