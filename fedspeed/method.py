@@ -31,8 +31,8 @@ class Grad(Protocol):
     """Stochastic gradient of the client's LOSS (no weight decay, prox or correction) at any point.
 
     All calls of one step see the same minibatch, augmentation and dropout mask. Each call returns a buffer of its
-    own that is yours to overwrite until the step ends. `fraction` < 1 uses only the first part of the minibatch;
-    the cost of a run is counted in fractions of a minibatch.
+    own that is yours to overwrite until the step ends. `fraction` < 1 uses only the first part of the minibatch (and a
+    dropout mask of that size); the cost of a run is counted in fractions of a minibatch.
     """
 
     def __call__(self, x: Vec, fraction: float = 1.0) -> Vec: ...

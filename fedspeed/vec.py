@@ -65,8 +65,9 @@ def all_finite(tree: tuple[Any, ...]) -> bool:
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
-    """Scale v in place to a norm of at most `limit` (over the last axis)."""
-    return v.mul_((limit / v.norm(dim=-1, keepdim=True).clamp_(min=torch.finfo(v.dtype).tiny)).clamp_(max=1.0))
+    """Scale v in place to a norm of at most `limit` (over the last axis); the norm's square may not overflow."""
+    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=accurate(v))
+    return v.mul_((limit / norm.clamp_(min=limit)).to(v.dtype))
 
 
 class Mean:

@@ -107,6 +107,42 @@ def test_errors_of_a_worker_are_the_same_as_here():
     assert messages[0] == messages[1]
 
 
+class Sometimes(nn.Module):
+    """Gives NaN while one of its parameters is above 1.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        y = self.inner(x.flatten(1)) * self.scale
+        return y * float("nan") if self.scale > 1.5 else y
+
+
+def test_a_round_can_be_run_again_after_it_failed():
+    """No worker's late answer is taken for one of the next round."""
+    data, _ = digits()
+    with (
+        simulate(METHODS["fedavg"](), Sometimes(), data, backend="process", workers=2, **SETTINGS) as run,
+        simulate(METHODS["fedavg"](), Sometimes(), data, **SETTINGS) as serial,
+    ):
+        good = run.server
+        broken = good.x.clone()
+        broken[[i for i, name in enumerate(_owners(run)) if name == "scale"]] = 2.0
+        run.server = good._replace(x=broken)
+        with pytest.raises(Diverged):
+            run.step()
+        run.server = good
+        for _ in zip(run, serial, strict=True):
+            assert torch.equal(run.x, serial.x)
+
+
+def _owners(run):
+    flat = run.work.flat
+    return [name for name, size in zip(flat.names, flat.sizes, strict=True) for _ in range(size)]
+
+
 def test_what_cannot_be_sent_is_named():
     data, model = digits()
     with pytest.raises(UserError, match="the loss cannot be sent to worker processes"):

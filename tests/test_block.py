@@ -8,7 +8,7 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
-from fedspeed.backends.block import Block, resolve_engine
+from fedspeed.backends.block import Block, mapped_gradient, resolve_engine, stacked_gradient
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
 from fedspeed.errors import Diverged, UserError
@@ -16,6 +16,7 @@ from fedspeed.methods import METHODS, FedADMM, FedAvg, FedInit, FedSpeed
 from fedspeed.models import build_model
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
+from fedspeed.vec import FlatModel
 
 EVERY = [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedSpeed(server="active", ascent_fraction=0.5),
          FedADMM(variant="active")]  # fmt: skip
@@ -84,6 +85,26 @@ def test_the_client_that_diverges_is_named():
             simulate(FedAvg(), OneBadClient(), data, rounds=1, active=4, engine=engine).step()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+def test_chains_of_linear_layers_are_written_out_and_agree_with_torch_func():
+    x = torch.randn(3, 4, 2, 3, dtype=torch.float64)
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 2, bias=False)))
+    cases = {
+        nn.functional.cross_entropy: torch.randint(0, 2, (3, 4)),
+        nn.functional.mse_loss: torch.randn(3, 4, 2).double(),
+    }
+    for loss, y in cases.items():
+        flat = FlatModel(chain.double())
+        points = torch.randn(3, flat.d, dtype=torch.float64)
+        for a, b in zip(
+            stacked_gradient(flat, loss)(points, x, y), mapped_gradient(flat, loss)(points, x, y), strict=True
+        ):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    tied = nn.Linear(6, 6)
+    for other in (nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Sequential(tied, nn.ReLU(), tied), nn.Conv2d(1, 1, 1)):
+        assert stacked_gradient(FlatModel(other), nn.functional.cross_entropy) is None
+    assert stacked_gradient(FlatModel(chain), lambda out, y: out.sum()) is None
 
 
 def test_auto_looks_at_model_and_data_only():

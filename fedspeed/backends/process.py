@@ -10,6 +10,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -84,20 +85,25 @@ class Processes:
         running: dict[int, tuple[int, int]] = {}  # worker -> (job number, slot)
         done: dict[int, tuple[int, int, tuple[Any, ...]]] = {}  # job number -> (worker, slot, what happened)
         sent = 0
-        for number, job in enumerate(queue):
-            while number not in done:
-                for w in free:
-                    if sent < len(queue) and w not in running and free[w]:
-                        running[w] = (sent, free[w].pop())
-                        self._send(w, queue[sent], running[w][1], state)
-                        sent += 1
-                for w in self._ready(running):
-                    index, slot = running.pop(w)
-                    done[index] = (w, slot, self._receive(self.workers[w], queue[index]))
-            w, slot, facts = done.pop(number)
-            kept, up = self.workers[w].slots[slot]
-            yield Reply(job, up, tree_map(torch.clone, kept), *facts)
-            free[w].append(slot)
+        try:
+            for number, job in enumerate(queue):
+                while number not in done:
+                    for w in free:
+                        if sent < len(queue) and w not in running and free[w]:
+                            running[w] = (sent, free[w].pop())
+                            self._send(w, queue[sent], running[w][1], state)
+                            sent += 1
+                    for w in self._ready(running):
+                        index, slot = running.pop(w)
+                        done[index] = (w, slot, self._receive(self.workers[w], queue[index]))
+                w, slot, facts = done.pop(number)
+                kept, up = self.workers[w].slots[slot]
+                yield Reply(job, up, tree_map(torch.clone, kept), *facts)
+                free[w].append(slot)
+        finally:
+            for w in running:  # the round failed: nobody's answer may wait for the next one
+                with suppress(UserError, Diverged):
+                    self._receive(self.workers[w])
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector, shared among the workers, summed in order."""

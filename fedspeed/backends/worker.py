@@ -43,8 +43,11 @@ def worker(pipe: Connection, setup: Setup) -> None:
             request = pipe.recv()
             try:
                 answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
-            except (UserError, Diverged) as error:
-                pipe.send(("error", (type(error).__name__, str(error))))
+            except Diverged as error:
+                pipe.send(("error", ("Diverged", str(error))))
+            except Exception as error:
+                told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                pipe.send(("error", ("UserError", told)))
             else:
                 pipe.send(("done", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):

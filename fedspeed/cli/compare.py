@@ -119,12 +119,12 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`3` -> 0, 1, 2; `5,7` -> 5, 7."""
+    """`3` -> 0, 1, 2; `5,7` -> 5, 7; `7,` -> 7 alone."""
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < (1 if len(numbers) == 1 else 0):
+    if not numbers or min(numbers) < (0 if "," in text else 1):
         raise UserError(f"--seeds: expected how many, such as 3, or which, such as 5,7; got {text!r}")
     return list(range(numbers[0])) if "," not in text else numbers
 

@@ -30,6 +30,7 @@ GROUPS = {
         "targets",
         "seed",
         "device",
+        "precision",
         "engine",
         "backend",
         "workers",
