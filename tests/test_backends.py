@@ -122,10 +122,10 @@ class Sometimes(nn.Module):
 
 def test_a_round_can_be_run_again_after_it_failed():
     """No worker's late answer is taken for one of the next round."""
-    data, _ = digits()
+    (data, _), model = digits(), Sometimes()
     with (
-        simulate(METHODS["fedavg"](), Sometimes(), data, backend="process", workers=2, **SETTINGS) as run,
-        simulate(METHODS["fedavg"](), Sometimes(), data, **SETTINGS) as serial,
+        simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS) as run,
+        simulate(METHODS["fedavg"](), model, data, **SETTINGS) as serial,
     ):
         good = run.server
         broken = good.x.clone()

@@ -142,8 +142,8 @@ def rate(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         _dump(console, {"problem": about, "rates": [_rate_json(r) for r in rates]})
     else:
-        console.print(about + "\nslopes of log average on log T, with two standard errors (line and seeds); tail: the "
-                      "last quarter of the rounds")  # fmt: skip
+        console.print(about + "\nslopes of log average on log T, with two standard errors (line and seeds); last two: "
+                      "between the two largest T; tail: over the last quarter of the rounds")  # fmt: skip
     out = folder(args)
     if out:
         path = rate_figure(rates, out / f"rate-{args.problem}-{args.distance:g}.png", about)
@@ -153,13 +153,13 @@ def rate(args: argparse.Namespace, console: Console) -> None:
 
 def _rate_table(console: Console, r: Rate) -> None:
     lams = ", ".join(f"{s.lam:.3g}" for s in r.settings)
-    table = _table(f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "slope of the tail")
+    table = _table(f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
     for curve in r.curves:
         fit, tail = r.fit(curve.method), r.fit(curve.method, tail=True)
         table.add_row(curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), f"{fit.slope:.3f} ± {fit.error:.3f}",
-                      f"{tail.slope:.2f} ± {tail.error:.2f}")  # fmt: skip
+                      f"{r.last(curve.method):.3f}", f"{tail.slope:.2f} ± {tail.error:.2f}")  # fmt: skip
     if r.bounds:
-        table.add_row("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "")
+        table.add_row("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", "")
     console.print(table)
     seen = f"; FedSpeed reaches at most {r.worst:.3g} of the bound" if r.bounds else "; no bound"
     console.print(f"lam {lams}; K {r.settings[0].K} to {r.settings[-1].K}; eta = lam/K{seen}\n")
@@ -269,7 +269,7 @@ def _rate_json(r: Rate) -> dict[str, Any]:
         "bound": [b.total for b in r.bounds],
         "methods": {
             c.method: {"average": c.average.mean(1).tolist(), "slope": r.fit(c.method).slope,
-                       "error": r.fit(c.method).error, "tail_slope": r.fit(c.method, tail=True).slope}
+                       "error": r.fit(c.method).error, "last_slope": r.last(c.method), "tail_slope": r.fit(c.method, tail=True).slope}
             for c in r.curves
         },
     }  # fmt: skip

@@ -54,6 +54,11 @@ class Rate(NamedTuple):
         curve = next(c for c in self.curves if c.method == method)
         return power_law(self.T, curve.tail if tail else curve.average)
 
+    def last(self, method: str) -> float:
+        """The slope between the two largest T, where least is left of the start."""
+        curve = next(c for c in self.curves if c.method == method)
+        return power_law(self.T[-2:], curve.average[-2:]).slope
+
     @property
     def bound_fit(self) -> Fit:
         """The slope of the bound."""

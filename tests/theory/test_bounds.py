@@ -41,7 +41,7 @@ def problems(draw):
         m, d, 20, L=L, spread=draw(st.floats(0, 3)), flip=0.3, shared=draw(st.booleans()), seed=seed
     )
     try:
-        problem.optimum
+        _ = problem.optimum
     except UserError:
         assume(False)
     return problem
