@@ -79,6 +79,18 @@ def tree_memory(root: int, proportional: bool = False) -> int:
     return total
 
 
+def tree_peak(root: int) -> int:
+    """The largest RSS that each process of a tree has had, summed: no less than the tree's peak."""
+    total = 0
+    for process in tree(root):
+        try:
+            lines = (PROC / str(process.pid) / "status").read_text().splitlines()
+            total += 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        except (OSError, StopIteration):  # it has just ended
+            continue
+    return total
+
+
 class Meter:
     """How many cores others have kept busy since the meter was made: busy time of our cores that is not our tree's."""
 

@@ -27,14 +27,26 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
+class Vector(nn.Module):
+    """One weight a column and no bias: inputs are matrices A, outputs A x."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.randn(d))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A x, row by row."""
+        return inputs @ self.x
+
+
 def vector(shape: Shape, outputs: int) -> nn.Module:
-    """x itself, no bias: an input is a matrix A, the outputs are A x. For the data `quadratic` and `logistic`."""
+    """The parameter vector itself: an input is a matrix A, the outputs are A x (data `quadratic`, `logistic`)."""
     if len(shape) != 2 or shape[0] != outputs:
         raise UserError(
             f"model vector: expected inputs of shape ({outputs}, d), one row an output, found {shape}; use linear, or "
             f"the data quadratic or logistic"
         )
-    return nn.Sequential(nn.Linear(shape[1], 1, bias=False), nn.Flatten())
+    return Vector(shape[1])
 
 
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:

@@ -57,6 +57,10 @@ class Plan(Params):
         "same", ("same", "float16", "bfloat16"), "how states are stored; the 16-bit ones halve them and round"
     )
 
+    checkpoint_every: int = param(
+        0, "[0, inf)", "the number of rounds between checkpoints; 0 takes every round while they are small"
+    )
+
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t

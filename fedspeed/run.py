@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from .errors import Diverged, UserError, unknown
 
 if TYPE_CHECKING:
     from .server import Record, Simulation
+
+PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
+"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 
@@ -61,26 +65,107 @@ def run_config(
 ) -> dict[str, Any]:
     """Run a config into a directory and return its summary.
 
-    The directory gets `config.toml` first, a line of `rounds.jsonl` a round, and at the end `model.safetensors` and
-    `summary.json`. A run that diverges keeps what it had and says so in the summary. Nothing is made, and nothing
-    overwritten, before data and model stand.
+    The directory gets `config.toml` before anything slow happens, so that a run killed at any instant can be resumed; a
+    line of `rounds.jsonl` a round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
+    diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
+    earlier run is not overwritten before data and model of the new one stand.
     """
     refuse_a_run(out, overwrite)
-    simulation = prepare(config, progress, out / "states")
-    if simulation.plan.engine != config.engine:  # `auto` is resolved: the engine decides the last bits
-        config = replace(config, engine=simulation.plan.engine)
+    fresh = not any((out / name).exists() for name in FILES)
+    made = not out.exists()
+    if fresh:
+        claim(out)
+        write(out / "config.toml", config.to_toml())
+    try:
+        simulation = prepare(config, progress, out / "states")
+    except UserError:
+        if fresh:
+            (out / "config.toml").unlink(missing_ok=True)
+            if made:
+                out.rmdir()
+        raise
     claim(out)
+    config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
     write(out / "config.toml", config.to_toml())
+    return _rounds(config, out, simulation, [], on_round)
+
+
+def resume(
+    out: Path,
+    *,
+    on_round: Callable[[Record], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Go on with a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
+
+    A run that is finished is left as it is, and its summary returned.
+    """
+    config = read_config(out)
+    done = finished(out)
+    if done is not None:
+        return done
+    from .checkpoint import Checkpoints
+
+    simulation = prepare(config, progress, out / "states")
+    checkpoints = Checkpoints(out, config.checkpoint_every)
+    saved = checkpoints.latest()
     records: list[Record] = []
+    if saved is not None:
+        like = simulation.method.init_client(simulation.x0)
+        server = checkpoints.restore(saved, simulation.server, like, simulation.states)
+        simulation.restore(saved.t, server)
+        records = read_records(out, saved.t)
+    write(out / "rounds.jsonl", "".join(line(record) for record in records))
+    for name in ("summary.json", "model.safetensors"):
+        (out / name).unlink(missing_ok=True)
+    return _rounds(config, out, simulation, records, on_round)
+
+
+def read_config(out: Path) -> Config:
+    """The config of a run directory."""
+    if not (out / "config.toml").is_file():
+        raise UserError(f"{out} holds no run: expected a config.toml; start one with `fedspeed run --out {out}`")
+    return Config.from_toml(out / "config.toml")
+
+
+def same_run(stored: Config, given: Config) -> bool:
+    """Whether two configs are one run: the same but for where it is computed, and an engine still to be resolved."""
+    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
+    return replace(given, **{name: getattr(stored, name) for name in PLACEMENT}) == stored
+
+
+def finished(out: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, None for one that can go on."""
+    try:
+        summary: dict[str, Any] = json.loads((out / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("status") == "finished" else None
+
+
+def _rounds(
+    config: Config,
+    out: Path,
+    simulation: Simulation,
+    records: list[Record],
+    on_round: Callable[[Record], None] | None,
+) -> dict[str, Any]:
+    """The rounds that are left, each written down, then the model and the summary."""
+    from .checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(out, config.checkpoint_every)
     status = "running"
     try:
-        with (out / "rounds.jsonl").open("w", encoding="utf-8") as lines:
+        with simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:
                 records.append(record)
-                lines.write(json.dumps(record.to_dict()) + "\n")
+                lines.write(line(record))
                 lines.flush()
+                checkpoints.offer(simulation.t, simulation.server, simulation.states)
                 if on_round:
                     on_round(record)
+            checkpoints.write(simulation.t, simulation.server, simulation.states)
+            checkpoints.wait()
         status = "finished"
     except Diverged as error:
         status = f"diverged: {error}"
@@ -93,10 +178,34 @@ def run_config(
         raise
     finally:
         if status != "running":
+            with suppress(UserError):  # told already, or not what stopped the run
+                checkpoints.wait()
             save_model(simulation, out / "model.safetensors")
             summary = summarise(config, simulation, records, status)
             write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+def line(record: Record) -> str:
+    """A record as a line of `rounds.jsonl`."""
+    return json.dumps(record.to_dict()) + "\n"
+
+
+def read_records(out: Path, rounds: int) -> list[Record]:
+    """The first rounds of `rounds.jsonl`; later lines, and one that was cut off, are not read."""
+    from .server import Record
+
+    records: list[Record] = []
+    for text in (out / "rounds.jsonl").read_text("utf-8").splitlines():
+        if len(records) == rounds:
+            break
+        try:
+            records.append(Record(**json.loads(text)))
+        except (ValueError, TypeError):
+            break
+    if [record.round for record in records] != list(range(1, rounds + 1)):
+        raise UserError(f"{out / 'rounds.jsonl'} does not hold rounds 1 to {rounds} of the checkpoint; it was changed")
+    return records
 
 
 def refuse_a_run(out: Path, overwrite: bool) -> None:
@@ -111,7 +220,8 @@ def claim(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (out / name).unlink(missing_ok=True)
-        shutil.rmtree(out / "states", ignore_errors=True)
+        for name in ("states", "checkpoints"):
+            shutil.rmtree(out / name, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
 

@@ -214,6 +214,10 @@ class Simulation:
             return tree_map(torch.clone, self.method.init_client(self.x0))
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
+    def restore(self, t: int, server: Any) -> None:
+        """Go on from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
+        self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
+
     def close(self) -> None:
         """Stop worker processes and remove temporary files, if there are any."""
         self.backend.close()

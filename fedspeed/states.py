@@ -1,7 +1,8 @@
 """Where client states live between rounds: in memory, or on disk where they are too large for it.
 
 A new state is staged when its reply is counted and committed when the round is: a round that fails leaves every
-client as it was, and a client's state changes if and only if its reply was counted.
+client as it was, and a client's state changes if and only if its reply was counted. A state has a generation, the
+round it is of; on disk it is a file `client@generation`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ClientStates:
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
-        self._staged: dict[int, Any] = {}
+        self._staged: dict[int, tuple[Any, int]] = {}
+        self.generations: dict[int, int] = {}
 
     def get(self, client: int) -> Any | None:
         """A private copy of a client's state, or None before its first counted reply."""
@@ -39,41 +41,53 @@ class ClientStates:
     def stage(self, client: int, state: Any, t: int) -> None:
         """A client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
         if any(True for _ in tree_leaves(state)):
-            self._staged[client] = tree_map(_own, state)
+            self._staged[client] = (tree_map(_own, state), t)
 
     def commit(self) -> None:
         """The round is counted: staged states are the clients' states."""
-        self._kept.update(self._staged)
+        for client, (state, t) in self._staged.items():
+            self._kept[client], self.generations[client] = state, t
         self._staged = {}
 
     def discard(self) -> None:
         """The round failed: nothing was staged."""
         self._staged = {}
 
+    def restore(self, folder: Path, like: Any, generations: dict[int, int]) -> None:
+        """Take over the states of a checkpoint."""
+        self._kept = {i: read_state(folder / f"{i}@{t}", like) for i, t in generations.items()}
+        self.generations, self._staged = dict(generations), {}
+
+    def unwritten(self, folder: Path) -> dict[Path, Any]:
+        """States that have no file of their generation in a folder yet."""
+        paths = {folder / f"{i}@{t}": self._kept[i] for i, t in self.generations.items()}
+        return {path: state for path, state in paths.items() if not path.exists()}
+
     def close(self) -> None:
         """Nothing to remove."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.generations)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._kept))
+        return iter(sorted(self.generations))
 
 
 class DiskStates:
-    """States on disk: a file `client@round` a touched client, read and written whole (mapped pages would count as
-    memory). Memory holds one number a touched client.
+    """States on disk, read and written whole (mapped pages would count as memory). Memory holds one number a touched
+    client.
 
     Args:
         folder: where; None makes a temporary folder that `close` removes.
         dtype: in which to store vectors, None for their own; float16 and bfloat16 halve the space and round.
+        keep_old: leave replaced generations to whoever needs them (checkpoints), who removes them.
     """
 
-    def __init__(self, folder: Path | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, folder: Path | None = None, dtype: torch.dtype | None = None, keep_old: bool = False) -> None:
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="fedspeed-states-")) if folder is None else folder
-        self.dtype = dtype
-        self._round: dict[int, int] = {}
+        self.dtype, self.keep_old = dtype, keep_old
+        self.generations: dict[int, int] = {}
         self._staged: dict[int, int] = {}
         self._like: Any = None
 
@@ -83,54 +97,42 @@ class DiskStates:
 
     def get(self, client: int) -> Any | None:
         """A client's state, read from its file."""
-        if client not in self._round:
-            return None
-        path = self.path(client, self._round[client])
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-            leaves = [_read(file, shape, stored, dtype) for shape, stored, dtype in header]
-        remaining = iter(leaves)
-        return tree_map(lambda _: next(remaining), self._like)
+        t = self.generations.get(client)
+        return None if t is None else read_state(self.path(client, t), self._like)
 
     def stage(self, client: int, state: Any, t: int) -> None:
         """Write a client's new state under a name of its own, beside the old one."""
-        leaves = list(tree_leaves(state))
-        if not leaves:
+        if not any(True for _ in tree_leaves(state)):
             return
         if self._like is None:
             self._like = tree_map(lambda a: a.new_empty(0), state)
-        stored = [a.detach().cpu().to(self.dtype or a.dtype).contiguous() for a in leaves]
-        header = [[list(a.shape), _name(s.dtype), _name(a.dtype)] for a, s in zip(leaves, stored, strict=True)]
-        part = self.path(client, t).with_suffix(".part")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                file.write(json.dumps(header).encode() + b"\n")
-                for a in stored:
-                    file.write(a.view(torch.uint8).numpy().data)
-            os.replace(part, self.path(client, t))
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise UserError(
-                f"states: cannot write {part.parent} ({error.strerror}); free some space, or choose another --out"
-            ) from None
+        write_state(self.path(client, t), state, self.dtype)
         self._staged[client] = t
 
     def commit(self) -> None:
         """The round is counted: drop the states that were replaced."""
         for client, t in self._staged.items():
-            before = self._round.get(client)
-            self._round[client] = t
-            if before is not None and before != t:
+            before = self.generations.get(client)
+            self.generations[client] = t
+            if before is not None and before != t and not self.keep_old:
                 self.path(client, before).unlink(missing_ok=True)
         self._staged = {}
 
     def discard(self) -> None:
         """The round failed: drop what it wrote."""
         for client, t in self._staged.items():
-            if self._round.get(client) != t:
+            if self.generations.get(client) != t:
                 self.path(client, t).unlink(missing_ok=True)
         self._staged = {}
+
+    def restore(self, folder: Path, like: Any, generations: dict[int, int]) -> None:
+        """Take over the states of a checkpoint, which lie in this folder already."""
+        self._like = tree_map(lambda a: a.new_empty(0), like)
+        self.generations, self._staged = dict(generations), {}
+
+    def unwritten(self, folder: Path) -> dict[Path, Any]:
+        """Nothing: a state is on disk before it counts."""
+        return {}
 
     def close(self) -> None:
         """Remove a temporary folder."""
@@ -138,20 +140,59 @@ class DiskStates:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __len__(self) -> int:
-        return len(self._round)
+        return len(self.generations)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._round))
+        return iter(sorted(self.generations))
 
 
 def choose_states(
-    where: str, prototype: Any, clients: int, folder: Path | None = None, dtype: torch.dtype | None = None
+    where: str,
+    prototype: Any,
+    clients: int,
+    folder: Path | None = None,
+    dtype: torch.dtype | None = None,
 ) -> ClientStates | DiskStates:
-    """`memory`, `disk`, or `auto`: on disk where all clients' states would take more than 1 GiB."""
+    """`memory`, `disk`, or `auto`: on disk where all clients' states would take more than 1 GiB.
+
+    In a folder of a run, generations are kept for its checkpoints.
+    """
     size = clients * sum(a.numel() * a.element_size() for a in tree_leaves(prototype))
     if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):
-        return DiskStates(folder, dtype)
+        return DiskStates(folder, dtype, keep_old=folder is not None)
     return ClientStates()
+
+
+def write_state(path: Path, state: Any, dtype: torch.dtype | None = None) -> None:
+    """A line that says what follows, then the tensors' bytes; under a temporary name, then renamed."""
+    leaves = list(tree_leaves(state))
+    stored = [a.detach().cpu().to(dtype or a.dtype).contiguous() for a in leaves]
+    header = [[list(a.shape), _name(s.dtype), _name(a.dtype)] for a, s in zip(leaves, stored, strict=True)]
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(json.dumps(header).encode() + b"\n")
+            for a in stored:
+                file.write(a.view(torch.uint8).numpy().data)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write {path} ({error.strerror}); what was written before is kept. Free some space, then "
+            f"`fedspeed resume` the run"
+        ) from None
+
+
+def read_state(path: Path, like: Any) -> Any:
+    """The tree of tensors in a file; nothing in it is executed."""
+    with path.open("rb") as file:
+        header = json.loads(file.readline())
+        leaves = iter([_read(file, shape, stored, dtype) for shape, stored, dtype in header])
+    return tree_map(lambda _: next(leaves), like)
+
+
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -159,10 +200,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _read(file: Any, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
-    kind: torch.dtype = getattr(torch, stored)
-    count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    raw = np.fromfile(file, np.uint8, count)
-    return torch.from_numpy(raw).view(kind).view(shape).to(getattr(torch, dtype))
+    kind = DTYPES[stored]
+    raw = np.fromfile(file, np.uint8, int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
+    return torch.from_numpy(raw).view(kind).view(shape).to(DTYPES[dtype])
 
 
 def _own(a: torch.Tensor) -> torch.Tensor:

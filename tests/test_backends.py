@@ -70,7 +70,7 @@ def test_nothing_outlives_a_run():
     data, model = digits()
     run = simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS)
     assert len(children()) >= 2
-    assert set(Path("/dev/shm").glob("fedspeed-*")) == shared  # the names are gone while it runs
+    assert set(Path("/dev/shm").glob("fedspeed-*")) == shared  # nothing has a name, even while it runs
     for _ in run:
         pass
     assert not children()

@@ -27,26 +27,35 @@ class Place(NamedTuple):
 
 
 class Segment:
-    """A mapped file that other processes map too. Its name is removed as soon as everybody has it, so that nothing can
-    be left behind; where /dev/shm is too small, an ordinary temporary file serves."""
+    """A piece of memory that other processes map too. On Linux it has no name that could be left behind; elsewhere it
+    is a temporary file whose name is removed as soon as everybody has it."""
 
-    def __init__(self, path: Path, size: int, create: bool) -> None:
-        self.path, self.size = path, size
-        with path.open("w+b" if create else "r+b") as file:
-            if create:
-                os.truncate(file.fileno(), size)
-            self.map = mmap.mmap(file.fileno(), size)
+    def __init__(self, handle: int, path: Path, size: int) -> None:
+        self.handle, self.path, self.size = handle, path, size
+        self.map = mmap.mmap(handle, size)
 
     @classmethod
     def create(cls, size: int) -> Segment:
         """A new segment of at least `size` bytes."""
         size = max(size, mmap.PAGESIZE)
-        for folder in (Path("/dev/shm"), Path(tempfile.gettempdir())):
-            if folder.is_dir() and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > size + 2**26:
-                handle, name = tempfile.mkstemp(prefix="fedspeed-", dir=folder)
-                os.close(handle)
-                return cls(Path(name), size, create=True)
-        raise UserError(f"back end process: no room for {size / 1e6:.0f} MB of shared memory; use --backend serial")
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("fedspeed")
+            path = Path(f"/proc/{os.getpid()}/fd/{handle}")
+        else:
+            if shutil.disk_usage(tempfile.gettempdir()).free < size + 2**26:
+                raise UserError(
+                    f"back end process: no room for {size / 1e6:.0f} MB of shared files; use --backend serial"
+                )
+            handle, name = tempfile.mkstemp(prefix="fedspeed-")
+            path = Path(name)
+        os.truncate(handle, size)
+        return cls(handle, path, size)
+
+    @classmethod
+    def attach(cls, path: Path, size: int) -> Segment:
+        """The segment that another process made."""
+        handle = os.open(path, os.O_RDWR)
+        return cls(handle, path, size)
 
     def tensor(self, place: Place) -> torch.Tensor:
         """The tensor at a place, sharing memory."""
@@ -54,8 +63,10 @@ class Segment:
         return flat.view(place.shape)
 
     def unlink(self) -> None:
-        """Remove the name; the memory lives on until the last process lets go."""
-        self.path.unlink(missing_ok=True)
+        """Nobody else will map it; the memory lives on until the last process lets go."""
+        os.close(self.handle)
+        if not self.path.is_relative_to("/proc"):
+            self.path.unlink(missing_ok=True)
 
 
 def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Place], int]:

@@ -56,7 +56,7 @@ def worker(pipe: Connection, setup: Setup) -> None:
 
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
-    data_segment, segment = (Segment(path, size, create=False) for path, size in setup.segments)
+    data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
     for source in setup.sources:
         find(source)
     parts = pickle.loads(pipe.recv_bytes())

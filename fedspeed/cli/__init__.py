@@ -16,6 +16,7 @@ from ..errors import Diverged, UserError
 
 COMMANDS = {
     "run": "train one method and write a run directory",
+    "resume": "go on with a run that was stopped, with the same bits",
     "compare": "train several methods over several seeds and print one table",
     "methods": "list the methods, or explain one",
     "models": "list the models",
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fedspeed: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("fedspeed: interrupted; what was done is kept\n")
+        sys.stderr.write("fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

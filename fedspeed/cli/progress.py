@@ -62,7 +62,10 @@ class Live:
             self.last = record
         score = _score(self.last) if self.last else f"train loss {record.train_loss:.4f}"
         if self.live:
-            self.bar.update(self.task, advance=1, score=score)
+            if self.runs == 1:
+                self.bar.update(self.task, completed=record.round, score=score)
+            else:
+                self.bar.update(self.task, advance=1, score=score)
         elif record.round == self.rounds or record.round % max(1, self.rounds // LINES) == 0:
             self.console.print(f"{self.title}: round {record.round}/{self.rounds}  {score}  {record.seconds:.2f} s")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..run import run_config
+from ..errors import UserError
+from ..run import read_config, resume, run_config, same_run
 from . import options
 from .progress import Live
 
@@ -29,31 +31,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config; options given here override it")
     parser.add_argument("--method", metavar="NAME", help="method (`fedspeed methods`); default fedspeed")
+    parser.add_argument("--resume", choices=["auto"], help="go on with the run that --out holds, if it holds one")
     options.configure(parser)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run one config."""
+    """Run one config, or go on with the run that the folder holds."""
     config = Config.from_dict(options.tables(args))
     out = options.output_folder(args, f"{config.method.name}-{config.data.name}-s{config.seed}")
+    if args.resume == "auto" and args.overwrite:
+        raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
+    going_on = args.resume == "auto" and (out / "config.toml").exists()
+    if going_on and not same_run(read_config(out), config):
+        raise UserError(f"{out} holds a run of another config; choose another --out, or resume it as it is")
     with Live(console, config.rounds, config.method.name, show=not (args.quiet or args.json)) as live:
-        summary = run_config(config, out, overwrite=args.overwrite, on_round=live.on_round, progress=live.on_progress)
+        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress}
+        summary = resume(out, **watch) if going_on else run_config(config, out, overwrite=args.overwrite, **watch)
+    report(args, console, config, summary, out)
+    return 0
+
+
+def report(args: argparse.Namespace, console: Console, config: Config, summary: dict[str, Any], out: Path) -> None:
+    """What a run came to, and what to do next."""
     if args.json:
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:
         _report(console, config, summary)
         console.print(f"run directory: {out}\nnext: fedspeed compare fedavg {config.method.name} --seeds 3 "
                       f"--data {config.data.name}   (is the difference real?)")  # fmt: skip
-    return 0
 
 
-def _report(console: Console, config: Config, summary: dict[str, object]) -> None:
+def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     if summary["last_accuracy"] is not None:
         console.print(
             f"{config.method.name}: accuracy last {summary['last_accuracy']:.2%}, best {summary['best_accuracy']:.2%}, "
             f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
-    megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6  # type: ignore[operator]
+    megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s (+ {summary['eval_seconds']:.1f} s of evaluation), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "

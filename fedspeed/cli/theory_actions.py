@@ -269,7 +269,8 @@ def _rate_json(r: Rate) -> dict[str, Any]:
         "bound": [b.total for b in r.bounds],
         "methods": {
             c.method: {"average": c.average.mean(1).tolist(), "slope": r.fit(c.method).slope,
-                       "error": r.fit(c.method).error, "last_slope": r.last(c.method), "tail_slope": r.fit(c.method, tail=True).slope}
+                       "error": r.fit(c.method).error, "last_slope": r.last(c.method),
+                       "tail_slope": r.fit(c.method, tail=True).slope}
             for c in r.curves
         },
     }  # fmt: skip

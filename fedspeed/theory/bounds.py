@@ -129,7 +129,7 @@ def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
     edge = largest(lambda lam: route(at(lam), form).holds, setting.lam)
     if not edge:
         return None
-    return min((at(edge * k / 50) for k in range(1, 51)), key=lambda near: bound(near, start, form).total)
+    return min((at(edge * (k / 50)) for k in range(1, 51)), key=lambda near: bound(near, start, form).total)
 
 
 def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: int = 1, base: int = 0) -> Setting:

@@ -81,8 +81,9 @@ class Quadratic:
 
     def sigma_l(self, batch: int) -> float:
         """The noise of a minibatch drawn with replacement, of the noisiest client: exact."""
-        spread = np.square(self.v_samples - self.v[:, None]).sum(-1).mean(-1)
-        return float(np.sqrt(spread.max() / batch))
+        spread = float(np.square(self.v_samples - self.v[:, None]).sum(-1).mean(-1).max())
+        rounding = 1e-24 * float(np.square(self.v_samples).sum(-1).max())
+        return float(np.sqrt(spread / batch)) if spread > rounding else 0.0
 
     @cached_property
     def optimum(self) -> np.ndarray:

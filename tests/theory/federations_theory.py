@@ -18,7 +18,7 @@ def simulation(problem, method, setting: Setting, x0: np.ndarray, **extra) -> Si
     data = federate(samples(problem), split="natural", clients=problem.m)
     model = build_model("vector", data).double()
     with torch.no_grad():
-        next(model.parameters()).copy_(torch.from_numpy(np.asarray(x0)).reshape(1, -1))
+        model.x.copy_(torch.from_numpy(np.asarray(x0)))
     plan = {
         "rounds": setting.T,
         "active": problem.m,

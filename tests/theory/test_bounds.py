@@ -150,7 +150,7 @@ def test_lemma_of_the_local_update_needs_its_corrected_noise_term():
 
 
 @given(st.floats(0.01, 10), st.integers(1, 100), st.floats(0.001, 10))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_suggestions_meet_their_form(lam, K, L):
     setting = Setting(eta=lam / 2, lam=lam, K=K, L=L, rho=0.3, sigma_g=1.0, sigma_l=1.0)
     for form in ("corrected", "tracking"):

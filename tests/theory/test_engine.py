@@ -67,14 +67,14 @@ def u_to_z(u):
     [
         ("fedavg", FedAvg(), 0.0),
         ("fedprox", FedProx(mu=0.8), 0.8),
-        ("fedspeed", FedSpeed(lam=0.6, rho=0), 0.0),
-        ("fedspeed", FedSpeed(lam=0.6, rho=0.2, alpha=0.7, normalise=False), 0.0),
+        ("fedspeed", FedSpeed(lam=2, rho=0), 0.0),
+        ("fedspeed", FedSpeed(lam=2, rho=0.2, alpha=0.7, normalise=False), 0.0),
     ],
     ids=["fedavg", "fedprox", "fedspeed", "fedspeed perturbed"],
 )
 def test_simulate_ends_at_the_fixed_point(name, method, mu):
-    problem = PROBLEMS["own Hessians"]
-    setting = SETTING.but(T=250, rho=getattr(method, "rho", 0.0), eta=0.1)
+    problem = random_quadratic(m=3, d=3, n=1, mu=0.6, shared=False, seed=3)
+    setting = Setting(eta=0.3, lam=2.0, K=6, T=60, alpha=0.7, rho=getattr(method, "rho", 0.0))
     loop = simulation(problem, method, setting, np.zeros(3))
     for _ in loop:
         pass

@@ -55,7 +55,7 @@ def test_quadratic_has_the_constants_asked_for():
     problem = random_quadratic(m=6, d=4, n=5, L=3.0, mu=0.5, sigma_g=2.0, sigma_l=0.7, seed=9)
     eigenvalues = np.linalg.eigvalsh(problem.H[0])
     assert eigenvalues[0] == pytest.approx(0.5)
-    assert problem.L == pytest.approx(3.0)
+    assert np.isclose(problem.L, 3.0)
     assert problem.sigma_g == pytest.approx(2.0)
     assert problem.sigma_l(1) == pytest.approx(0.7)
     assert problem.sigma_l(4) == pytest.approx(0.35)

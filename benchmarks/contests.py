@@ -1,0 +1,97 @@
+"""Who is measured against whom. A contest is one workload and the contenders whose rounds are interleaved."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from .peers import PEERS, python
+from .workloads import CORES
+
+OURS = "fedspeed: FedAvg"
+SPEED = "fedspeed: FedSpeed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender of a contest.
+
+    Args:
+        program: a module of `benchmarks.contenders`.
+        arguments: its arguments after the workload.
+        against: the entry that its time is divided by; "" for none.
+        rival: whether it counts among "the best of the others": what others would use as it comes.
+        peer: whose environment it needs; "" for our own.
+        torchrun: number of processes to start it with, 0 for a plain start.
+        frozen: stopped by signal while it waits, because its framework polls.
+    """
+
+    name: str
+    program: str
+    arguments: tuple[str, ...] = ()
+    against: str = OURS
+    rival: bool = False
+    peer: str = ""
+    torchrun: int = 0
+    frozen: bool = False
+
+    def command(self, workload: str, active: int) -> list[str]:
+        """What to start."""
+        interpreter = str(python(PEERS[self.peer])) if self.peer else sys.executable
+        launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.torchrun}"] if self.torchrun else []
+        extra = ["--active", str(active)] if active else []
+        return [interpreter, *launcher, "-m", f"benchmarks.contenders.{self.program}", workload, *self.arguments, *extra]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A workload and its contenders.
+
+    Args:
+        quick_active: clients a round in quick mode, 0 for the workload's own.
+        quick_seconds: time a quick contest may take before it stops repeating.
+    """
+
+    name: str
+    workload: str
+    entries: tuple[Entry, ...]
+    quick_active: int = 0
+    quick_seconds: float = 60.0
+
+
+_FEDAVG = Entry(OURS, "ours", ("fedavg",), against="")
+_BARE = (
+    Entry("bare loop 1x2", "bare", rival=True),
+    Entry("bare loop 2x1", "bare", ("--processes", str(CORES)), rival=True),
+)
+_BARE_OUR_LAYERS = (
+    Entry("bare loop 1x2, our layers", "bare", ("--layers", "ours")),
+    Entry("bare loop 2x1, our layers", "bare", ("--processes", str(CORES), "--layers", "ours")),
+)
+_PEERS = (
+    Entry("pfl 1x2", "peer_pfl", ("--threads", str(CORES)), rival=True, peer="pfl"),
+    Entry("pfl 2x1", "peer_pfl", ("--threads", "1"), rival=True, peer="pfl", torchrun=CORES),
+    Entry("Flower", "peer_flower", rival=True, peer="flower", frozen=True),
+    Entry("FedJAX", "peer_fedjax", rival=True, peer="fedjax"),
+)
+_FEDSPEED = (
+    Entry(SPEED, "ours", ("fedspeed",)),
+    Entry("fedspeed: FedSpeed, ascent_fraction 1/4", "ours", ("fedspeed-quarter",)),
+    Entry("bare loop 1x2, two gradients a step", "bare", ("--gradients", "2"), against=SPEED),
+)
+_W3_METHODS = (
+    Entry(SPEED, "ours", ("fedspeed",)),
+    Entry("fedspeed: SCAFFOLD", "ours", ("scaffold",)),
+)
+
+CONTESTS = {
+    contest.name: contest
+    for contest in (
+        Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=70),
+        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=70),
+        Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=40),
+        Contest("W3", "W3", (_FEDAVG, *_BARE, *_PEERS), quick_seconds=20),
+        Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),
+        Contest("smoke", "smoke", (_FEDAVG, *_BARE), quick_seconds=20),
+    )
+}

@@ -1,0 +1,107 @@
+"""Memory of a FedSpeed run in which every client has a state: the whole process tree, sampled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import machine
+from .runner import ROOT
+from .workloads import cache
+
+PARAMETERS = {"resnet18_gn": 11_181_642, "cnn": 145_834}
+FULL, SCALED = 500, 40
+FEW, MANY, QUICK_MANY = 100, 10_000, 1_000
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest sums over the tree: RSS counts shared pages once a process, PSS once in all."""
+
+    model: str
+    clients: int
+    touched: int = 0
+    rss: int = 0
+    pss: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+
+
+class Sampler(threading.Thread):
+    """Looks at a process tree until told to stop: RSS every 50 ms, PSS (dearer to read) every half second."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(daemon=True)
+        self.root, self.rss, self.pss = root, 0, 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Sample."""
+        turn = 0
+        while not self._over.wait(0.05):
+            self.rss = max(self.rss, machine.tree_memory(self.root))
+            if turn % 10 == 0:
+                self.pss = max(self.pss, machine.tree_memory(self.root, proportional=True))
+            turn += 1
+
+    def stop(self) -> None:
+        """No more samples."""
+        self._over.set()
+        self.join()
+
+
+def measure(full: bool, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """All the memory figures, as JSON takes them."""
+    many = QUICK_MANY if quick else MANY
+    runs = [("resnet18_gn", FULL if full else SCALED, 0), ("cnn", FEW, many), ("cnn", many, many)]
+    peaks = []
+    for model, clients, turns in runs:
+        peak = touch_all(model, clients, max(turns, clients))
+        peaks.append(peak)
+        say(peak.failure or f"{model}, {clients} clients touched: {peak.rss / 1e9:.2f} GB RSS ({peak.seconds:.0f} s)")
+    few, lot = peaks[1:]
+    growth = lot.rss / few.rss - 1 if few.rss and lot.rss else None
+    return {"peaks": [asdict(peak) for peak in peaks], "growth": growth, "full": full}
+
+
+def touch_all(model: str, clients: int, turns: int) -> Peak:
+    """Run until every client has a state; states go to a folder in the cache, which is removed again."""
+    base = cache()
+    base.mkdir(parents=True, exist_ok=True)
+    needed = int(1.1 * 4 * PARAMETERS[model] * clients) + 2**30
+    free = shutil.disk_usage(base).free
+    if free < needed:
+        return Peak(model, clients, failure=f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} GB free")
+    command = [sys.executable, "-m", "benchmarks.contenders.touch", model, str(clients), "--turns", str(turns)]
+    with tempfile.TemporaryDirectory(prefix="states-", dir=base) as folder, tempfile.TemporaryFile("w+") as errors:
+        begun = time.monotonic()
+        environment = {**os.environ, "TMPDIR": folder, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment, start_new_session=True
+        )
+        sampler = Sampler(process.pid)
+        sampler.start()
+        try:
+            answer, _ = process.communicate()
+        finally:
+            sampler.stop()
+            with contextlib.suppress(OSError):
+                process.kill()
+        seconds = time.monotonic() - begun
+        if process.returncode:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
+            return Peak(model, clients, failure=f"failed: {lines[-1][:200] if lines else process.returncode}")
+    touched = int(json.loads(answer)["touched"])
+    failure = "" if touched == clients else f"only {touched} of {clients} clients have a state"
+    return Peak(model, clients, touched, sampler.rss, sampler.pss, seconds, failure)

@@ -1,0 +1,164 @@
+"""Seconds a round: all contenders of a contest alive at once, taking turns."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import arrays, machine, peers
+from .contests import Contest, Entry
+from .runner import Contender, Failed
+from .stats import median
+from .workloads import Workload, find
+
+MEMORY = 1.5e9
+"""Bytes that a contender is expected to need, for a warning."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Timed:
+    """What one contender did: its seconds a round, one value a repetition."""
+
+    entry: Entry
+    seconds: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    accuracy: float | None = None
+    memory: int = 0
+    failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "name": self.entry.name,
+            "failure": self.failure,
+            "median": median(self.seconds) if self.seconds else None,
+            "seconds": [round(s, 6) for s in self.seconds],
+            "accuracy_after": self.accuracy,
+            "peak_rss_bytes": self.memory,
+            **self.facts,
+        }
+
+
+@dataclass
+class Outcome:
+    """A contest that was held."""
+
+    contest: Contest
+    active: int  # clients a round
+    rows: list[Timed]
+    foreign: list[float] = field(default_factory=list)  # cores used by others, in each repetition
+    idle: float = 0.0  # cores used by contenders while they waited
+    notes: list[str] = field(default_factory=list)
+
+    def row(self, name: str) -> Timed | None:
+        """A contender that was measured, by name."""
+        return next((row for row in self.rows if row.entry.name == name and row.seconds), None)
+
+
+def hold(contest: Contest, pairs: int, quick: bool, say: Say) -> Outcome:
+    """Start every contender, let each run a turn to warm up, then `pairs` repetitions in which each has its turn."""
+    deadline = time.monotonic() + contest.quick_seconds if quick else float("inf")
+    active = contest.quick_active if quick else 0
+    workload = find(contest.workload, active)
+    arrays.prepare(workload)
+    outcome = Outcome(contest, workload.active, [Timed(entry) for entry in contest.entries])
+    needed, there = MEMORY * len(contest.entries), machine.available_memory()
+    if needed > there:
+        outcome.notes.append(f"{there / 1e9:.0f} GB of memory free, {needed / 1e9:.0f} may be needed")
+    with tempfile.TemporaryDirectory(prefix="fedspeed-bench-") as logs:
+        arena = Arena(outcome, workload, active, Path(logs), say)
+        try:
+            arena.warm_up()
+            arena.repeat(pairs, deadline)
+            arena.look()
+        finally:
+            arena.close()
+    return outcome
+
+
+class Arena:
+    """The running contenders of a contest."""
+
+    def __init__(self, outcome: Outcome, workload: Workload, active: int, logs: Path, say: Say) -> None:
+        self.outcome, self.turn, self.say = outcome, workload.turn, say
+        self.running: dict[str, Contender] = {}
+        for number, row in enumerate(outcome.rows):
+            row.failure = peers.missing(peers.PEERS[row.entry.peer]) if row.entry.peer else ""
+            if not row.failure:
+                contender = Contender(row.entry, workload.name, active, logs / f"{number}.log")
+                self.running[row.entry.name] = contender
+
+    def live(self) -> list[Timed]:
+        """The contenders that have not failed."""
+        return [row for row in self.outcome.rows if row.entry.name in self.running]
+
+    def warm_up(self) -> None:
+        """Wait for all of them, then one turn each."""
+        for row in self.live():
+            with self._contender(row) as contender:
+                row.facts = contender.ready()
+        for row in self.live():
+            with self._contender(row) as contender:
+                self.say(f"{row.entry.name}: warm-up {contender.rounds(self.turn)[0]:.3g} s")
+
+    def repeat(self, pairs: int, deadline: float) -> None:
+        """The repetitions; each begins with another contender, and every other one goes round backwards."""
+        waited = total = 0.0
+        for repetition in range(pairs):
+            begun, meter = time.monotonic(), machine.Meter()
+            rows = self.live()
+            first = repetition % max(1, len(rows))
+            order = rows[first:] + rows[:first]
+            for row in order if repetition % 2 == 0 else order[::-1]:
+                with self._contender(row) as contender:
+                    before = _used(contender)
+                    row.seconds.append(median(contender.rounds(self.turn)))
+                    after = _used(contender)
+                    waited += after[0] - before[0]
+                    total += after[1] - before[1]
+            self.outcome.foreign.append(meter.foreign())
+            took = time.monotonic() - begun
+            foreign = self.outcome.foreign[-1]
+            self.say(f"repetition {repetition + 1} of {pairs}: {took:.1f} s, others used {foreign:.2f} cores")
+            if time.monotonic() + took > deadline and repetition + 1 < pairs:
+                self.outcome.notes.append(f"{repetition + 1} repetitions instead of {pairs}, to stay quick")
+                break
+        self.outcome.idle = max(0.0, waited / total) if total > 0.2 else 0.0
+
+    def look(self) -> None:
+        """What is asked after the last round."""
+        for row in self.live():
+            with self._contender(row) as contender:
+                row.memory = machine.tree_peak(contender.process.pid)
+                row.accuracy = contender.check()
+
+    def close(self) -> None:
+        """Stop everybody."""
+        for contender in self.running.values():
+            contender.close()
+
+    @contextmanager
+    def _contender(self, row: Timed) -> Iterator[Contender]:
+        """A contender to ask something of; if it fails, it is out, and the others go on."""
+        try:
+            yield self.running[row.entry.name]
+        except Failed as error:
+            row.failure, row.seconds = f"failed: {error}", []
+            self.say(f"{row.entry.name}: {row.failure}")
+            self.running.pop(row.entry.name).close()
+
+
+def _used(contender: Contender) -> tuple[float, float]:
+    """Processor time of everybody else in our tree, and the time of day."""
+    among = machine.processes()
+    everyone = sum(process.seconds for process in machine.tree(os.getpid(), among))
+    own = sum(process.seconds for process in machine.tree(contender.process.pid, among))
+    return everyone - own, time.monotonic()

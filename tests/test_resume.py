@@ -1,0 +1,199 @@
+"""A run may be killed at any instant and goes on with the same bits. Real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fedspeed import checkpoint
+from fedspeed.cli import main
+from fedspeed.config import Config
+from fedspeed.errors import UserError
+from fedspeed.run import resume, run_config
+
+SMALL = {"rounds": 8, "clients": 12, "active": 4, "local_epochs": 1, "batch_size": 10, "engine": "loop"}
+
+
+def config(method="fedspeed", **changes) -> Config:
+    return Config.from_dict({**SMALL, "backend": "serial", "method": method, **changes})
+
+
+def outcome(out: Path) -> tuple:
+    """Everything of a run but the times: rounds, model, states, the last checkpoint's digests."""
+    rounds = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
+    newest = checkpoint.Checkpoints(out).manifests()[0]
+    model = {name: tensor.tolist() for name, tensor in load_file(out / "model.safetensors").items()}
+    return timeless, model, json.loads(newest.read_text())
+
+
+class Stop(Exception):
+    """Something stops the run from outside."""
+
+
+def stop_after(rounds: int):
+    def on_round(record):
+        if record.round == rounds:
+            raise Stop
+
+    return on_round
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedspeed", "fedsmoo"])
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, method, states):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_config(config(method, states=states), whole)
+    with pytest.raises(Stop):
+        run_config(config(method, states=states), broken, on_round=stop_after(1))
+    with pytest.raises(Stop):
+        resume(broken, on_round=stop_after(5))
+    resume(broken)
+    assert outcome(broken) == outcome(whole)
+
+
+def test_sparse_checkpoints_replay_what_was_lost(tmp_path):
+    run_config(config(), tmp_path / "whole")
+    with pytest.raises(Stop):
+        run_config(config(checkpoint_every=3), tmp_path / "broken", on_round=stop_after(5))
+    assert [p.stem for p in checkpoint.Checkpoints(tmp_path / "broken").manifests()] == ["3"]
+    resume(tmp_path / "broken")
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
+
+
+def test_without_a_checkpoint_it_starts_at_round_0(tmp_path):
+    run_config(config(), tmp_path / "whole")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.toml").write_text((tmp_path / "whole" / "config.toml").read_text())
+    (tmp_path / "broken" / "rounds.jsonl").write_text('{"round": 1, "cut')
+    resume(tmp_path / "broken")
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path, capsys):
+    run_config(config(), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    assert main(["resume", str(tmp_path)]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_run_resume_auto(tmp_path, capsys):
+    options = [
+        "--clients",
+        "12",
+        "--active",
+        "4",
+        "--rounds",
+        "8",
+        "--local-epochs",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--quiet",
+    ]
+    assert main(["run", *options, "--resume", "auto"]) == 0
+    assert main(["run", *options, "--resume", "auto"]) == 0
+    assert main(["run", *options, "--resume", "auto", "--lr", "0.2"]) == 2
+    assert "another config" in capsys.readouterr().err
+
+
+def test_two_checkpoints_are_kept_and_no_file_that_none_names(tmp_path):
+    run_config(config("fedsmoo"), tmp_path)
+    manifests = checkpoint.Checkpoints(tmp_path).manifests()
+    assert [p.stem for p in manifests] == ["8", "7"]
+    named = {name for p in manifests for name in json.loads(p.read_text())["files"]}
+    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*@*")}
+    assert found == named
+
+
+@pytest.mark.parametrize("victim", ["server", "state", "manifest", "missing"])
+def test_a_damaged_checkpoint_is_named_and_an_older_one_offered(tmp_path, victim):
+    with pytest.raises(Stop):
+        run_config(config(), tmp_path, on_round=stop_after(5))
+    newest, older = checkpoint.Checkpoints(tmp_path).manifests()
+    name = {"server": newest.with_name(f"server@{newest.stem}"), "manifest": newest}.get(victim)
+    if name is None:
+        files = set(json.loads(newest.read_text())["files"]) - set(json.loads(older.read_text())["files"])
+        name = tmp_path / next(f for f in sorted(files) if f.startswith("states/"))
+    data = bytearray(name.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    name.unlink() if victim == "missing" else name.write_bytes(bytes(data))
+    with pytest.raises(UserError, match=f"{name.name}.*damaged.*round {older.stem} is older"):
+        resume(tmp_path)
+    newest.unlink()
+    resume(tmp_path)
+    run_config(config(), tmp_path / "whole")
+    assert outcome(tmp_path) == outcome(tmp_path / "whole")
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
+    with pytest.raises(Stop):
+        run_config(config(), tmp_path, on_round=stop_after(2))
+    newest = checkpoint.Checkpoints(tmp_path).manifests()[0]
+    manifest = json.loads(newest.read_text())
+    manifest["files"]["states/../../secret@1"] = "0"
+    newest.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="damaged"):
+        resume(tmp_path)
+
+
+def start(out: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fedspeed.cli", *options, "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def kill_loop(out: Path, options: list[str], seed: int, kills: int) -> None:
+    """Start or resume, kill the whole process group after a random time, again and again, then let it finish."""
+    chance = random.Random(seed)
+    for _ in range(kills):
+        process = start(out, "run", *options, "--resume", "auto")
+        deadline = time.monotonic() + chance.uniform(0.5, 5.0)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    process = start(out, "run", *options, "--resume", "auto")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+
+
+CASES = [
+    (method, backend, states)
+    for method in ("fedavg", "scaffold", "fedspeed", "fedsmoo")
+    for backend in ("serial", "process")
+    for states in ("memory", "disk")
+]
+
+
+def kill_case(tmp_path, method, backend, states, kills, seed):
+    options = ["--method", method, "--clients", "12", "--active", "4", "--rounds", "40", "--batch-size", "10",
+               "--engine", "loop", "--states", states, "--split", "dirichlet:0.6"]  # fmt: skip
+    whole = tmp_path / "whole"
+    assert main(["run", *options, "--backend", "serial", "--out", str(whole), "--quiet"]) == 0
+    broken = tmp_path / "broken"
+    placed = [*options, "--backend", backend, "--workers", "2", "--out", str(broken)]
+    kill_loop(broken, placed, seed, kills)
+    assert outcome(broken) == outcome(whole)
+    assert not list(Path("/dev/shm").glob("fedspeed-*"))
+
+
+def test_kill_9_at_random_instants(tmp_path):
+    kill_case(tmp_path, "fedspeed", "serial", "memory", kills=3, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "backend", "states"), CASES)
+def test_kill_9_at_random_instants_everywhere(tmp_path, method, backend, states):
+    """Sixteen combinations, two kills each."""
+    kill_case(tmp_path, method, backend, states, kills=2, seed=hash((method, backend, states)) % 1000)
