@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .data.federated import Federated
-from .errors import Diverged, UserError
+from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
 from .sampling import batch_order, key, rng, seed_device
 from .vec import FlatModel, Loss, accurate, all_finite, arithmetic, clip_
@@ -53,6 +53,14 @@ class Job(NamedTuple):
     client: int
     t: int
     lr: float
+    K: int = 0  # local steps of a straggler; 0 takes the plan's
+
+
+class Failed(NamedTuple):
+    """What comes back instead of a reply when a client's work raised, or its update was not finite."""
+
+    job: Job
+    error: ClientFailed | Diverged
 
 
 class Reply(NamedTuple):
@@ -108,7 +116,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     """
     method, data, flat = work.method, work.data, work.flat
     rows = data.rows(job.client)
-    steps = work.local_steps(len(rows))
+    steps = job.K or work.local_steps(len(rows))
     order = batch_order(len(rows), work.batch_size, steps, key(work.seed, "batches", job.t, job.client))
     stream = rng(work.seed, "augment", job.t, job.client) if data.pipeline.random else None
     masks = key(work.seed, "masks", job.t, job.client) % 2**62
@@ -147,10 +155,10 @@ def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> No
     x.sub_(direction, alpha=lr)
 
 
-def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> UserError:
+def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> ClientFailed:
     """What to say when a client raises."""
     reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return UserError(
+    return ClientFailed(
         f"{type(work.method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: {reason} "
         f"(inputs of shape {work.data.shape}, {work.data.sizes[job.client]} samples)"
     )

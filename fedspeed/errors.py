@@ -10,6 +10,10 @@ class UserError(ValueError):
     """Bad input. The message says what was expected, what was found and how to fix it."""
 
 
+class ClientFailed(UserError):
+    """One client's local work raised; the message names method, round, client and step."""
+
+
 class Diverged(RuntimeError):
     """A client or the server produced NaN or Inf; nothing of that round was kept."""
 

@@ -37,6 +37,13 @@ class Plan(Params):
     seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
+    on_client_error: str = param(
+        "stop",
+        ("stop", "drop"),
+        "what a client that raises or diverges does: `stop` the run, or `drop` out of the round",
+    )
+    dropout: float = param(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
+    stragglers: float = param(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
     precision: str = param(
         "full",
         ("full", "bfloat16", "tf32"),

@@ -47,6 +47,24 @@ def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") 
             return chosen
 
 
+def dropped(seed: int, t: int, active: np.ndarray, chance: float) -> np.ndarray:
+    """Which of the active clients fail after training in round t; drawn again while nobody is left."""
+    stream = rng(seed, "dropout", t)
+    while chance:
+        lost = stream.random(len(active)) < chance
+        if not lost.all():
+            return active[lost]
+    return active[:0]
+
+
+def straggler_steps(seed: int, t: int, client: int, steps: int, chance: float) -> int:
+    """How many of its local steps a client finishes: all, or if it straggles a uniform number of 1 .. steps - 1."""
+    if not chance or steps < 2:
+        return steps
+    stream = rng(seed, "straggler", t, client)
+    return int(stream.integers(1, steps)) if stream.random() < chance else steps
+
+
 def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int]) -> list[np.ndarray]:
     """`steps` minibatches of positions 0..n-1 for each key: (keys, batch) arrays.
 

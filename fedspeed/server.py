@@ -10,19 +10,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
 from .backends.block import Block, resolve_engine
-from .backends.process import Processes, available_cores, check_picklable
+from .backends.process import Processes, check_picklable, worker_count
 from .backends.serial import Serial, one_thread
-from .client import Job, Reply, Work, job_order
+from .client import Failed, Job, Reply, Work, job_order
 from .data.federated import Federated
 from .errors import Diverged, UserError
 from .evaluate import Score
 from .method import Method, Round
 from .plan import Plan
-from .sampling import cohort
+from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, tree_bytes, tree_leaves, tree_map
 
@@ -42,6 +43,8 @@ class Record:
     bytes_down: int
     bytes_up: int
     grad_evals: float  # in minibatches
+    dropped: list[int]  # active clients whose reply was not counted
+    stragglers: list[int]  # counted clients that finished only some of their steps
     seconds: float  # without evaluation
     eval_seconds: float
 
@@ -165,11 +168,17 @@ class Simulation:
         started, t, plan = time.perf_counter(), self.t, self.plan
         lr = plan.rate(t, self.method.lr_decay)
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
-        jobs = [Job(i, t, lr) for i in job_order(active, self.work.data.sizes)]
+        lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
+        jobs = self._jobs([i for i in active if i not in lost], t, lr)
         down = self._down()
         mean, steps, replies, bytes_up = Mean(self._server_dtype), 0.0, [], 0
         self.states.discard()
         for reply in self.backend.run(jobs, down, self.client_state):
+            if isinstance(reply, Failed):
+                if plan.on_client_error == "stop" or len(lost) + 1 == len(active):
+                    raise reply.error
+                lost.add(reply.job.client)
+                continue
             weight = self._weight(reply)
             if reply.share:
                 mean.add(reply.up, weight * reply.share)
@@ -200,12 +209,23 @@ class Simulation:
             test_accuracy=None if score is None or math.isnan(score.accuracy) else score.accuracy,
             drift=_average(replies, "drift"),
             update_norm=update_norm,
-            bytes_down=len(jobs) * tree_bytes(down),
+            bytes_down=len(active) * tree_bytes(down),
             bytes_up=bytes_up,
             grad_evals=sum(reply.grad_evals for reply in replies),
+            dropped=sorted(lost),
+            stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
             seconds=trained - started,
             eval_seconds=time.perf_counter() - trained,
         )
+
+    def _jobs(self, clients: list[int], t: int, lr: float) -> list[Job]:
+        """Jobs in job order, longest first; a straggler's own number of steps stands in its job."""
+        plan, sizes, jobs = self.plan, self.work.data.sizes, []
+        for i in job_order(np.array(clients, dtype=np.int64), sizes):
+            whole = self.work.local_steps(int(sizes[i]))
+            done = straggler_steps(plan.seed, t, i, whole, plan.stragglers)
+            jobs.append(Job(i, t, lr, done if done < whole else 0))
+        return jobs
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
@@ -255,27 +275,6 @@ def _copy(model: nn.Module) -> nn.Module:
             f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
             f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
         ) from error
-
-
-def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> int:
-    """How many worker processes a plan asks for; 0 is the serial back end.
-
-    `auto` takes them where they save more time than they need to start: on the cpu, with two or more, for a run of
-    more than about ten seconds (a local step costs some 0.3 ms, and 6 d operations a sample at 50 GFLOP/s).
-    """
-    wanted = min(plan.workers or available_cores(), plan.active)
-    if plan.backend == "process" and device.type != "cpu":
-        raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
-    if plan.engine == "block":
-        if plan.backend == "process":
-            raise UserError("engine block: runs in this process, got --backend process; leave out one of the two")
-        return 0
-    if plan.backend == "auto":
-        n = float(data.sizes.mean())
-        samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
-        seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
-        return wanted if device.type == "cpu" and wanted > 1 and seconds > 10 else 0
-    return wanted if plan.backend == "process" else 0
 
 
 def pick_device(name: str) -> torch.device:

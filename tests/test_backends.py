@@ -154,7 +154,7 @@ def test_what_cannot_be_sent_is_named():
 
 def test_auto_takes_processes_for_long_runs_only():
     from fedspeed.plan import Plan
-    from fedspeed.server import worker_count
+    from fedspeed.backends.process import worker_count
 
     data, _ = digits()
     cpu = torch.device("cpu")

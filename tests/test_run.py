@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_config
 from fedspeed.config import Spec
 from fedspeed.report.runs import COLUMNS, Row, RunFiles, chart, markdown, spread, table
-from fedspeed.run import FILES, prepare, summarise
+from fedspeed.run import prepare, summarise
+from fedspeed.rundir import FILES
 
 SMALL = {
     "backend": "serial",
@@ -29,7 +30,7 @@ SMALL = {
 }
 
 FIELDS = ["round", "cohort", "lr", "train_loss", "test_loss", "test_accuracy", "drift", "update_norm", "bytes_down",
-          "bytes_up", "grad_evals", "seconds", "eval_seconds"]  # fmt: skip
+          "bytes_up", "grad_evals", "dropped", "stragglers", "seconds", "eval_seconds"]  # fmt: skip
 
 
 def small(**changes) -> Config:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..client import Job, Reply, Work, diverged, failed, step_
+from ..client import Failed, Job, Reply, Work, diverged, failed, step_
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
 from ..evaluate import Score, evaluate
@@ -37,10 +37,10 @@ class Block:
         self.work = work
         self.oracle = BlockOracle(work)
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply]:
+    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; job order is by size, so blocks are runs of it."""
         rows = max(1, min(ROWS, FLOATS // self.work.flat.d))
-        for _, same in groupby(jobs, key=lambda job: int(self.work.data.sizes[job.client])):
+        for _, same in groupby(jobs, key=lambda job: (int(self.work.data.sizes[job.client]), job.K)):
             group = list(same)
             for a in range(0, len(group), rows):
                 with one_thread():
@@ -55,11 +55,11 @@ class Block:
     def close(self) -> None:
         """Nothing to stop."""
 
-    def _block(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply]:
+    def _block(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         work, method, lr, t = self.work, self.work.method, jobs[0].lr, jobs[0].t
         owned = np.stack([work.data.rows(job.client) for job in jobs])
         n = owned.shape[1]
-        K = work.local_steps(n)
+        K = jobs[0].K or work.local_steps(n)
         keys = [key(work.seed, "batches", t, job.client) for job in jobs]
         streams = [rng(work.seed, "augment", t, job.client) for job in jobs] if work.data.pipeline.random else None
         client = stack([state(job.client) for job in jobs])
@@ -81,15 +81,21 @@ class Block:
             raise failed(work, jobs[0], k, K, error) from error
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = torch.linalg.vector_norm(x - down.x, dim=-1, dtype=accurate(x)).square().tolist()
+        kepts = unstack(kept, len(jobs))
+        good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
-            ups, kepts = unstack(up, len(jobs)), unstack(kept, len(jobs))
-            bad = next(i for i in range(len(jobs)) if not (np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])))
-            raise diverged(work, jobs[bad], K)
-        mean = tree_map(lambda a: a.to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
-        return [
-            Reply(job, None if i else mean, own, K, n, losses[i], drifts[i], oracle.evals, 0 if i else len(jobs))
-            for i, (job, own) in enumerate(zip(jobs, unstack(kept, len(jobs)), strict=True))
-        ]
+            ups = unstack(up, len(jobs))
+            good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
+        mean = tree_map(lambda a: a[good].to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
+        counted, replies = set(good), list[Reply | Failed]()
+        for i, job in enumerate(jobs):
+            if i in counted:
+                first = i == good[0]
+                facts = (K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0)
+                replies.append(Reply(job, mean if first else None, kepts[i], *facts))
+            else:
+                replies.append(Failed(job, diverged(work, job, K)))
+        return replies
 
 
 class BlockOracle:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,30 +21,37 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client import Job, Reply, Work
-from ..errors import Diverged, UserError
+from ..client import Failed, Job, Reply, Work
+from ..data.federated import Federated
+from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
 from ..method import Local, Method
+from ..plan import Plan
 from ..vec import tree_leaves, tree_map
 from .shared import Place, Segment, at, copy_into, lay_out
 from .worker import Setup, worker
 
 SLOTS = 2
+RETRIES = 3
+"""How often a worker that died is replaced before the run stops."""
+KINDS = {"Diverged": Diverged, "ClientFailed": ClientFailed, "UserError": UserError}
 
 
 class Worker(NamedTuple):
-    """A process, the pipe to it, and its slots: (state, upload) trees in shared memory."""
+    """A process and the pipe to it."""
 
     process: BaseProcess
     pipe: Connection
-    slots: list[tuple[Any, Any]]
 
 
 class Processes:
     """Runs jobs in `workers` processes; `module` is the pickled model before it was made flat."""
 
     def __init__(self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int) -> None:
-        self.work, self.workers = work, []
+        self.work = work
+        self.workers: list[Worker] = []
+        self._setups: list[Setup] = []
+        self._slots: list[list[tuple[Any, Any]]] = []  # of each worker: (state, upload) trees in shared memory
         client = work.method.init_client(x0)
         up, kept = work.method.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         data, self.data_places, rest = _data_segment(work)
@@ -54,36 +63,39 @@ class Processes:
             slots.append((state, upload))
         segment = Segment.create(size)
         self.x, self.down = segment.tensor(places[0]), at(segment, down, places[1:])
-        payload = _payload(work, rest, module)
-        context = get_context("spawn")
+        self._payload = _payload(work, rest, module)
+        names = [(s.path, s.size) for s in (data, segment)]
+        for w in range(workers):
+            own = slots[SLOTS * w : SLOTS * (w + 1)]
+            self._setups.append(Setup(names, self.data_places, places, own, sources(work.method)))
+            self._slots.append([(at(segment, kept, a), at(segment, up, b)) for a, b in own])
+        self._finalizer = weakref.finalize(self, close, self.workers, [data, segment])
         try:
+            self.workers += [self._spawn(w) for w in range(workers)]
             for w in range(workers):
-                own = slots[SLOTS * w : SLOTS * (w + 1)]
-                here, there = context.Pipe()
-                names = [(s.path, s.size) for s in (data, segment)]
-                setup = Setup(names, self.data_places, places, own, sources(work.method))
-                process = context.Process(target=worker, args=(there, setup), daemon=True, name=f"fedspeed-{w}")
-                process.start()
-                there.close()
-                here.send_bytes(payload)
-                self.workers.append(Worker(process, here, [(at(segment, kept, a), at(segment, up, b)) for a, b in own]))
-            for each in self.workers:
-                self._receive(each)
+                self._answer(w, None, "as it started", retries=0)
         except BaseException:
-            close(self.workers)
+            self.close()
             raise
-        finally:
-            data.unlink()
-            segment.unlink()
-        self._finalizer = weakref.finalize(self, close, self.workers)
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply]:
+    def _spawn(self, w: int) -> Worker:
+        """Start worker number w; its first answer says that it is ready."""
+        context = get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=worker, args=(there, self._setups[w]), daemon=True, name=f"fedspeed-{w}")
+        process.start()
+        there.close()
+        with suppress(BrokenPipeError):  # it died at once: seen when its answer is asked for
+            here.send_bytes(self._payload)
+        return Worker(process, here)
+
+    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; a reply's upload is valid until the next one is asked for."""
         copy_into(self.down, down)
         queue = list(jobs)
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
         running: dict[int, tuple[int, int]] = {}  # worker -> (job number, slot)
-        done: dict[int, tuple[int, int, tuple[Any, ...]]] = {}  # job number -> (worker, slot, what happened)
+        done: dict[int, tuple[int, int, Any]] = {}  # job number -> (worker, slot, what happened)
         sent = 0
         try:
             for number, job in enumerate(queue):
@@ -94,65 +106,90 @@ class Processes:
                             self._send(w, queue[sent], running[w][1], state)
                             sent += 1
                     for w in self._ready(running):
-                        index, slot = running.pop(w)
-                        done[index] = (w, slot, self._receive(self.workers[w], queue[index]))
+                        index, slot = running[w]
+                        again = partial(self._send, w, queue[index], slot, state)
+                        doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
+                        done[index] = (w, slot, self._answer(w, again, doing))
+                        del running[w]
                 w, slot, facts = done.pop(number)
-                kept, up = self.workers[w].slots[slot]
-                yield Reply(job, up, tree_map(torch.clone, kept), *facts)
+                kept, up = self._slots[w][slot]
+                failed = isinstance(facts, ClientFailed | Diverged)
+                yield Failed(job, facts) if failed else Reply(job, up, tree_map(torch.clone, kept), *facts)
                 free[w].append(slot)
         finally:
             for w in running:  # the round failed: nobody's answer may wait for the next one
-                with suppress(UserError, Diverged):
-                    self._receive(self.workers[w])
+                with suppress(UserError):
+                    self._answer(w, None, "as the round was given up")
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector, shared among the workers, summed in order."""
         self.x.copy_(x)
         pieces = shards(self.work.data)
         shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
-        for each, share in zip(self.workers, shares, strict=True):
-            each.pipe.send(("evaluate", share))
+        ask = [partial(self._ask, w, ("evaluate", share)) for w, share in enumerate(shares)]
+        for send in ask:
+            send()
         scores: dict[tuple[int, int], Score] = {}
-        for each, share in zip(self.workers, shares, strict=True):
-            scores.update(zip(share, self._receive(each), strict=True))
+        for w, share in enumerate(shares):
+            scores.update(zip(share, self._answer(w, ask[w], "while it evaluated"), strict=True))
         return total((scores[piece] for piece in pieces), pieces[-1][1] if pieces else 0)
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and let go of the memory."""
         self._finalizer()
 
     def _send(self, w: int, job: Job, slot: int, state: Callable[[int], Any]) -> None:
-        copy_into(self.workers[w].slots[slot][0], state(job.client))
-        self.workers[w].pipe.send(("run", job, slot))
+        copy_into(self._slots[w][slot][0], state(job.client))
+        self._ask(w, ("run", job, slot))
+
+    def _ask(self, w: int, request: tuple[Any, ...]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for
+            self.workers[w].pipe.send(request)
 
     def _ready(self, running: Iterable[int]) -> list[int]:
         """Workers with an answer, or dead ones."""
         waiting = {self.workers[w].pipe: w for w in running}
         return [waiting[pipe] for pipe in wait(list(waiting)) if isinstance(pipe, Connection)]
 
-    def _receive(self, each: Worker, job: Job | None = None) -> Any:
-        """A worker's answer; its error is raised here."""
-        try:
-            kind, value = each.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            each.process.join(5)
-            during = f" while it ran client {job.client} of round {job.t + 1}" if job else ""
-            raise UserError(
-                f"a worker process died (exit code {each.process.exitcode}){during}; out of memory? "
-                f"Lower --workers, or use --backend serial"
-            ) from None
+    def _answer(self, w: int, again: Callable[[], None] | None, doing: str, retries: int = RETRIES) -> Any:
+        """A worker's answer. One that died is replaced and asked `again`, a few times; a client's error is returned,
+        any other is raised here."""
+        deaths = 0
+        while True:
+            try:
+                kind, value = self.workers[w].pipe.recv()
+            except (EOFError, ConnectionResetError):
+                deaths += 1
+                self.workers[w].process.join()
+                told = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
+                if deaths > retries:
+                    raise UserError(f"{told}; out of memory? Lower --workers, or use --backend serial") from None
+                warnings.warn(f"{told}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
+                self.workers[w].pipe.close()
+                self.workers[w] = self._spawn(w)
+                continue
+            if kind != "ready":
+                break
+            if again is None:
+                return None
+            again()
         if kind == "error":
-            raise {"Diverged": Diverged, "UserError": UserError}[value[0]](value[1])
+            error: Exception = KINDS[value[0]](value[1])
+            if isinstance(error, ClientFailed | Diverged):
+                return error
+            raise error
         return value
 
 
-def close(workers: list[Worker]) -> None:
-    """Stop every worker; it has nothing that could be lost."""
+def close(workers: list[Worker], segments: list[Segment]) -> None:
+    """Stop every worker, which has nothing that could be lost, and let go of shared memory."""
     for each in workers:
         each.pipe.close()
         each.process.kill()
     for each in workers:
         each.process.join()
+    for segment in segments:
+        segment.unlink()
     workers.clear()
 
 
@@ -197,3 +234,24 @@ def check_picklable(name: str, value: Any) -> bytes:
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> int:
+    """How many worker processes a plan asks for; 0 is the serial back end.
+
+    `auto` takes them where they save more time than they need to start: on the cpu, with two or more, for a run of
+    more than about ten seconds (a local step costs some 0.3 ms, and 6 d operations a sample at 50 GFLOP/s).
+    """
+    wanted = min(plan.workers or available_cores(), plan.active)
+    if plan.backend == "process" and device.type != "cpu":
+        raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
+    if plan.engine == "block":
+        if plan.backend == "process":
+            raise UserError("engine block: runs in this process, got --backend process; leave out one of the two")
+        return 0
+    if plan.backend == "auto":
+        n = float(data.sizes.mean())
+        samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
+        seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
+        return wanted if device.type == "cpu" and wanted > 1 and seconds > 10 else 0
+    return wanted if plan.backend == "process" else 0

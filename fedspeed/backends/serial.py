@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..client import Job, Reply, Work, run_client
+from ..client import Failed, Job, Reply, Work, run_client
+from ..errors import ClientFailed, Diverged
 from ..evaluate import Score, evaluate
 
 
@@ -18,11 +19,15 @@ class Serial:
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply]:
+    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; `state(i)` gives client i's private copy of its state."""
         for job in jobs:
-            with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
-                reply = run_client(self.work, job, down, state(job.client))
+            reply: Reply | Failed
+            try:
+                with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
+                    reply = run_client(self.work, job, down, state(job.client))
+            except (ClientFailed, Diverged) as error:
+                reply = Failed(job, error)
             yield reply
 
     def evaluate(self, x: torch.Tensor) -> Score:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Work, run_client
-from ..errors import Diverged, UserError
+from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import score_shard
 from ..method import Local
 from ..methods import find
@@ -43,8 +43,8 @@ def worker(pipe: Connection, setup: Setup) -> None:
             request = pipe.recv()
             try:
                 answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
-            except Diverged as error:
-                pipe.send(("error", ("Diverged", str(error))))
+            except (ClientFailed, Diverged) as error:
+                pipe.send(("error", (type(error).__name__, str(error))))
             except Exception as error:
                 told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 pipe.send(("error", ("UserError", told)))

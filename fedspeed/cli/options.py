@@ -64,6 +64,15 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
     out.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
+def allow_code(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that read a run directory, which may be somebody else's."""
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="also if its config names a Python file (file.py:Class), which is then executed; only if you trust it",
+    )
+
+
 def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
     flag, default = "--" + name.replace("_", "-"), field.default
     if name in NAMED:
