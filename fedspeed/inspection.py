@@ -12,7 +12,8 @@ import numpy as np
 
 from .config import Config
 from .errors import UserError
-from .run import prepare, write
+from .run import prepare
+from .rundir import read_config, write
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,7 @@ def inspect_run(
     iterations: int = 100,
     out: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    allow_code: bool = False,
 ) -> Inspection:
     """Rebuild a finished run from its directory, look at its model, and write `inspect.json`.
 
@@ -66,6 +68,7 @@ def inspect_run(
         run: a run directory with `config.toml` and `model.safetensors`.
         samples, clients: at most so many, drawn by the run's seed.
         out: where to write; the run directory if None.
+        allow_code: also if the directory's config names Python files, which are then executed.
     """
     from .evaluate import batches, mean_gradient, sam_gap, top_eigenvalue
     from .sampling import rng
@@ -79,7 +82,7 @@ def inspect_run(
         raise UserError(
             f"{run} is no finished run: expected config.toml and model.safetensors in it; `fedspeed run` writes them"
         )
-    config = Config.from_toml(run / "config.toml")
+    config = read_config(run, allow_code)
     simulation = prepare(replace(config, **_in_this_process(config)), progress)
     work, data = simulation.work, simulation.work.data
     x = load_vector(work.flat, run / "model.safetensors")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rho", type=float, default=0.1, metavar="X", help="length of the SAM step; default 0.1")
     parser.add_argument("--iterations", type=int, default=100, metavar="N", help="Hessian products; default 100")
     parser.add_argument("--out", metavar="DIR", help="write inspect.json there instead (one run only)")
+    options.allow_code(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
@@ -55,6 +57,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
                 rho=args.rho,
                 iterations=args.iterations,
                 out=Path(args.out) if args.out else None,
+                allow_code=args.allow_code,
             )
         found[run] = asdict(one)
         table.add_row(

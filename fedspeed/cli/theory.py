@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +31,19 @@ SETTING: tuple[tuple[str, Any, str], ...] = (
     ("sigma_l", float, "noise of a minibatch gradient; default 0"),
     ("sigma_g", float, "heterogeneity; default 0"),
 )
+USED = {
+    "check": {*(name for name, _, _ in SETTING), "normalise", "gap", "gradients", "run"},
+    "rate": {"m", "alpha", "rho", "problem", "rounds", "conditions", "free_lam", "seeds", "seed", "batch", "distance",
+             "steps_per_round", "out"},
+    "perturbation": {"alpha", "seed", "out"},
+    "counterexample": {"lam", "out"},
+    "rates": set(),
+    "errata": set(),
+}  # fmt: skip
+DEFAULTS = {
+    "gap": 1.0, "problem": "logistic", "rounds": "32,64,128,256", "conditions": "printed,corrected,tracking,free",
+    "free_lam": 4.0, "seeds": 8, "seed": 0, "batch": 1, "distance": 1.0, "steps_per_round": 1,
+}  # fmt: skip
 EPILOG = """\
 The theorem has four forms: printed (as published), consistent (its slips of algebra put right), corrected (its route,
 every step proved) and tracking (another route, which keeps O(1/T)); docs/theory.md derives the last two.
@@ -54,25 +67,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     setting.add_argument(
         "--normalise", action=argparse.BooleanOptionalAction, default=None, help="rho divided by the gradient's norm"
     )
-    setting.add_argument("--gap", type=float, default=1.0, metavar="X", help="F(x^0) - F*; default 1")
-    setting.add_argument(
-        "--gradients", type=float, metavar="X",
-        help="mean_i ||grad F_i(x^0)||^2; default 2 L gap + sigma_g^2, which it cannot exceed",
-    )  # fmt: skip
+    setting.add_argument("--gap", type=float, metavar="X", help="F(x^0) - F*; default 1")
+    about = "mean_i ||grad F_i(x^0)||^2; default 2 L gap + sigma_g^2, which it cannot exceed"
+    setting.add_argument("--gradients", type=float, metavar="X", help=about)
     setting.add_argument("--from", dest="run", metavar="RUN", help="take the setting from a run directory")
-    rate = parser.add_argument_group("rate")
-    rate.add_argument("--problem", default="logistic", metavar="logistic|quadratic", help="default logistic")
-    rate.add_argument("--rounds", default="32,64,128,256", metavar="T,T,..", help="default 32,64,128,256")
-    rate.add_argument(
-        "--conditions", default="printed,corrected,tracking,free", metavar="A,B",
-        help="whose: printed, corrected, tracking; free takes --free-lam; default all four",
-    )  # fmt: skip
-    rate.add_argument("--free-lam", type=float, default=4.0, metavar="X", help="lam L under `free`; default 4")
-    rate.add_argument("--seeds", type=int, default=8, metavar="N", help="repetitions; default 8")
-    rate.add_argument("--seed", type=int, default=0, metavar="N", help="of problem and minibatches; default 0")
-    rate.add_argument("--batch", type=int, default=1, metavar="N", help="minibatch size, 0 for all; default 1")
-    rate.add_argument("--distance", type=float, default=1.0, metavar="X", help="||x^0 - x*||; default 1")
-    rate.add_argument("--steps-per-round", type=int, default=1, metavar="N", help="K/T; default 1")
+    rate = parser.add_argument_group("rate (also --m, --alpha, --rho)")
+    rate.add_argument("--problem", metavar="logistic|quadratic", help="default logistic")
+    rate.add_argument("--rounds", metavar="T,T,..", help=f"default {DEFAULTS['rounds']}")
+    whose = "whose: printed, corrected, tracking; free takes --free-lam; default all four"
+    rate.add_argument("--conditions", metavar="A,B", help=whose)
+    rate.add_argument("--free-lam", type=float, metavar="X", help="lam L under `free`; default 4")
+    rate.add_argument("--seeds", type=int, metavar="N", help="repetitions; default 8")
+    rate.add_argument("--seed", type=int, metavar="N", help="of problem and minibatches; default 0")
+    rate.add_argument("--batch", type=int, metavar="N", help="minibatch size, 0 for all; default 1")
+    rate.add_argument("--distance", type=float, metavar="X", help="||x^0 - x*||; default 1")
+    rate.add_argument("--steps-per-round", type=int, metavar="N", help="K/T; default 1")
     parser.add_argument("--out", metavar="DIR", help="write the action's figure there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
@@ -82,11 +91,14 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from . import theory_actions as actions
 
     if args.action not in ACTIONS:
-        from ..errors import unknown
-
         raise unknown("theory action", args.action, ACTIONS)
-    if args.out is not None and args.action not in ("rate", "perturbation", "counterexample"):
-        raise UserError(f"theory {args.action}: makes no figure, got --out {args.out}; leave --out away")
+    for name in set().union(*USED.values()) - USED[args.action]:
+        if getattr(args, name) is not None:
+            flag = "--from" if name == "run" else "--" + name.replace("_", "-")
+            raise UserError(f"theory {args.action}: makes no use of {flag}, got {getattr(args, name)}; leave it away")
+    for name, value in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     getattr(actions, args.action)(args, console)
     return 0
 

@@ -124,7 +124,7 @@ def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
     rho = setting.rho if normalise else min(setting.rho, most)
 
     def at(lam: float) -> Setting:
-        return setting.but(lam=lam, eta=c * lam / setting.K, rho=rho, normalise=normalise)
+        return setting.but(lam=lam, eta=min(c * lam / setting.K, lam), rho=rho, normalise=normalise)
 
     edge = largest(lambda lam: route(at(lam), form).holds, setting.lam)
     if not edge:

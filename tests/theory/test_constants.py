@@ -90,7 +90,7 @@ def test_tracking_constants_from_the_lyapunov_function():
 def test_tracking_in_code_is_the_derived_one(lL, K, rho, noisy, c):
     """The code against the derivation's formulas, written out once more from docs/theory.md."""
     lam, L = lL / 2, 2.0
-    s = Setting(eta=min(c, K) * lam / K, lam=lam, K=K, L=L, rho=rho / L, m=3, sigma_l=1.5 * noisy, sigma_g=0.7)
+    s = Setting(eta=min(c * lam / K, lam), lam=lam, K=K, L=L, rho=rho / L, m=3, sigma_l=1.5 * noisy, sigma_g=0.7)
     g, n = (3, 2) if noisy else (2, 1)
     ell = 1 if s.q == 0 else 2 + 4 * s.q
     mu = max(s.gamma, abs(s.tau), abs(s.gamma + s.tau))

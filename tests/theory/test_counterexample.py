@@ -51,7 +51,7 @@ def test_the_printed_theorem_is_broken():
     assert not excluded["8 L^2 r^2 + lam L <= 1"]
 
 
-def test_below_one_over_b_it_converges():
+def test_a_smaller_lam_converges():
     found = break_printed_bound(lam=1.0, T=2000)
     assert not found.violated
     assert found.squares[-1] < 1e-20
