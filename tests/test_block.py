@@ -102,7 +102,12 @@ def test_chains_of_linear_layers_are_written_out_and_agree_with_torch_func():
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
     tied = nn.Linear(6, 6)
-    for other in (nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Sequential(tied, nn.ReLU(), tied), nn.Conv2d(1, 1, 1)):
+    for other in (
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh()),
+        nn.Sequential(tied, nn.ReLU(), tied),
+        nn.Conv2d(1, 1, 1),
+        nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+    ):
         assert stacked_gradient(FlatModel(other), nn.functional.cross_entropy) is None
     assert stacked_gradient(FlatModel(chain), lambda out, y: out.sum()) is None
 

@@ -333,7 +333,7 @@ def test_an_interrupted_run_ends_with_130(capsys, monkeypatch):
 
     monkeypatch.setattr("fedspeed.cli.run.run_config", interrupt)
     assert main(["run", *QUICK]) == 130
-    assert capsys.readouterr().err == "fedspeed: interrupted; what was done is kept\n"
+    assert capsys.readouterr().err == "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n"
 
 
 def test_a_full_disk_is_one_line(capsys, monkeypatch):
@@ -354,7 +354,11 @@ def test_control_c_keeps_what_was_done():
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "fedspeed: interrupted; what was done is kept\n")
+    assert (process.returncode, out, err) == (
+        130,
+        "",
+        "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n",
+    )
     summary = json.loads(Path("a/summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == len(rounds.read_text().splitlines())

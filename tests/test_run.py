@@ -17,7 +17,7 @@ from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_
 from fedspeed.config import Spec
 from fedspeed.report.runs import COLUMNS, Row, RunFiles, chart, markdown, spread, table
 from fedspeed.run import prepare, summarise
-from fedspeed.rundir import FILES
+from fedspeed.rundir import FILES, FOLDERS
 
 SMALL = {
     "backend": "serial",
@@ -46,7 +46,7 @@ def test_the_files_of_a_run(tmp_path):
     config, out = small(targets=[0.3, 0.99]), tmp_path / "run"
     seen: list[Record] = []
     summary = run_config(config, out, on_round=seen.append)
-    assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, *FOLDERS])
     assert Config.from_toml(out / "config.toml") == replace(config, engine="loop")  # `auto` is resolved
     assert [r.to_dict() for r in seen] == lines(out)
     assert json.loads((out / "summary.json").read_text()) == summary
@@ -133,10 +133,10 @@ def test_a_config_that_fails_to_start_neither_makes_nor_destroys_a_run(tmp_path,
         run_config(small(**bad), fresh)
     assert not fresh.exists()
     run_config(small(rounds=1), old)
-    before = {path.name: path.read_bytes() for path in old.iterdir()}
+    before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     with pytest.raises(UserError):
         run_config(small(**bad), old, overwrite=True)
-    assert {path.name: path.read_bytes() for path in old.iterdir()} == before
+    assert {path: path.read_bytes() for path in old.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -203,6 +203,8 @@ def record(t: int, accuracy: float | None, **fields) -> Record:
         "bytes_down": 10,
         "bytes_up": 1,
         "grad_evals": 2.0,
+        "dropped": [],
+        "stragglers": [],
         "seconds": 0.5,
         "eval_seconds": 0.25,
     }

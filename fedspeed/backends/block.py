@@ -154,6 +154,7 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
     losses = {nn.functional.cross_entropy: _cross_entropies, nn.functional.mse_loss: _squares}
     linear = [p for m in layers if isinstance(m, nn.Linear) for p in (m.weight, m.bias) if p is not None]
     chain = all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
+    chain = chain and all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
     plain = [id(p) for p in linear] == [id(p) for p in flat.parameters] and all(p.dtype == flat.dtype for p in linear)
     if not (chain and plain and loss in losses):
         return None

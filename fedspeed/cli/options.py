@@ -14,29 +14,11 @@ from ..errors import UserError, unknown
 
 GROUPS = {
     "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
-    "model and local work": (
-        "model",
-        "local_epochs",
-        "local_steps",
-        "batch_size",
-        "lr",
-        "lr_decay",
-        "weight_decay",
-    ),
+    "model and local work": ("model", "local_epochs", "local_steps", "batch_size", "lr", "lr_decay", "weight_decay"),
     "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
-    "run": (
-        "rounds",
-        "eval_every",
-        "targets",
-        "seed",
-        "device",
-        "precision",
-        "engine",
-        "backend",
-        "workers",
-        "states",
-        "state_dtype",
-    ),
+    "run": ("rounds", "eval_every", "targets", "seed", "checkpoint_every"),
+    "faults": ("on_client_error", "dropout", "stragglers"),
+    "machine": ("device", "precision", "engine", "backend", "workers", "states", "state_dtype"),
 }
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}
