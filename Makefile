@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KILLS ?= 12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format wheel clean
+.PHONY: help setup demo test test-all soak bench check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +28,13 @@ test: setup ## the tests (under 10 minutes on two cores)
 
 test-all: test ## the tests, then the slow ones: real data, many processes (under 60 minutes)
 	$(BIN)/python -m pytest -m slow
+
+bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)
+
+soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about two hours; KILLS=12)
+	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \
+		tests/test_crash_points.py tests/test_verify.py tests/test_format.py tests/test_fuzz.py
 
 check: setup ## format, lint and types
 	$(BIN)/ruff format --check .

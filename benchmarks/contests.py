@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .peers import PEERS, python
 from .workloads import CORES
@@ -40,7 +40,15 @@ class Entry:
         interpreter = str(python(PEERS[self.peer])) if self.peer else sys.executable
         launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.torchrun}"] if self.torchrun else []
         extra = ["--active", str(active)] if active else []
-        return [interpreter, *launcher, "-m", f"benchmarks.contenders.{self.program}", workload, *self.arguments, *extra]
+        return [
+            interpreter,
+            *launcher,
+            "-m",
+            f"benchmarks.contenders.{self.program}",
+            workload,
+            *self.arguments,
+            *extra,
+        ]
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,13 @@ class Contest:
     entries: tuple[Entry, ...]
     quick_active: int = 0
     quick_seconds: float = 60.0
+
+    def only(self, parts: list[str], peers: bool) -> Contest:
+        """The contest with those whose name contains one of `parts`, and those they are compared with."""
+        allowed = [entry for entry in self.entries if peers or not entry.peer]
+        kept = {entry.name for entry in allowed if any(part in entry.name for part in parts)}
+        kept |= {entry.against for entry in self.entries if entry.name in kept}
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.name in kept))
 
 
 _FEDAVG = Entry(OURS, "ours", ("fedavg",), against="")
@@ -88,7 +103,7 @@ CONTESTS = {
     contest.name: contest
     for contest in (
         Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=70),
-        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=70),
+        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=80),
         Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=40),
         Contest("W3", "W3", (_FEDAVG, *_BARE, *_PEERS), quick_seconds=20),
         Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),

@@ -63,20 +63,20 @@ def tree_seconds(root: int) -> float:
     return sum(process.seconds for process in tree(root))
 
 
-def tree_memory(root: int, proportional: bool = False) -> int:
-    """Bytes resident in a tree: the sum of RSS, or of PSS, which counts a page shared by n processes as 1/n."""
-    total = 0
+def tree_memory(root: int, proportional: bool = False) -> list[int]:
+    """Bytes resident in every process of a tree: RSS, or PSS, which counts a page shared by n processes as 1/n."""
+    found = []
     for process in tree(root):
         try:
             if proportional:
                 lines = (PROC / str(process.pid) / "smaps_rollup").read_text().splitlines()
-                total += 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:")))
             else:
                 pages = int((PROC / str(process.pid) / "statm").read_text().split()[1])
-                total += pages * os.sysconf("SC_PAGE_SIZE")
+                found.append(pages * os.sysconf("SC_PAGE_SIZE"))
         except (OSError, StopIteration):  # it has just ended
             continue
-    return total
+    return found
 
 
 def tree_peak(root: int) -> int:

@@ -43,11 +43,6 @@ def python(peer: Peer) -> Path:
     return folder(peer) / "bin" / "python"
 
 
-def missing(peer: Peer) -> str:
-    """Why the peer cannot be run, or "" if it can."""
-    return "" if _installed(peer) else "not installed: run with --peers (make bench PEERS=1)"
-
-
 def install(peer: Peer) -> str:
     """Install the peer if need be; why that failed, or "" if it did not. pip's own settings apply."""
     if _installed(peer):
@@ -70,11 +65,15 @@ def install(peer: Peer) -> str:
     return ""
 
 
+NAMED = ("torch", "numpy", "pfl", "flwr", "ray", "fedjax", "jax", "jaxlib", "dm-haiku")
+"""Packages whose versions are worth telling."""
+
+
 def versions(peer: Peer) -> dict[str, str]:
-    """Versions of everything in the peer's environment."""
+    """Versions in the peer's environment."""
     command = [str(python(peer)), "-m", "pip", "list", "--format=json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {entry["name"]: entry["version"] for entry in json.loads(listed)}
+    return {entry["name"]: entry["version"] for entry in json.loads(listed) if entry["name"] in NAMED}
 
 
 def _torch() -> str:

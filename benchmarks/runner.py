@@ -83,13 +83,13 @@ class Contender:
             self._freeze()
 
     def _answer(self, wanted: str) -> Any:
-        pipe = self.process.stdout
+        pipe = self.process.stdout.fileno()  # type: ignore[union-attr]
         deadline = time.monotonic() + PATIENCE
         line = b""
         while not line.endswith(b"\n"):
             if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise Failed(f"no answer within {PATIENCE:.0f} s")
-            part = os.read(pipe.fileno(), 65536)  # type: ignore[union-attr]
+            part = os.read(pipe, 65536)
             if not part:
                 raise Failed(self._reason())
             line += part

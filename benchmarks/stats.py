@@ -8,17 +8,24 @@ from typing import NamedTuple
 import numpy as np
 
 DRAWS = 10_000
+FEWEST = 5
+"""Repetitions below which an interval would say nothing and is not shown."""
 
 
 class Ratio(NamedTuple):
-    """A ratio of medians and its 95% interval."""
+    """A ratio of medians, its 95% interval, and from how many repetitions."""
 
     value: float
     low: float
     high: float
+    n: int
+
+    def interval(self) -> str:
+        """As the tables show it."""
+        return f"{self.low:.2f} to {self.high:.2f}" if self.n >= FEWEST else ""
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}" + (f" ({self.interval()})" if self.interval() else "")
 
 
 def median(seconds: Sequence[float]) -> float:
@@ -34,7 +41,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
     Example:
         >>> str(ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]))
-        '2.00 [2.00, 2.00]'
+        '2.00'
     """
     if len(above) != len(below) or not above:
         raise ValueError(f"expected pairs, found {len(above)} and {len(below)} repetitions")
@@ -42,4 +49,4 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     drawn = np.random.default_rng(0).integers(0, len(a), (DRAWS, len(a)))
     ratios = np.median(a[drawn], axis=1) / np.median(b[drawn], axis=1)
     low, high = np.quantile(ratios, (0.025, 0.975))
-    return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))
+    return Ratio(float(np.median(a) / np.median(b)), float(low), float(high), len(a))

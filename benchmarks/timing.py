@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import arrays, machine, peers
+from . import arrays, machine
 from .contests import Contest, Entry
 from .runner import Contender, Failed
 from .stats import median
@@ -63,13 +63,20 @@ class Outcome:
         return next((row for row in self.rows if row.entry.name == name and row.seconds), None)
 
 
-def hold(contest: Contest, pairs: int, quick: bool, say: Say) -> Outcome:
-    """Start every contender, let each run a turn to warm up, then `pairs` repetitions in which each has its turn."""
+def hold(contest: Contest, pairs: int, quick: bool, unavailable: dict[str, str], say: Say) -> Outcome:
+    """Start every contender, let each run a turn to warm up, then `pairs` repetitions in which each has its turn.
+
+    Args:
+        quick: fewer clients a round where the contest says so, and no more repetitions than its time allows.
+        unavailable: peers that could not be installed, and why.
+    """
     deadline = time.monotonic() + contest.quick_seconds if quick else float("inf")
     active = contest.quick_active if quick else 0
     workload = find(contest.workload, active)
     arrays.prepare(workload)
-    outcome = Outcome(contest, workload.active, [Timed(entry) for entry in contest.entries])
+    outcome = Outcome(
+        contest, workload.active, [Timed(entry, failure=unavailable.get(entry.peer, "")) for entry in contest.entries]
+    )
     needed, there = MEMORY * len(contest.entries), machine.available_memory()
     if needed > there:
         outcome.notes.append(f"{there / 1e9:.0f} GB of memory free, {needed / 1e9:.0f} may be needed")
@@ -91,7 +98,6 @@ class Arena:
         self.outcome, self.turn, self.say = outcome, workload.turn, say
         self.running: dict[str, Contender] = {}
         for number, row in enumerate(outcome.rows):
-            row.failure = peers.missing(peers.PEERS[row.entry.peer]) if row.entry.peer else ""
             if not row.failure:
                 contender = Contender(row.entry, workload.name, active, logs / f"{number}.log")
                 self.running[row.entry.name] = contender

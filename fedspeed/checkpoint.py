@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,9 @@ KEEP = 2
 SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
+NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+STATE = re.compile(f"({NUMBER.pattern})@({NUMBER.pattern})")
+"""The name of a state file; nothing else in `states` is read or removed."""
 
 
 class Saved(NamedTuple):
@@ -87,8 +92,11 @@ class Checkpoints:
                 write_state(file, state)
             names = [f"checkpoints/server@{t}", *(f"states/{i}@{g}" for i, g in sorted(generations.items()))]
             digests = {name: self._digests.get(name) or digest(self.folder / name, flush=True) for name in names}
+            for place in ("rounds.jsonl", "states", *(() if self._digests else (".",))):  # what the manifest relies on
+                flush(self.folder / place)
             manifest = {"format": FORMAT, "round": t, "files": digests}
             write_durably(self.folder / "checkpoints" / f"{t}.json", json.dumps(manifest))
+            flush(self.folder / "checkpoints")  # the names are there before an older checkpoint goes
             self._digests = digests
             self._prune()
         except BaseException as error:  # told in `wait`, on the run's own thread
@@ -96,23 +104,30 @@ class Checkpoints:
 
     def manifests(self) -> list[Path]:
         """The manifests there are, newest first."""
-        found = [p for p in (self.folder / "checkpoints").glob("*.json") if p.stem.isdigit()]
+        found = [p for p in (self.folder / "checkpoints").glob("*.json") if NUMBER.fullmatch(p.stem)]
         return sorted(found, key=lambda p: -int(p.stem))
 
     def _prune(self) -> None:
         """Drop checkpoints beyond the last ones, and files that no kept one names."""
         kept = self.manifests()[:KEEP]
-        needed = {name for path in kept for name in json.loads(path.read_text("utf-8"))["files"]}
-        newest = int(kept[0].stem)
+        needed, newest = self._named(kept), int(kept[0].stem)
         for path in self.manifests()[KEEP:]:
             path.unlink(missing_ok=True)
         for path in (self.folder / "checkpoints").glob("server@*"):
             if f"checkpoints/{path.name}" not in needed:
                 path.unlink(missing_ok=True)
         for path in self.states.glob("*@*"):
-            stem = path.name.removesuffix(".part").rpartition("@")[2]
-            if f"states/{path.name}" not in needed and stem.isdigit() and int(stem) < newest:
+            match = STATE.fullmatch(path.name.removesuffix(".part"))
+            if match and f"states/{path.name}" not in needed and int(match[2]) < newest:
                 path.unlink(missing_ok=True)
+
+    def _named(self, manifests: list[Path]) -> set[str]:
+        """The files that some manifests name; one that cannot be read names none."""
+        named: set[str] = set()
+        for path in manifests:
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                named |= set(json.loads(path.read_text("utf-8"))["files"])
+        return named
 
     def latest(self) -> Saved | None:
         """The newest checkpoint, every file checked; None if there is none. A damaged one is named in the error."""
@@ -126,10 +141,10 @@ class Checkpoints:
         try:
             manifest = json.loads(path.read_text("utf-8"))
             t, files = manifest["round"], manifest["files"]
-            if manifest["format"] != FORMAT or not isinstance(t, int) or t != int(path.stem):
+            if manifest["format"] != FORMAT or type(t) is not int or t != int(path.stem):
                 raise ValueError(f"format {manifest['format']!r}, round {t!r}")
-            generations = _generations(files)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            generations = _generations(files, t)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"checkpoint {path} is damaged ({type(error).__name__}: {error}){offer}") from None
         for name, expected in files.items():
             found = digest(self.folder / name) if (self.folder / name).is_file() else "no such file"
@@ -140,26 +155,35 @@ class Checkpoints:
         self._digests = dict(files)
         return Saved(t, self.folder / "checkpoints" / f"server@{t}", generations)
 
-    def restore(self, saved: Saved, server_like: Any, client_like: Any, states: ClientStates | DiskStates) -> Any:
-        """Put client states back and return the server's state; what later rounds had written is removed."""
-        known = {f"{i}@{t}" for i, t in saved.generations.items()}
+    def restore(self, saved: Saved, simulation: Any) -> None:
+        """Put server and client states back; what later rounds had written is removed."""
+        plan, clients = simulation.plan, simulation.data.clients
+        if saved.t > plan.rounds or any(i >= clients for i in saved.generations):
+            raise UserError(
+                f"checkpoint of round {saved.t} in {self.folder} does not fit its config.toml ({plan.rounds} rounds, "
+                f"{clients} clients); it was changed, put it back"
+            )
+        like = simulation.method.init_client(simulation.x0)
+        simulation.restore(saved.t, read_state(saved.server, simulation.server))
+        simulation.states.restore(self.states, like, saved.generations)
+        needed = self._named(self.manifests())
         for path in self.states.glob("*@*"):
-            if path.name not in known:
+            if STATE.fullmatch(path.name.removesuffix(".part")) and f"states/{path.name}" not in needed:
                 path.unlink(missing_ok=True)
-        states.restore(self.states, client_like, saved.generations)
-        return read_state(saved.server, server_like)
 
 
-def _generations(files: dict[str, str]) -> dict[int, int]:
+def _generations(files: dict[str, str], t: int) -> dict[int, int]:
     """client -> generation from the names of a manifest; any other name is refused, so no path can lead elsewhere."""
     generations = {}
     for name in files:
         folder, _, rest = name.partition("/")
-        client, at, generation = rest.partition("@")
-        if folder == "states" and at and client.isdigit() and generation.isdigit():
-            generations[int(client)] = int(generation)
-        elif not (folder == "checkpoints" and client == "server" and generation.isdigit()):
+        match = STATE.fullmatch(rest) if folder == "states" else None
+        if match and int(match[2]) < t and int(match[1]) not in generations:
+            generations[int(match[1])] = int(match[2])
+        elif name != f"checkpoints/server@{t}":
             raise ValueError(f"unexpected file {name!r}")
+    if len(files) == len(generations):
+        raise ValueError(f"expected a file checkpoints/server@{t}, found none")
     return generations
 
 
@@ -171,10 +195,21 @@ def digest(path: Path, flush: bool = False) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk; where there is none, or it cannot be flushed, nothing."""
+    with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
 def write_durably(path: Path, text: str) -> None:
     """Write a small file whole or not at all, and have it on the disk before it has its name."""
     part = path.with_name(path.name + ".part")
     try:
+        part.unlink(missing_ok=True)  # it may be a link
         with part.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -182,4 +217,7 @@ def write_durably(path: Path, text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path} ({error.strerror}); what was written before is kept") from None
+        raise UserError(
+            f"cannot write {path} ({error.strerror}); what was written before is kept. Free some space, then "
+            f"`fedspeed resume` the run"
+        ) from None

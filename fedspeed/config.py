@@ -108,6 +108,7 @@ class Config(Plan):
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:
         """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
+        _refuse_depth(given)
         given = apply_preset(given)
         version = given.pop("format", FORMAT)
         if version != FORMAT:
@@ -152,7 +153,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
-    except ValueError as error:  # not UTF-8, not TOML, or a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits, too deep
         raise UserError(f"{path} is not valid TOML: {error}") from None
     if not tables:
         raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
@@ -167,6 +168,16 @@ def _table(value: Any, key: str) -> dict[str, Any]:
             f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}, got {value!r}'
         )
     return dict(table)
+
+
+def _refuse_depth(tables: dict[str, Any], most: int = 20) -> None:
+    """Raise for tables in tables beyond any use; what reads them is recursive."""
+    layer: list[Any] = [tables]
+    for _ in range(most):
+        inner = [list(a.values()) if isinstance(a, dict) else a for a in layer]
+        layer = [a for values in inner for a in values if isinstance(a, dict | list | tuple)]
+    if layer:
+        raise UserError(f"config: expected at most {most} tables inside each other, found more; flatten it")
 
 
 def _number(value: Any, key: str) -> float:

@@ -6,9 +6,8 @@ import json
 import math
 import os
 import platform
-import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .config import Config
 from .errors import Diverged, UserError, unknown
+from .rundir import FILES, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
 
 if TYPE_CHECKING:
     from .server import Record, Simulation
-
-PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
-"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
-
-FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 
 
 def prepare(
@@ -72,7 +67,7 @@ def run_config(
     """
     refuse_a_run(out, overwrite)
     fresh = not any((out / name).exists() for name in FILES)
-    made = not out.exists()
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     if fresh:
         claim(out)
         write(out / "config.toml", config.to_toml())
@@ -81,10 +76,11 @@ def run_config(
     except UserError:
         if fresh:
             (out / "config.toml").unlink(missing_ok=True)
-            if made:
-                out.rmdir()
+            for folder in made:
+                folder.rmdir()
         raise
-    claim(out)
+    if not fresh:
+        claim(out)
     config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
     write(out / "config.toml", config.to_toml())
     return _rounds(config, out, simulation, [], on_round)
@@ -95,52 +91,47 @@ def resume(
     *,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Go on with a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
 
     A run that is finished is left as it is, and its summary returned.
+
+    Args:
+        allow_code: also if the directory's config names Python files, which are then executed.
     """
-    config = read_config(out)
+    config = read_config(out, allow_code)
     done = finished(out)
     if done is not None:
         return done
     from .checkpoint import Checkpoints
 
-    simulation = prepare(config, progress, out / "states")
     checkpoints = Checkpoints(out, config.checkpoint_every)
-    saved = checkpoints.latest()
-    records: list[Record] = []
+    saved = checkpoints.latest()  # before the data, which may take long
+    records = read_records(out, saved.t) if saved else []
+    simulation = prepare(config, progress, out / "states")
     if saved is not None:
-        like = simulation.method.init_client(simulation.x0)
-        server = checkpoints.restore(saved, simulation.server, like, simulation.states)
-        simulation.restore(saved.t, server)
-        records = read_records(out, saved.t)
-    write(out / "rounds.jsonl", "".join(line(record) for record in records))
-    for name in ("summary.json", "model.safetensors"):
-        (out / name).unlink(missing_ok=True)
+        checkpoints.restore(saved, simulation)
+    else:
+        clear(out)
+    with _room(out):
+        sweep(out)
+        write(out / "rounds.jsonl", "".join(line(record) for record in records))
+        for name in ("summary.json", "model.safetensors"):
+            (out / name).unlink(missing_ok=True)
     return _rounds(config, out, simulation, records, on_round)
 
 
-def read_config(out: Path) -> Config:
-    """The config of a run directory."""
-    if not (out / "config.toml").is_file():
-        raise UserError(f"{out} holds no run: expected a config.toml; start one with `fedspeed run --out {out}`")
-    return Config.from_toml(out / "config.toml")
-
-
-def same_run(stored: Config, given: Config) -> bool:
-    """Whether two configs are one run: the same but for where it is computed, and an engine still to be resolved."""
-    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
-    return replace(given, **{name: getattr(stored, name) for name in PLACEMENT}) == stored
-
-
-def finished(out: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, None for one that can go on."""
+@contextmanager
+def _room(out: Path) -> Iterator[None]:
+    """A disk that is full, or a file that cannot be written, as an error that says how to go on."""
     try:
-        summary: dict[str, Any] = json.loads((out / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if summary.get("status") == "finished" else None
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out} ({error.strerror or error}); what was written before is kept. Free some space, "
+            f"then `fedspeed resume {out}`"
+        ) from None
 
 
 def _rounds(
@@ -156,7 +147,7 @@ def _rounds(
     checkpoints = Checkpoints(out, config.checkpoint_every)
     status = "running"
     try:
-        with simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:
                 records.append(record)
                 lines.write(line(record))
@@ -178,71 +169,31 @@ def _rounds(
         raise
     finally:
         if status != "running":
-            with suppress(UserError):  # told already, or not what stopped the run
+            with suppress(Exception):  # told already, or not what stopped the run
                 checkpoints.wait()
-            save_model(simulation, out / "model.safetensors")
-            summary = summarise(config, simulation, records, status)
-            write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+            with _room(out) if status == "finished" else suppress(Exception):  # what stopped the run is told instead
+                save_model(simulation, out / "model.safetensors")
+                summary = summarise(config, simulation, records, status)
+                write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def line(record: Record) -> str:
-    """A record as a line of `rounds.jsonl`."""
-    return json.dumps(record.to_dict()) + "\n"
-
-
-def read_records(out: Path, rounds: int) -> list[Record]:
-    """The first rounds of `rounds.jsonl`; later lines, and one that was cut off, are not read."""
-    from .server import Record
-
-    records: list[Record] = []
-    for text in (out / "rounds.jsonl").read_text("utf-8").splitlines():
-        if len(records) == rounds:
-            break
-        try:
-            records.append(Record(**json.loads(text)))
-        except (ValueError, TypeError):
-            break
-    if [record.round for record in records] != list(range(1, rounds + 1)):
-        raise UserError(f"{out / 'rounds.jsonl'} does not hold rounds 1 to {rounds} of the checkpoint; it was changed")
-    return records
-
-
-def refuse_a_run(out: Path, overwrite: bool) -> None:
-    """Raise if a directory already holds a run, or a part of one, that may not be overwritten."""
-    if not overwrite and any((out / name).exists() for name in FILES):
-        raise UserError(f"{out} already holds a run; choose another --out, or --overwrite it")
-
-
-def claim(out: Path) -> None:
-    """Make the run directory, without the files of an earlier run."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (out / name).unlink(missing_ok=True)
-        for name in ("states", "checkpoints"):
-            shutil.rmtree(out / name, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def save_model(simulation: Simulation, path: Path) -> None:
     """The server's model by parameter names, as safetensors."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     model = simulation.model
     tensors = {name: p.detach().cpu().clone().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: b.detach().cpu().clone().contiguous() for name, b in model.named_buffers()}
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
-    os.replace(part, path)
+    part.unlink(missing_ok=True)  # it may be a link
+    try:
+        save_file(tensors, part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise error if isinstance(error, OSError) else OSError(str(error)) from None
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:

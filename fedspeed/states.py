@@ -105,7 +105,7 @@ class DiskStates:
         if not any(True for _ in tree_leaves(state)):
             return
         if self._like is None:
-            self._like = tree_map(lambda a: a.new_empty(0), state)
+            self._like = tree_map(_shape, state)
         write_state(self.path(client, t), state, self.dtype)
         self._staged[client] = t
 
@@ -127,7 +127,7 @@ class DiskStates:
 
     def restore(self, folder: Path, like: Any, generations: dict[int, int]) -> None:
         """Take over the states of a checkpoint, which lie in this folder already."""
-        self._like = tree_map(lambda a: a.new_empty(0), like)
+        self._like = tree_map(_shape, like)
         self.generations, self._staged = dict(generations), {}
 
     def unwritten(self, folder: Path) -> dict[Path, Any]:
@@ -171,6 +171,7 @@ def write_state(path: Path, state: Any, dtype: torch.dtype | None = None) -> Non
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # it may be a link
         with part.open("wb") as file:
             file.write(json.dumps(header).encode() + b"\n")
             for a in stored:
@@ -185,10 +186,20 @@ def write_state(path: Path, state: Any, dtype: torch.dtype | None = None) -> Non
 
 
 def read_state(path: Path, like: Any) -> Any:
-    """The tree of tensors in a file; nothing in it is executed."""
-    with path.open("rb") as file:
-        header = json.loads(file.readline())
-        leaves = iter([_read(file, shape, stored, dtype) for shape, stored, dtype in header])
+    """The tree of tensors in a file, of the shapes and dtypes of `like`; nothing in it is executed."""
+    wanted = [(list(a.shape), _name(a.dtype)) for a in tree_leaves(like)]
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+            found = [(shape, dtype) for shape, stored, dtype in header if stored in DTYPES]
+            if found != wanted or len(header) != len(wanted):
+                raise ValueError(f"expected {wanted}, found {header}")
+            leaves = iter([_read(file, shape, stored, dtype) for shape, stored, dtype in header])
+    except (OSError, ValueError, TypeError, RecursionError, RuntimeError) as error:
+        raise UserError(
+            f"{path} is no state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
+            f"config.toml was: put it back"
+        ) from None
     return tree_map(lambda _: next(leaves), like)
 
 
@@ -203,6 +214,11 @@ def _read(file: Any, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
     kind = DTYPES[stored]
     raw = np.fromfile(file, np.uint8, int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
     return torch.from_numpy(raw).view(kind).view(shape).to(DTYPES[dtype])
+
+
+def _shape(a: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without the numbers."""
+    return torch.empty_like(a, device="meta")
 
 
 def _own(a: torch.Tensor) -> torch.Tensor:

@@ -153,8 +153,8 @@ def test_what_cannot_be_sent_is_named():
 
 
 def test_auto_takes_processes_for_long_runs_only():
-    from fedspeed.plan import Plan
     from fedspeed.backends.process import worker_count
+    from fedspeed.plan import Plan
 
     data, _ = digits()
     cpu = torch.device("cpu")

@@ -41,8 +41,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "backends": LOCAL | {"methods"},
     "server": LOCAL | {"backends", "checkpoint"},
     "config": {"errors", "params", "plan", "method", "methods"},
-    "run": LOCAL | {"", "config", "backends", "checkpoint", "server", "methods", "models"},
-    "inspection": LOCAL | {"config", "run", "server", "methods"},
+    "rundir": {"errors", "config", "server"},
+    "verify": LOCAL | {"config", "inspection", "run", "rundir", "server", "methods", "checkpoint"},
+    "run": LOCAL | {"", "config", "rundir", "backends", "checkpoint", "server", "methods", "models"},
+    "inspection": LOCAL | {"config", "run", "rundir", "server", "methods"},
     "report": {"errors", "theory"},
     "reproduce": LOCAL | {"", "config", "run", "server", "methods", "models", "report", "theory"},
     "": set(),  # fedspeed/__init__.py finds its names when asked

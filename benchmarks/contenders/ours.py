@@ -6,6 +6,7 @@ python -m benchmarks.contenders.ours WORKLOAD METHOD [--active N]
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import fedspeed
 from fedspeed.methods.scaffold import Scaffold
@@ -20,7 +21,7 @@ METHODS = {
     "fedspeed-quarter": fedspeed.FedSpeed(ascent_fraction=0.25),
     "scaffold": Scaffold(),
 }
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet18_gn": ("resnet18_gn", {}),
     "cnn": ("cnn", {"widths": (32, 64, 128), "padding": 0}),
     "mlp": ("mlp", {"hidden": (64,)}),

@@ -72,7 +72,9 @@ class Run:
 
     def __init__(self, workload: Workload) -> None:
         self.arrays = load(workload)
-        self.net = hk.without_apply_rng(hk.transform({"cnn": cnn, "mlp": mlp, "resnet18_gn": resnet18_gn}[workload.model]))
+        self.net = hk.without_apply_rng(
+            hk.transform({"cnn": cnn, "mlp": mlp, "resnet18_gn": resnet18_gn}[workload.model])
+        )
         batches = fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch, num_epochs=workload.epochs)
         self.algorithm = fed_avg.federated_averaging(
             jax.grad(self.loss), fedjax.optimizers.sgd(workload.lr), fedjax.optimizers.sgd(1.0), batches

@@ -1,9 +1,9 @@
 """FedSpeed until every client has a state on disk, for the memory benchmark.
 
-python -m benchmarks.contenders.touch MODEL CLIENTS --turns N
+python -m benchmarks.contenders.touch MODEL CLIENTS --turns N --batch B
 
 Clients take turns instead of being drawn, so that all of them are touched in as few rounds as possible. One local
-step on a batch of five pictures: memory depends on the number of clients and on the model, not on the work.
+step each: memory depends on the model and the batch, not on the number of steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedspeed.server import simulate
 from ..workloads import CORES
 
 ACTIVE = 10
-AGAIN = 3
-"""Rounds after the last first touch, in which states are read back."""
+AGAIN = 1
+"""Rounds after the last client's first turn, in which states are read back."""
 
 
 def in_turn(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") -> np.ndarray:
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("clients", type=int)
     parser.add_argument("--turns", type=int, required=True, help="client turns in all, at least one a client")
+    parser.add_argument("--batch", type=int, required=True)
     args = parser.parse_args()
     server.cohort = in_turn
     data = fedspeed.load_data("cifar10", split="iid", clients=args.clients, augment="none")
@@ -47,7 +48,7 @@ def main() -> None:
         eval_every=rounds,
         active=ACTIVE,
         local_steps=1,
-        batch_size=5,
+        batch_size=args.batch,
         lr=0.01,
         device="cpu",
         engine="loop",

@@ -17,6 +17,8 @@ from ..errors import Diverged, UserError
 COMMANDS = {
     "run": "train one method and write a run directory",
     "resume": "go on with a run that was stopped, with the same bits",
+    "verify": "check a run: digests, running sums, and rounds run again bit for bit",
+    "diff": "what differs between two runs",
     "compare": "train several methods over several seeds and print one table",
     "methods": "list the methods, or explain one",
     "models": "list the models",

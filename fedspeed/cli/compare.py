@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..errors import Diverged, UserError
 from ..methods import METHODS
-from ..run import refuse_a_run, run_config
+from ..run import run_config
+from ..rundir import refuse_a_run
 from . import options
 from .progress import Live
 

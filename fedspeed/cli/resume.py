@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run import finished, read_config, resume
-from . import run
+from ..run import resume
+from ..rundir import finished, read_config
+from . import options, run
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `resume`."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
+    options.allow_code(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
@@ -37,11 +39,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     """Resume a run directory and report as `run` does."""
-    config = read_config(out)
+    config = read_config(out, args.allow_code)
     show = not (args.quiet or args.json)
     if finished(out) is not None and show:
         console.print(f"{out} is finished already; nothing to do")
     with Live(console, config.rounds, config.method.name, show=show) as live:
-        summary = resume(out, on_round=live.on_round, progress=live.on_progress)
+        summary = resume(out, on_round=live.on_round, progress=live.on_progress, allow_code=args.allow_code)
     run.report(args, console, config, summary, out)
     return 0

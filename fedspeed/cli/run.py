@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config import Config, read_toml
 from ..errors import UserError
-from ..run import read_config, resume, run_config, same_run
+from ..run import resume, run_config
+from ..rundir import named_code, read_config, same_run
 from . import options
 from .progress import Live
 
@@ -42,11 +43,15 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
     going_on = args.resume == "auto" and (out / "config.toml").exists()
-    if going_on and not same_run(read_config(out), config):
+    own = going_on and named_code(read_toml(out / "config.toml")) <= named_code(config.to_dict())  # the user named it
+    if going_on and not same_run(read_config(out, own), config):
         raise UserError(f"{out} holds a run of another config; choose another --out, or resume it as it is")
     with Live(console, config.rounds, config.method.name, show=not (args.quiet or args.json)) as live:
         watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress}
-        summary = resume(out, **watch) if going_on else run_config(config, out, overwrite=args.overwrite, **watch)
+        if going_on:
+            summary = resume(out, allow_code=own, **watch)
+        else:
+            summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)
     return 0
 

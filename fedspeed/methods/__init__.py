@@ -59,6 +59,8 @@ def find(name: str) -> type[Method]:
 
 def build(table: dict[str, Any]) -> Method:
     """A method from `{"name": ..., field: value}`."""
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        raise UserError(f"method: expected a name or a table with a name, got {table!r}")
     fields = dict(table)
     return find(fields.pop("name")).from_fields(fields)
 

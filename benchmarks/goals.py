@@ -1,0 +1,106 @@
+"""What the project set out to reach, and whether a run of the benchmarks reached it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .contests import OURS, SPEED
+from .stats import FEWEST, Ratio, ratio
+from .timing import Outcome
+
+Held = dict[str, Outcome]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One line: what was wanted and what was found.
+
+    Args:
+        met: None where nothing was measured.
+        close: whether the wanted value lies inside the interval of what was found.
+    """
+
+    about: str
+    wanted: str
+    found: str = "not measured"
+    met: bool | None = None
+    close: bool = False
+
+
+def goals(held: Held, memory: dict[str, Any] | None, startup: dict[str, Any] | None) -> list[Goal]:
+    """Every goal that this run says something about, and the others as not measured."""
+    return [
+        _fastest(held, "W1", 1.9),
+        _ratio(held, "W1", "bare loop 1x2", OURS, at_least=2.7),
+        _ratio(held, "W1-fedspeed", "bare loop 1x2, two gradients a step", SPEED, at_least=2.7),
+        _ratio(held, "W1-fedspeed", SPEED, OURS, at_most=2.1),
+        _ratio(held, "W1-fedspeed", "fedspeed: FedSpeed, ascent_fraction 1/4", OURS, at_most=1.4),
+        _fastest(held, "W2", 1.25),
+        _fastest(held, "W3", 8.0),
+        _ratio(held, "W3-methods", SPEED, OURS, at_most=2.5),
+        _ratio(held, "W3-methods", "fedspeed: SCAFFOLD", OURS, at_most=2.5),
+        _memory(memory),
+        _growth(memory),
+        _startup(startup),
+    ]
+
+
+def compare(outcome: Outcome | None, name: str, against: str) -> Ratio | None:
+    """The time of one contender over that of another in the same contest."""
+    a, b = (outcome.row(name), outcome.row(against)) if outcome else (None, None)
+    return ratio(a.seconds, b.seconds) if a and b else None
+
+
+def _fastest(held: Held, contest: str, factor: float) -> Goal:
+    """Faster than the best of the others in the same run; says who was not there."""
+    about, wanted = f"{contest}: times faster than the best of the others", f">= {factor:g}"
+    outcome = held.get(contest)
+    rivals = [row for row in outcome.rows if row.entry.rival] if outcome else []
+    ratios = {row.entry.name: compare(outcome, row.entry.name, OURS) for row in rivals}
+    there = {name: found for name, found in ratios.items() if found}
+    if not there:
+        return Goal(about, wanted)
+    best = min(there, key=lambda name: there[name].value)
+    absent = [name for name in ratios if name not in there]
+    found = f"{there[best]} ({best}{'; without ' + ', '.join(absent) if absent else ''})"
+    return Goal(about, wanted, found, there[best].value >= factor, _inside(factor, there[best]))
+
+
+def _ratio(held: Held, contest: str, name: str, against: str, at_least: float = 0.0, at_most: float = 0.0) -> Goal:
+    about = f"{contest}: {name} / {against}"
+    wanted = f">= {at_least:g}" if at_least else f"<= {at_most:g}"
+    found = compare(held.get(contest), name, against)
+    if not found:
+        return Goal(about, wanted)
+    met = found.value >= at_least if at_least else found.value <= at_most
+    return Goal(about, wanted, str(found), met, _inside(at_least or at_most, found))
+
+
+def _inside(value: float, found: Ratio) -> bool:
+    return found.n >= FEWEST and found.low < value < found.high
+
+
+def _memory(memory: dict[str, Any] | None) -> Goal:
+    about, wanted = "memory: FedSpeed, ResNet-18-GN, 500 clients touched: RSS of the tree", "< 3 GB"
+    peak = memory["peaks"][0] if memory else None
+    if not peak or peak["failure"] or not peak["rss"]:
+        return Goal(about, wanted)
+    found = f"{peak['rss'] / 1e9:.2f} GB with {peak['clients']} clients"
+    met = peak["rss"] < 3e9
+    return Goal(about, wanted, found, met if memory and (memory["full"] or not met) else None)
+
+
+def _growth(memory: dict[str, Any] | None) -> Goal:
+    about, wanted = "memory: growth of RSS, 100 to 10,000 clients touched, small CNN", "< 10%"
+    if not memory or memory["growth"] is None:
+        return Goal(about, wanted)
+    last = memory["peaks"][-1]["clients"]
+    return Goal(about, wanted, f"{memory['growth']:+.1%} from 100 to {last:,}", memory["growth"] < 0.10)
+
+
+def _startup(startup: dict[str, Any] | None) -> Goal:
+    about, wanted = "start-up: `fedspeed run` to its first round done", "< 5 s"
+    if not startup:
+        return Goal(about, wanted)
+    return Goal(about, wanted, f"{startup['median']:.2f} s", startup["median"] < 5)

@@ -1,0 +1,163 @@
+"""Aborts a run at its k-th file operation, for every k, resumes it, and compares it with an uninterrupted one.
+
+A program of its own, not a test: `python crashing.py FOLDER METHOD STATES STRIDE [again]` forks one process for every
+k (1, 1 + STRIDE, ...), which ends itself by `os._exit` in the middle of the k-th operation (a write is cut in half), as
+a kill would. With `again`, a resume is aborted at every k instead. Prints `OPERATIONS CRASHES` and exits 0 if every
+resumed run ended with the same bits.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedspeed import run
+from fedspeed.checkpoint import Checkpoints
+from fedspeed.config import Config
+
+CRASH = 77
+
+
+class Counter:
+    """Counts file operations and ends the process in the middle of the k-th; k = 0 only counts."""
+
+    def __init__(self, k: int = 0) -> None:
+        self.k, self.count = k, 0
+
+    def step(self) -> bool:
+        """One more operation; whether it is the last."""
+        self.count += 1
+        return self.count == self.k
+
+    def install(self) -> None:
+        """Watch renames, removals, new folders, flushes, and every write to a file."""
+        for name in ("replace", "unlink", "mkdir", "fsync", "rmdir"):
+            setattr(os, name, self.watch(getattr(os, name)))
+        real = io.open
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not set(mode) & set("wax+"):
+                return real(file, mode, *args, **kwargs)
+            if self.step():
+                os._exit(CRASH)
+            return Watched(real(file, mode, *args, **kwargs), self)
+
+        io.open = opened
+        import safetensors.torch
+
+        safetensors.torch.save_file = self.watch(safetensors.torch.save_file)
+
+    def watch(self, f: Any) -> Any:
+        """The function, or the end just before it."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self.step():
+                os._exit(CRASH)
+            return f(*args, **kwargs)
+
+        return watched
+
+
+class Watched:
+    """A file whose writes are operations."""
+
+    def __init__(self, file: Any, counter: Counter) -> None:
+        self.file, self.counter = file, counter
+
+    def write(self, data: Any) -> Any:
+        if self.counter.step():
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            os._exit(CRASH)
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def outcome(out: Path) -> tuple[Any, ...]:
+    """Everything of a run but the times."""
+    rounds = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
+    manifests = {path.name: path.read_text() for path in Checkpoints(out).manifests()}
+    named = {name for text in manifests.values() for name in json.loads(text)["files"]}
+    states = {path.name: path.read_bytes() for path in out.rglob("*@*")}
+    assert {Path(name).name for name in named} == set(states), "a file that no manifest names, or a missing one"
+    assert not list(out.rglob("*.part")), "a half-written file"
+    return timeless, (out / "model.safetensors").read_bytes(), manifests, states
+
+
+def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]:
+    """Run or resume in a process of its own; its exit code and the operations it did."""
+    back, out_of = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            counter = Counter(k)
+            counter.install()
+
+            def stop(record: Any) -> None:
+                if record.round == rounds:
+                    os._exit(0)
+
+            if (out / "config.toml").exists():
+                run.resume(out, on_round=stop)
+            else:
+                run.run_config(config, out, on_round=stop)
+            os.write(out_of, str(counter.count).encode())
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(out_of)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    told = os.read(back, 20)
+    os.close(back)
+    return code, int(told or 0)
+
+
+def main(folder: Path, method: str, states: str, stride: int, again: bool) -> int:
+    """The sweep."""
+    torch.set_num_threads(1)
+    config = Config.from_dict(
+        {"rounds": 3, "clients": 4, "active": 2, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear",
+         "backend": "serial", "method": method, "states": states}
+    )  # fmt: skip
+    run.run_config(config, folder / "whole")
+    expected = outcome(folder / "whole")
+    operations, crashes, k = 0, 0, 1 - stride
+    while True:
+        k += stride
+        out = folder / f"{k}"
+        if again:  # stopped after round 2, then resumed, and the resume crashes
+            assert child(out, config, 0, rounds=2)[0] == 0
+        code, operations = child(out, config, k)
+        if code == 0:  # fewer than k operations
+            break
+        assert code == CRASH, f"operation {k}: exit code {code}"
+        crashes += 1
+        code, _ = child(out, config, 0)
+        assert code == 0, f"operation {k}: the resumed run failed"
+        assert outcome(out) == expected, f"operation {k}: other bits"
+    sys.stdout.write(f"{operations} {crashes}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "again" in sys.argv[5:]))

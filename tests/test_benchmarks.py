@@ -1,0 +1,121 @@
+"""The benchmark harness works: the arithmetic of its ratios, its models, its protocol. Never how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedspeed
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import machine, report, stock  # noqa: E402
+from benchmarks.contenders.ours import MODELS  # noqa: E402
+from benchmarks.contests import CONTESTS, OURS, Entry  # noqa: E402
+from benchmarks.goals import goals  # noqa: E402
+from benchmarks.runner import Contender, Failed  # noqa: E402
+from benchmarks.stats import ratio  # noqa: E402
+from benchmarks.timing import Outcome, Timed  # noqa: E402
+from benchmarks.workloads import WORKLOADS  # noqa: E402
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the benchmarks read /proc")
+
+
+@pytest.mark.parametrize("name", ["resnet18_gn", "cnn", "mlp"])
+def test_stock_models_are_our_models(name):
+    shape = (64,) if name == "mlp" else (3, 32, 32)
+    x, y = np.zeros((2, *shape), "f4"), np.array([0, 9])
+    ours_name, options = MODELS[name]
+    ours = fedspeed.build_model(ours_name, fedspeed.Federated.from_arrays(x, y, clients=[[0, 1]]), **options).double()
+    plain = stock.build(name).double()
+    assert [p.shape for p in plain.parameters()] == [p.shape for p in ours.parameters()]
+    vector = torch.nn.utils.parameters_to_vector(ours.parameters())
+    torch.nn.utils.vector_to_parameters(vector, plain.parameters())
+    inputs = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(plain(inputs), ours(inputs), rtol=0, atol=1e-10)
+
+
+def test_ratio_of_pairs():
+    slow, fast = [2.0, 20.0, 2.2, 2.0, 2.1], [1.0, 10.0, 1.1, 1.0, 1.05]  # the second pair was disturbed together
+    found = ratio(slow, fast)
+    assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
+    wide = ratio([1.0, 3.0, 2.0], [1.0, 1.0, 1.0])
+    assert wide.low < wide.value < wide.high
+    with pytest.raises(ValueError, match="pairs"):
+        ratio([1.0], [1.0, 2.0])
+
+
+def test_every_contest_compares_with_a_contender_of_its_own():
+    for contest in CONTESTS.values():
+        names = [entry.name for entry in contest.entries]
+        assert len(set(names)) == len(names)
+        assert all(entry.against in (*names, "") for entry in contest.entries)
+        assert contest.workload in WORKLOADS
+        assert contest.quick_active <= WORKLOADS[contest.workload].active
+    only = CONTESTS["W1"].only(["Flower"], peers=True)
+    assert [entry.name for entry in only.entries] == [OURS, "Flower"]
+
+
+def test_goals_tell_met_from_missed_and_from_not_measured():
+    contest = CONTESTS["W2"].only([""], peers=False)
+    rows = [Timed(entry, seconds=[1.0 if entry.name == OURS else 1.2] * 3) for entry in contest.entries]
+    rows[2].seconds = []
+    outcome = Outcome(contest, 10, rows, foreign=[0.0, 0.5, 0.0])
+    found = {goal.about: goal for goal in goals({"W2": outcome}, None, {"median": 1.0})}
+    best = found["W2: times faster than the best of the others"]
+    assert best.met is False
+    assert "1.20" in best.found
+    assert "without bare loop 2x1" in best.found
+    assert found["start-up: `fedspeed run` to its first round done"].met is True
+    assert found["W1: times faster than the best of the others"].met is None
+    assert "1 of 3" in report.busy(0.0, [outcome])[0]
+    assert report.busy(0.0, [Outcome(contest, 10, rows, foreign=[0.0])]) == []
+    assert report.table([outcome]).count("\n") == 1 + len(rows)
+
+
+@linux
+def test_a_process_tree_is_counted_once():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        pids = [process.pid for process in machine.tree(os.getpid())]
+        assert child.pid in pids
+        assert len(set(pids)) == len(pids)
+        rss, pss = (sum(machine.tree_memory(child.pid, proportional=p)) for p in (False, True))
+        assert 0 < pss <= 1.1 * rss
+        assert machine.tree_peak(child.pid) >= 0.9 * rss
+    finally:
+        child.communicate(b"\n")
+
+
+@linux
+def test_a_contender_that_ends_says_why(tmp_path):
+    contender = Contender(Entry("broken", "no_such_program"), "smoke", 0, tmp_path / "log")
+    with pytest.raises(Failed, match="No module named"):
+        contender.ready()
+    contender.close()
+
+
+@linux
+def test_a_contest_from_start_to_finish(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "--only", "smoke", "--pairs", "2", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| smoke | bare loop 2x1 |" in done.stdout
+    (path,) = (tmp_path / "out").glob("*.json")
+    result = json.loads(path.read_text())
+    (contest,) = result["contests"]
+    assert [row["failure"] for row in contest["contenders"]] == ["", "", ""]
+    assert {row["parameters"] for row in contest["contenders"]} == {4810}
+    assert all(len(row["seconds"]) == 2 and 0 <= row["accuracy_after"] <= 1 for row in contest["contenders"])
+    assert len(contest["cores_used_by_others"]) == 2
+    assert result["environment"]["torch"] == torch.__version__
+    assert str(ROOT) not in path.read_text().replace(" ".join(command[1:]), "")
