@@ -23,6 +23,8 @@ PARAMETERS = {"resnet18_gn": 11_181_642, "cnn": 145_834}
 BATCH = {"resnet18_gn": 50, "cnn": 5}  # 10,000 clients of CIFAR-10 have five pictures each
 FULL, SCALED = 500, 40
 FEW, MANY, QUICK_MANY = 100, 10_000, 500
+TURNS = 2_000
+"""Client turns of the run with few clients: enough for memory to settle."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class Sampler(threading.Thread):
 def measure(full: bool, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """All the memory figures, as JSON takes them."""
     many = QUICK_MANY if quick else MANY
-    runs = [("resnet18_gn", FULL if full else SCALED, 0), ("cnn", FEW, many), ("cnn", many, many)]
+    runs = [("resnet18_gn", FULL if full else SCALED), ("cnn", FEW), ("cnn", many)]
     peaks = []
-    for model, clients, turns in runs:
-        peak = touch_all(model, clients, max(turns, clients))
+    for model, clients in runs:
+        peak = touch_all(model, clients, max(clients, min(many, TURNS) if model == "cnn" else 0))
         peaks.append(peak)
         say(peak.failure or f"{model}, {clients} clients touched: {peak.rss / 1e9:.2f} GB RSS ({peak.seconds:.0f} s)")
     few, lot = peaks[1:]

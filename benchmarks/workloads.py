@@ -53,7 +53,7 @@ class Arrays(NamedTuple):
     y_test: np.ndarray
 
 
-_W1 = Workload("W1", "cifar10-100", "resnet18_gn", 100, 500, 4, 50, 1, 0.1)
+_W1 = Workload("W1", "cifar10-100", "resnet18_gn", 100, 500, 4, 50, 1, 0.02)
 _W2 = Workload("W2", "cifar10-100", "cnn", 100, 500, 10, 50, 1, 0.05)
 _W3 = Workload("W3", "vectors-1000", "mlp", 1000, 20, 100, 10, 2, 0.1, turn=10)
 _SMOKE = Workload("smoke", "vectors-10", "mlp", 10, 20, 4, 10, 2, 0.1, turn=2)
