@@ -62,7 +62,8 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:
         _report(console, config, summary)
-        console.print(f"run directory: {out}\nnext: fedspeed compare fedavg {config.method.name} --seeds 3 "
+        rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
+        console.print(f"run directory: {out}\nnext: fedspeed compare {rival} {config.method.name} --seeds 3 "
                       f"--data {config.data.name}   (is the difference real?)")  # fmt: skip
 
 
