@@ -148,10 +148,10 @@ def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> No
         shrink = work.method.shrink
         direction = clip_(direction - shrink * x, work.clip).add_(x, alpha=shrink)
     wd = work.weight_decay * (1.0 if work.decay_outside_mix else work.method.mix)
-    if work.flat.decay is None:
-        x.mul_(1 - lr * wd)
-    elif wd:
+    if wd and work.flat.decay is not None:
         x.addcmul_(x, work.flat.decay, value=-lr * wd)
+    elif wd:
+        x.mul_(1 - lr * wd)
     x.sub_(direction, alpha=lr)
 
 

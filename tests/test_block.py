@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from federations import Softmax, package
 from torch import nn
 
-from fedspeed.backends.block import Block, mapped_gradient, resolve_engine, stacked_gradient
+from fedspeed.backends import gradients
+from fedspeed.backends.block import Block, resolve_engine
+from fedspeed.backends.gradients import mapped_gradient, stacked_gradient
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
 from fedspeed.errors import Diverged, UserError
@@ -87,20 +91,67 @@ def test_the_client_that_diverges_is_named():
     assert messages[0] == messages[1]
 
 
-def test_chains_of_linear_layers_are_written_out_and_agree_with_torch_func():
-    x = torch.randn(3, 4, 2, 3, dtype=torch.float64)
-    chain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 2, bias=False)))
-    cases = {
-        nn.functional.cross_entropy: torch.randint(0, 2, (3, 4)),
-        nn.functional.mse_loss: torch.randn(3, 4, 2).double(),
-    }
-    for loss, y in cases.items():
-        flat = FlatModel(chain.double())
-        points = torch.randn(3, flat.d, dtype=torch.float64)
-        for a, b in zip(
-            stacked_gradient(flat, loss)(points, x, y), mapped_gradient(flat, loss)(points, x, y), strict=True
-        ):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+CHAINS = {
+    "one layer": nn.Linear(6, 3),
+    "no bias": nn.Sequential(nn.Linear(6, 3, bias=False)),
+    "nested": nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 3, bias=False))),
+    "deep": nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 4), nn.ReLU(),
+                          nn.Linear(4, 3)),
+    "ReLU at both ends": nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(6, 3), nn.Flatten(), nn.ReLU()),
+}  # fmt: skip
+CLASSES = torch.arange(12).reshape(3, 4) % 3
+TARGETS = {
+    "classes": (nn.functional.cross_entropy, CLASSES, True),
+    "squares": (nn.functional.mse_loss, torch.randn(3, 4, 3, dtype=torch.float64), True),
+    "probabilities": (nn.functional.cross_entropy, torch.rand(3, 4, 3, dtype=torch.float64), False),
+}
+
+
+def one_by_one(flat, loss, points, x, y):
+    """The same through autograd, client by client."""
+    g = torch.empty_like(points)
+    losses = [flat.gradient(points[i], x[i], y[i], loss, g[i]) for i in range(len(points))]
+    return g, torch.stack(losses)
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_chains_of_linear_layers_are_written_out_and_agree_with_autograd(chain, targets, monkeypatch):
+    used = []
+    monkeypatch.setattr(gradients, "mapped_gradient", lambda *a: used.append(1) or mapped_gradient(*a))
+    loss, y, written = TARGETS[targets]
+    flat = FlatModel(copy.deepcopy(CHAINS[chain]).double())
+    x = torch.randn(3, 4, 2, 3, dtype=torch.float64) if "Flatten" in str(flat.model) else torch.randn(3, 4, 6).double()
+    points = torch.randn(3, flat.d, dtype=torch.float64)
+    before = points.clone(), x.clone()
+    found, again = (stacked_gradient(flat, loss)(points, x, y) for _ in range(2))
+    assert used == ([] if written else [1, 1])
+    for a, b, c in zip(found, again, one_by_one(flat, loss, points, x, y), strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-13, atol=1e-13)
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()  # a method may keep the first of two gradients
+    assert torch.equal(points, before[0])
+    assert torch.equal(x, before[1])
+
+
+def test_what_only_a_batch_shows_is_left_to_torch_func():
+    """Inputs with a further axis, outputs that the targets are broadcast to, autocast."""
+    flat, points = FlatModel(nn.Linear(6, 1).double()), torch.randn(3, 7, dtype=torch.float64)
+    x, y = torch.randn(3, 4, 2, 6).double(), torch.randn(3, 4, 2, 1).double()
+    loss = nn.functional.mse_loss
+    for a, b in zip(stacked_gradient(flat, loss)(points, x, y), one_by_one(flat, loss, points, x, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+    flat = FlatModel(nn.Linear(6, 3))
+    points, x = torch.randn(3, flat.d), torch.randn(3, 4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse = stacked_gradient(flat, nn.functional.cross_entropy)(points, x, CLASSES)
+    fine = one_by_one(flat, nn.functional.cross_entropy, points, x, CLASSES)
+    for a, b in zip(coarse, fine, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.05)
+        assert not torch.equal(a, b)
+
+
+def test_other_modules_and_losses_are_not_written_out():
     tied = nn.Linear(6, 6)
     for other in (
         nn.Sequential(nn.Linear(6, 5), nn.Tanh()),
@@ -109,7 +160,7 @@ def test_chains_of_linear_layers_are_written_out_and_agree_with_torch_func():
         nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
     ):
         assert stacked_gradient(FlatModel(other), nn.functional.cross_entropy) is None
-    assert stacked_gradient(FlatModel(chain), lambda out, y: out.sum()) is None
+    assert stacked_gradient(FlatModel(nn.Linear(6, 3)), lambda out, y: out.sum()) is None
 
 
 def test_auto_looks_at_model_and_data_only():

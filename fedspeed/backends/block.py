@@ -1,6 +1,6 @@
 """The block engine: many clients of a small model as one batch, on the same hooks.
 
-Clients of equal size (so equal K) become the rows of a (clients, d) block: one batched gradient through `torch.func`
+Clients of equal size (so equal K) become the rows of a (clients, d) block: one batched gradient (`gradients`)
 and one pass of the method's arithmetic serve all of them. It agrees with the loop to rounding and repeats its own bits;
 which clients share a block depends on the cohort alone.
 """
@@ -21,7 +21,8 @@ from ..errors import Diverged, UserError
 from ..evaluate import Score, evaluate
 from ..method import Local
 from ..sampling import batch_orders, key, rng, seed_device
-from ..vec import FlatModel, Loss, accurate, all_finite, arithmetic, clip_, tree_leaves, tree_map
+from ..vec import accurate, all_finite, arithmetic, clip_, tree_leaves, tree_map
+from .gradients import mapped_gradient, stacked_gradient
 from .serial import one_thread
 
 ROWS = 128
@@ -126,76 +127,6 @@ class BlockOracle:
             self.first = False
         self.evals += used / rows
         return clip_(g, self.clip) if self.clip else g
-
-
-Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
-    """(clients, d) points and minibatches -> gradients and losses, for any module, through `torch.func`."""
-
-    def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
-        named = {
-            name: part.view(shape).to(p.dtype)
-            for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
-        }
-        return loss(torch.func.functional_call(flat.model, named, (inputs,)), targets)
-
-    return torch.func.vmap(torch.func.grad_and_value(one), randomness="different")
-
-
-def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
-    """The same written out for chains of linear layers and ReLU, or None for anything else.
-
-    One batched product a layer; without it, `torch.func` takes two seconds to load and more time a step.
-    """
-    layers = list(_chain(flat.model))
-    losses = {nn.functional.cross_entropy: _cross_entropies, nn.functional.mse_loss: _squares}
-    linear = [p for m in layers if isinstance(m, nn.Linear) for p in (m.weight, m.bias) if p is not None]
-    chain = all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
-    chain = chain and all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
-    plain = [id(p) for p in linear] == [id(p) for p in flat.parameters] and all(p.dtype == flat.dtype for p in linear)
-    if not (chain and plain and loss in losses):
-        return None
-
-    def gradient(x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = x.detach().requires_grad_()
-        parts = iter(leaf.split(flat.sizes, dim=-1))  # type: ignore[no-untyped-call]
-        y = inputs
-        for layer in layers:
-            if isinstance(layer, nn.Flatten):
-                y = y.flatten(2)
-            elif isinstance(layer, nn.ReLU):
-                y = torch.relu(y)
-            elif isinstance(layer, nn.Linear):
-                weight = next(parts).view(-1, *layer.weight.shape).transpose(1, 2)
-                y = torch.bmm(y, weight) if layer.bias is None else torch.baddbmm(next(parts)[:, None], y, weight)
-        each = losses[loss](y, targets)
-        (g,) = torch.autograd.grad(each.sum(), leaf)
-        return g, each
-
-    return gradient
-
-
-def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of (nested) Sequentials in order, a layer that is used twice twice."""
-    if isinstance(module, nn.Sequential):
-        for inner in module:
-            yield from _chain(inner)
-    else:
-        yield module
-
-
-def _cross_entropies(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A client's mean cross-entropy each."""
-    each = nn.functional.cross_entropy(y.flatten(0, 1), targets.flatten(0, 1), reduction="none")
-    return each.view(targets.shape[:2]).mean(1)
-
-
-def _squares(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A client's mean squared error each."""
-    return (y - targets).square().flatten(1).mean(1)
 
 
 def _gather(
