@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .config import Config
 from .errors import Diverged, UserError, unknown
-from .rundir import FILES, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
+from .rundir import FILES, alone, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
 
 if TYPE_CHECKING:
     from .server import Record, Simulation
@@ -68,22 +68,23 @@ def run_config(
     refuse_a_run(out, overwrite)
     fresh = not any((out / name).exists() for name in FILES)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    if fresh:
-        claim(out)
-        write(out / "config.toml", config.to_toml())
-    try:
-        simulation = prepare(config, progress, out / "states")
-    except UserError:
+    with alone(out):
         if fresh:
-            (out / "config.toml").unlink(missing_ok=True)
-            for folder in made:
-                folder.rmdir()
-        raise
-    if not fresh:
-        claim(out)
-    config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
-    write(out / "config.toml", config.to_toml())
-    return _rounds(config, out, simulation, [], on_round)
+            claim(out)
+            write(out / "config.toml", config.to_toml())
+        try:
+            simulation = prepare(config, progress, out / "states")
+        except UserError:
+            if fresh:
+                (out / "config.toml").unlink(missing_ok=True)
+                for folder in made:
+                    folder.rmdir()
+            raise
+        if not fresh:
+            claim(out)
+        config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
+        write(out / "config.toml", config.to_toml())
+        return _rounds(config, out, simulation, [], on_round)
 
 
 def resume(
@@ -106,20 +107,21 @@ def resume(
         return done
     from .checkpoint import Checkpoints
 
-    checkpoints = Checkpoints(out, config.checkpoint_every)
-    saved = checkpoints.latest()  # before the data, which may take long
-    records = read_records(out, saved.t) if saved else []
-    simulation = prepare(config, progress, out / "states")
-    if saved is not None:
-        checkpoints.restore(saved, simulation)
-    else:
-        clear(out)
-    with _room(out):
-        sweep(out)
-        write(out / "rounds.jsonl", "".join(line(record) for record in records))
-        for name in ("summary.json", "model.safetensors"):
-            (out / name).unlink(missing_ok=True)
-    return _rounds(config, out, simulation, records, on_round)
+    with alone(out):
+        checkpoints = Checkpoints(out, config.checkpoint_every)
+        saved = checkpoints.latest()  # before the data, which may take long
+        records = read_records(out, saved.t) if saved else []
+        simulation = prepare(config, progress, out / "states")
+        if saved is not None:
+            checkpoints.restore(saved, simulation)
+        else:
+            clear(out)
+        with _room(out):
+            sweep(out)
+            write(out / "rounds.jsonl", "".join(line(record) for record in records))
+            for name in ("summary.json", "model.safetensors"):
+                (out / name).unlink(missing_ok=True)
+        return _rounds(config, out, simulation, records, on_round)
 
 
 @contextmanager

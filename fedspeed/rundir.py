@@ -10,6 +10,8 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +158,35 @@ def refuse_a_run(out: Path, overwrite: bool) -> None:
     """Raise if a directory already holds a run, or a part of one, that may not be overwritten."""
     if not overwrite and any((out / name).exists() for name in FILES):
         raise UserError(f"{out} already holds a run; choose another --out, or --overwrite it")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Make the folder, and keep other processes from running in it until the end (where locks exist)."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
+    try:
+        import fcntl
+
+        held = os.open(out, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise UserError(
+            f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def claim(out: Path) -> None:

@@ -46,10 +46,21 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "run": LOCAL | {"", "config", "rundir", "backends", "checkpoint", "server", "methods", "models"},
     "inspection": LOCAL | {"config", "run", "rundir", "server", "methods"},
     "report": {"errors", "theory"},
-    "reproduce": LOCAL | {"", "config", "run", "server", "methods", "models", "report", "theory"},
+    "reproduce": {
+        "errors",
+        "data",
+        "evaluate",
+        "backends",
+        "config",
+        "run",
+        "rundir",
+        "inspection",
+        "server",
+        "report",
+    },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "theory"}
+NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
 PUBLIC = [
     "Config",
     "Diverged",

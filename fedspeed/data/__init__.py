@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def load(
     train_size: int | None = None,
     test_size: int | None = None,
     shrink: int = 1,
+    held_out: int = 0,
     progress: Progress | None = None,
     **given: Any,
 ) -> Federated:
@@ -96,6 +99,7 @@ def load(
         data_dir: a copy you already have; otherwise the cache, the public home, or a mirror.
         train_size, test_size: use only the first so many samples, class-balanced.
         shrink: average pictures over blocks of so many pixels a side.
+        held_out: split over so many clients more, which do not train: their data take the place of the test set.
         progress: called as `progress(what, done, total)` during downloads and decoding.
         given: the data set's own options, `alpha` and `beta` of `synthetic` say.
 
@@ -107,7 +111,7 @@ def load(
     context = {"clients": clients, "seed": seed}
     samples = read(name, data_dir=data_dir, progress=progress, context=context, **given)
     samples = samples.first(train_size, test_size).shrink(shrink)
-    return federate(samples, split=split, clients=clients, seed=seed, augment=augment)
+    return federate(samples, split=split, clients=clients, seed=seed, augment=augment, held_out=held_out)
 
 
 def read(
@@ -136,6 +140,7 @@ def federate(
     clients: int | None = 100,
     seed: int = 0,
     augment: str = "paper",
+    held_out: int = 0,
 ) -> Federated:
     """Split samples over clients; arguments as in `load`."""
     from .federated import Federated
@@ -144,8 +149,13 @@ def federate(
     chosen = parse_split(split)
     if clients is None and chosen.name != "natural":
         raise UserError(f"split {split}: say how many clients")
-    rows = chosen(samples.y, clients or 0, seed, samples.owner)
+    if not isinstance(held_out, int) or isinstance(held_out, bool) or held_out < 0 or (held_out and clients is None):
+        raise UserError(f"data {samples.name}: held_out must be a whole number >= 0 beside clients, found {held_out!r}")
+    rows = chosen(samples.y, (clients or 0) + held_out, seed, samples.owner)
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
+    if held_out:
+        scored = np.sort(np.concatenate(rows[clients:]))
+        rows, test = rows[:clients], (samples.x[scored], samples.y[scored])
     return Federated.from_arrays(
         samples.x,
         samples.y,

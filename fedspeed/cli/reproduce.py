@@ -1,0 +1,210 @@
+"""`fedspeed reproduce`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from . import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..reproduce import Reproduction
+    from ..reproduce.recipes import Recipe
+    from ..reproduce.records import Order
+
+EPILOG = """\
+Runs that are done are not made again: they are known by config, data and the version of the results, and kept in
+OUT/runs. A command that was stopped, or killed, goes on where it was. Nothing is downloaded: cells whose data are not
+on this machine print `not run: data unavailable` (see `fedspeed data fetch`).
+
+examples:
+  fedspeed reproduce list
+  fedspeed reproduce table7 --preset smoke
+  fedspeed reproduce table7 fig1 --preset cnn --seeds 3
+  fedspeed reproduce all --preset mlp
+  fedspeed reproduce table7 --preset cnn --again
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `reproduce`."""
+    parser.epilog = EPILOG
+    parser.add_argument("names", nargs="+", metavar="NAME", help="table1, fig2, ..., several of them, `all`, or `list`")
+    parser.add_argument(
+        "--preset", default="cnn", help="the scale: paper (a GPU), cnn, mlp (two cores), smoke; default cnn"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds, 0..N-1; default: the recipe's")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default results/iclr2023/PRESET")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs side by side; default: one a core where runs are small"
+    )
+    about = "a config key on top of every run, device=cuda or rounds=20 say; other runs are kept beside the stored ones"
+    parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
+    parser.add_argument("--again", action="store_true", help="make every run again elsewhere and compare the numbers")
+    parser.add_argument("--render", action="store_true", help="run nothing: tables and figures of what is there")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Make what is missing, then tables, figures and verdicts."""
+    from ..reproduce import Reproduction
+    from ..reproduce.recipes import SUITE, find, recipes
+    from ..reproduce.render import index, render
+
+    if "list" in args.names:
+        _list(console)
+        return 0
+    for name, value in (("seeds", args.seeds), ("jobs", args.jobs)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name}: expected a whole number >= 1, got {value}")
+    named = [find(name) for name in args.names if name != "all"]
+    chosen = [r for r in recipes().values() if args.preset in r.presets] if "all" in args.names else named
+    if not chosen:
+        raise UserError(f"no recipe has the preset {args.preset!r}; see `fedspeed reproduce list`")
+    for recipe in chosen:
+        recipe.preset(args.preset)
+    out = args.out or Path("results") / SUITE / args.preset
+    work = Reproduction(args.preset, out, args.seeds, _overrides(args.sets))
+    if args.again:
+        return _again(work, chosen, args, console)
+    began = time.monotonic()
+    for recipe in chosen:
+        if recipe.kind == "runs" and not args.render:
+            _run(work, recipe, args, console)
+        render(work, recipe)
+        if not args.quiet:
+            console.print((out / f"{recipe.name}.md").read_text("utf-8"), markup=False)
+    index(work)
+    if not args.quiet:
+        console.print(f"\n{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
+    return 0
+
+
+def _overrides(given: list[str]) -> dict[str, Any]:
+    """`rounds=20`, `data.shrink=1` -> tables of config keys."""
+    tables: dict[str, Any] = {}
+    for text in given:
+        path, found, value = text.partition("=")
+        target, dot, key = path.strip().partition(".")
+        if not found or not target:
+            raise UserError(f"--set: expected KEY=VALUE such as rounds=20 or data.shrink=1, got {text!r}")
+        if dot:
+            tables.setdefault(target, {})[key] = options.parse_value(value)
+        else:
+            tables[target] = options.parse_value(value)
+    return tables
+
+
+def _run(work: Reproduction, recipe: Recipe, args: argparse.Namespace, console: Console) -> None:
+    """The tuning runs, if any, then the runs that are missing."""
+    _make(work, recipe.name + " (tuning)", work.missing(work.grid(recipe)), args, console)
+    _make(work, recipe.name, work.missing(work.orders(recipe)), args, console)
+
+
+def _make(work: Reproduction, title: str, orders: list[Order], args: argparse.Namespace, console: Console) -> None:
+    from ..reproduce.pool import cores, make
+
+    if not orders:
+        return
+    small = all(order.config.backend == "serial" for order in orders)
+    jobs = args.jobs or (cores() if small else 1)
+    with Overall(console, title, orders, min(jobs, len(orders)), not args.quiet) as overall:
+        make(orders, work.store, jobs, overall.on_round, overall.on_done)
+
+
+class Overall:
+    """One bar for all runs of a command: runs done, time left by the work that is left."""
+
+    def __init__(self, console: Console, title: str, orders: list[Order], jobs: int, show: bool) -> None:
+        self.console, self.title, self.orders, self.jobs, self.show = console, title, orders, jobs, show
+        self.live = show and console.is_terminal
+        self.total = sum(order.cost for order in orders)
+        self.done: dict[str, float] = {}
+        self.runs, self.began, self.said = 0, time.monotonic(), 0.0
+
+    def __enter__(self) -> Overall:
+        if self.show:
+            side = f", {self.jobs} side by side" if self.jobs > 1 else ""
+            self.console.print(f"{self.title}: {len(self.orders)} runs to make{side}")
+        if self.live:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[left]}")]
+            self.bar = Progress(texts[0], BarColumn(), texts[1], TimeElapsedColumn(), console=self.console)
+            self.task = self.bar.add_task(self.title, total=self.total, left="")
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def on_round(self, order: Order, rounds: int) -> None:
+        """A round of a run is done; one that was resumed counts from where it was."""
+        self.done[order.key] = order.cost * rounds / order.config.rounds
+        self._tell(order.label)
+
+    def on_done(self, record: dict[str, Any]) -> None:
+        """A run is done."""
+        order = next(order for order in self.orders if order.key == record["key"])
+        self.runs, self.done[order.key] = self.runs + 1, order.cost
+        self._tell(order.label, True)
+
+    def _tell(self, label: str, whole: bool = False) -> None:
+        done, passed = sum(self.done.values()), time.monotonic() - self.began
+        left = passed * (self.total - done) / done if done else 0.0
+        text = f"{self.runs}/{len(self.orders)} runs, {_minutes(left)} left"
+        if self.live:
+            self.bar.update(self.task, completed=done, description=label, left=text)
+        elif self.show and (whole and passed - self.said > 10):
+            self.said = passed
+            self.console.print(f"{self.title}: {text}")
+
+
+def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> int:
+    """Make runs that are stored a second time and compare every number but the times."""
+    import tempfile
+
+    from ..reproduce import Reproduction
+    from ..reproduce.records import same
+
+    bad = compared = 0
+    with tempfile.TemporaryDirectory() as place:
+        second = Reproduction(work.preset, Path(place), work.seeds, work.overrides)
+        for recipe in chosen:
+            if recipe.kind != "runs":
+                continue
+            stored = [order for order in work.orders(recipe) if work.store.get(order.key)]
+            _make(second, f"{recipe.name} again", second.missing(stored), args, console)
+            for order in stored:
+                first, now = work.store.get(order.key), second.store.get(order.key)
+                equal = first is not None and now is not None and same(first, now)
+                compared, bad = compared + 1, bad + (not equal)
+                if not equal:
+                    console.print(f"{order.label}: the numbers differ (stored by commit {first and first['commit']})")
+    console.print(f"{compared} runs made again: {compared - bad} have the same numbers, {bad} do not")
+    return 1 if bad or not compared else 0
+
+
+def _list(console: Console) -> None:
+    from rich.table import Table
+
+    from ..reproduce.recipes import recipes
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "what", "presets (expected minutes; paper: hours on one GPU)"):
+        table.add_column(title)
+    for recipe in recipes().values():
+        scales = ", ".join(f"{name} {preset.minutes:g}" for name, preset in recipe.presets.items())
+        table.add_row(recipe.name, recipe.title, scales)
+    console.print(table)
+    console.print("\nnext: fedspeed reproduce table7 --preset smoke")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

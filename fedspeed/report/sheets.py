@@ -1,0 +1,195 @@
+"""A reproduced table as Markdown, CSV and LaTeX: ours beside the paper's, and the verdicts. No torch."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .cells import DIGITS, UNITS, Cell, Sheet, base, cell_name, estimate, is_diverged, label
+from .runs import markdown as markdown_table
+from .sheet_figures import figure as figure
+from .verdicts import FAILS, HOLDS, UNDECIDED, Contrast, Verdict
+
+CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_error", "n", "not_reached", "paper")
+
+
+def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
+    """The whole page of a recipe: claim, setting, ours beside the paper's, verdicts, cost, command."""
+    where = f"{sheet.paper} of the paper" if sheet.paper else "A finding of ours"
+    parts = [f"# {sheet.title}\n", f"{where}; preset `{sheet.preset}`.\n"]
+    parts += [f"**Claim.** {sheet.claim.strip()}\n"] * bool(sheet.claim.strip())
+    parts += [f"**Setting.** {sheet.about.strip()}\n"] * bool(sheet.about.strip())
+    if sheet.partial:
+        parts.append("**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n")
+    parts.append(f"## Results\n\n{_capital(label(sheet.metric))}, mean +- standard error over seeds:\n")
+    parts.append(_table(*_primary(sheet)))
+    others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
+    if others:
+        parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
+    notes = list(_notes(sheet))
+    parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
+    if verdicts:
+        parts.append("## Verdicts\n")
+        parts.append("".join(_verdict(verdict) for verdict in verdicts))
+        parts.append("In brackets: 95% t-interval of the mean, paired over seeds.\n")
+    parts.append(f"## How it was run\n\n{_cost(sheet)} To run it again:\n")
+    parts.append(f"    fedspeed reproduce {sheet.name} --preset {sheet.preset}\n")
+    return "\n".join(parts)
+
+
+def csv(sheet: Sheet) -> str:
+    """One line a cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary one."""
+    out = io.StringIO()
+    write = csv_format.writer(out, lineterminator="\n").writerow
+    write(CSV)
+    for row, column in _places(sheet):
+        for metric in dict.fromkeys((sheet.metric, *sheet.show)):
+            found = estimate(sheet.cell(row, column), metric, sheet.targets)
+            paper = sheet.value(row, column) if metric == sheet.metric else None
+            if found or paper is not None:
+                numbers = (found.mean, found.error, found.n, found.missed) if found else (None, None, 0, 0)
+                write([sheet.name, sheet.preset, row, column, metric, UNITS.get(base(metric), ""), *numbers, paper])
+    return out.getvalue()
+
+
+def latex(sheet: Sheet) -> str:
+    """The table of the primary metric as a plain tabular."""
+    header, lines = _primary(sheet)
+    body = [" & ".join(map(_escape, line)) + r" \\" for line in (header, *lines)]
+    rows = [body[0], r"\hline", *body[1:]]
+    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
+
+
+def _primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and lines: a column of ours for every column, and the paper's beside it where it gives numbers."""
+    beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
+    header = [""]
+    for column in sheet.columns:
+        header += [column, "paper"] if column in beside else [column]
+    lines = []
+    for row in sheet.rows:
+        line = [row]
+        for column in sheet.columns:
+            cell, paper = sheet.cell(row, column), sheet.value(row, column)
+            line.append(_shown(cell, sheet.metric, sheet.targets))
+            if column in beside:
+                line.append("-" if paper is None else str(paper))
+        lines.append(tuple(line))
+    return tuple(header), lines
+
+
+def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for row, column in _places(sheet):
+        cell = sheet.cell(row, column)
+        if cell and cell.records:
+            shown = (_shown(cell, metric, sheet.targets) for metric in metrics)
+            yield (cell_name(row, column, sheet.columns), *shown)
+
+
+def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
+    """`mean +- error`; `> T` if no run reached the target, with how many did if some."""
+    found = estimate(cell, metric, targets)
+    if not cell or not cell.records or not found:
+        return "not run" if cell and not cell.records else "-"
+    if metric == "value" and not found.error and found.mean == round(found.mean):
+        return f"{found.mean:.0f}"  # a count
+    digits = DIGITS.get(base(metric), 4)
+    if found.missed == found.n:  # never reached in T rounds counts as T + 1
+        bound = found.mean - 1 if base(metric) == "rounds" else found.mean
+        return f"> {bound:.{0 if bound == round(bound) else digits}f}"
+    if found.missed:
+        return f"> {found.mean:.{digits}f} ({found.n - found.missed} of {found.n} reached)"
+    part = f" ({found.n} of {len(cell.records)})" if found.n < len(cell.records) else ""
+    return f"{found.mean:.{digits}f}" + (f" +- {found.error:.{digits}f}" if found.error is not None else "") + part
+
+
+def _notes(sheet: Sheet) -> Iterator[str]:
+    """What the tables do not say: cells not run or incomplete, and runs that diverged."""
+    notes: dict[str, list[str]] = {}
+    for row, column in _places(sheet):
+        cell, name = sheet.cell(row, column), cell_name(row, column, sheet.columns)
+        if cell and cell.note:
+            notes.setdefault(cell.note, []).append(name)
+        diverged = sum(map(is_diverged, cell.records)) if cell else 0
+        if cell and diverged:
+            notes.setdefault(f"diverged in {diverged} of {len(cell.records)} runs", []).append(name)
+    for note, names in notes.items():
+        yield f"{note}: {', '.join(names)}"
+
+
+def _verdict(verdict: Verdict, most: int = 3) -> str:
+    """The claim, its verdict, and the contrasts that are furthest from holding."""
+    contrasts = verdict.contrasts
+    held = sum(contrast.verdict == HOLDS for contrast in contrasts)
+    worst = sorted(contrasts, key=_telling)[:most]
+    count = f" {held} of {len(contrasts)} contrasts hold" if len(contrasts) > 1 else ""
+    count += f"; the {most} furthest from it:" if len(contrasts) > most else ":" if count else ""
+    source = "the paper's" if verdict.source == "paper" else verdict.source
+    lines = [f"- {verdict.text} ({source}): **{verdict.verdict}**.{count}\n"]
+    return "".join([*lines, *(f"  - `{contrast.text}`: {_contrast(contrast)}\n" for contrast in worst)])
+
+
+def _telling(contrast: Contrast) -> tuple[bool, bool, bool, float]:
+    """Sorts those that fail first, then the undecided, the others, and those that hold with the narrowest first."""
+    found = contrast.verdict
+    return found != FAILS, found != UNDECIDED, found == HOLDS, contrast.slack
+
+
+def _contrast(contrast: Contrast) -> str:
+    n = len(contrast.values)
+    if n == 0:
+        text = contrast.note or "no seed that all its cells have"
+    elif n == 1:
+        text = f"{_number(contrast.mean)}, one seed: no interval"
+    else:
+        text = f"{_number(contrast.mean)} [{_number(contrast.low)}, {_number(contrast.high)}], {n} seeds"
+    return f"{text}, {contrast.verdict}" + (f" ({contrast.note})" if n and contrast.note else "")
+
+
+def _cost(sheet: Sheet) -> str:
+    """Seeds, runs and their time; a run that stands in several cells counts once."""
+    records = {record["key"]: record for cell in sheet.cells.values() for record in cell.records if "summary" in record}
+    seeds = f"{sheet.seeds} seed{'s' * (sheet.seeds != 1)} a cell"
+    if not records and any(cell.records for cell in sheet.cells.values()):
+        return f"{seeds}; counted, nothing was trained."
+    return f"{seeds}, {len(records)} runs, {sum(map(_seconds, records.values())):.0f} seconds of computing in total."
+
+
+def _places(sheet: Sheet) -> list[tuple[str, str]]:
+    return [(row, column) for row in sheet.rows for column in sheet.columns]
+
+
+def _table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    """A Markdown table; a bar inside a name would end its column."""
+    first, *rest = [tuple(text.replace("|", r"\|") for text in line) for line in (header, *lines)]
+    return markdown_table(first, rest)
+
+
+def _number(value: float) -> str:
+    """Two decimals, or three digits where those would say nothing.
+
+    Example:
+        >>> _number(1.234), _number(-0.00421), _number(2.5e7)
+        ('1.23', '-0.00421', '2.5e+07')
+    """
+    return f"{value:.2f}" if 1 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _escape(text: str) -> str:
+    """Text for LaTeX."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
+    special.update({sign: "\\" + sign for sign in "&%$#_{}"})
+    return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
+
+
+def _seconds(record: dict[str, Any]) -> float:
+    """Of the run and its evaluations."""
+    summary = record.get("summary") or {}
+    spent = [summary.get(key) or 0.0 for key in ("seconds", "eval_seconds")]
+    return float(sum(spent) or max(record["rounds"]["seconds"], default=0.0))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,177 @@
+"""Recipes -> runs -> records -> sheets: which runs a table needs, which are missing, and what they show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..config import Config, read_toml
+from ..errors import UserError
+from ..report.cells import Cell, Sheet, cell_name
+from . import facts
+from .recipes import Case, Recipe, Tables, every_case, folder, merge, run_key
+from .records import Order
+from .store import Store
+
+EMBEDDED = ("digits",)
+UNAVAILABLE = "not run: data unavailable"
+
+
+def data_digest(name: str) -> tuple[str, bool]:
+    """The SHA-256 of a data set's arrays, and whether it is on this machine. Nothing is fetched."""
+    from ..data import read
+    from ..data.fetch import cache_dir
+
+    if name in EMBEDDED:
+        return read(name).digest(), True
+    about = cache_dir() / name / "about.json"
+    known = read_toml(folder() / "data.toml").get(name, "")
+    if not about.exists():
+        return known, False
+    found: str = json.loads(about.read_text("utf-8"))["sha256"]
+    if known and found != known:
+        raise UserError(f"data {name}: expected the published set (SHA-256 {known[:12]}...), found {found[:12]}... in "
+                        f"{about.parent}; delete that folder and fetch it again")  # fmt: skip
+    return found, True
+
+
+class Reproduction:
+    """One preset of the suite: which runs a recipe needs, which are there, and the sheet they make.
+
+    Args:
+        preset: a scale: paper, cnn, mlp, smoke, ...
+        out: where results are kept.
+        seeds: how many; None for the recipe's own number.
+        overrides: config keys on top of every run, `{"device": "cuda"}` say.
+    """
+
+    def __init__(self, preset: str, out: Path, seeds: int | None = None, overrides: Tables | None = None) -> None:
+        self.preset, self.store, self.seeds, self.overrides = preset, Store(out), seeds, overrides or {}
+        self._digests: dict[str, tuple[str, bool]] = {}
+        self._measured: dict[str, tuple[str, ...]] | None = None
+
+    def orders(self, recipe: Recipe) -> list[Order]:
+        """Every run of a recipe that can be made, each once; those of `tuned` cells when their grid is done."""
+        found = {}
+        for case in recipe.cases(self.preset):
+            for seed in self._seeds(recipe):
+                order = self._order(recipe, case, seed)
+                if order is not None and self._digest(order.config)[1]:
+                    found[order.key] = order
+        return list(found.values())
+
+    def grid(self, recipe: Recipe) -> list[Order]:
+        """The tuning runs of a recipe's `tuned` cells."""
+        found: dict[str, Order] = {}
+        for case in recipe.cases(self.preset):
+            if case.tuned:
+                found |= {order.key: order for _, order in self._points(recipe, case)}
+        return list(found.values())
+
+    def missing(self, orders: list[Order]) -> list[Order]:
+        """Those that are not done, the longest first."""
+        left = [order for order in orders if self.store.get(order.key, order.measure) is None]
+        return sorted(left, key=lambda order: -order.cost)
+
+    def sheet(self, recipe: Recipe) -> Sheet:
+        """What is there of a recipe, as cells."""
+        rows, columns = recipe.names(self.preset)
+        cells = {cell_name(cell.row, cell.column, columns): cell for cell in self._cells(recipe)}
+        chosen = recipe.preset(self.preset)
+        partial = any(case.tables.get("data", {}).get("part") for case in recipe.cases(self.preset))
+        return Sheet(
+            name=recipe.name, title=recipe.title, claim=recipe.claim, about=recipe.about + self._chosen(recipe), paper=recipe.paper,
+            preset=self.preset, metric=chosen.metric or recipe.metric, show=chosen.show or recipe.show,
+            targets=chosen.targets or recipe.targets, rows=rows, columns=columns, cells=cells,
+            values=dict(recipe.values), seeds=len(self._seeds(recipe)), figure=recipe.figure, curve=recipe.curve,
+            partial=partial,
+        )  # fmt: skip
+
+    def _cells(self, recipe: Recipe) -> Iterator[Cell]:
+        for case in recipe.cases(self.preset):
+            if recipe.kind != "runs":
+                yield self._fact(recipe, case)
+                continue
+            wanted = [self._order(recipe, case, seed) for seed in self._seeds(recipe)]
+            records = [r for o in wanted if o is not None and (r := self.store.get(o.key)) is not None]
+            note = ""
+            if not records and wanted[0] is not None and not self._digest(wanted[0].config)[1]:
+                note = UNAVAILABLE
+            elif len(records) < len(wanted):
+                note = f"{len(records)} of {len(wanted)} seeds run"
+            yield Cell(case.row, case.column, tuple(records), note)
+
+    def _chosen(self, recipe: Recipe) -> str:
+        """Which points of the grids were taken, as a sentence."""
+        found = {case.row: self.best(recipe, case) for case in recipe.cases(self.preset) if case.tuned}
+        told = [f"{row} {json.dumps(point).replace(chr(34), '')}" for row, point in found.items() if point is not None]
+        return f" Points taken: {'; '.join(told)}." if told else ""
+
+    def _fact(self, recipe: Recipe, case: Case) -> Cell:
+        """A cell of a `data` or `split` recipe: the column says which number."""
+        if not self.available(case.tables["data"]["name"]):
+            return Cell(case.row, case.column, (), UNAVAILABLE)
+        if recipe.kind == "data":  # the same for every seed
+            found = [(seed, facts.of_data(case)[case.column]) for seed in self._seeds(recipe)]
+        else:
+            found = [(seed, facts.of_split(case, seed)[0][case.column]) for seed in self._seeds(recipe)]
+        return Cell(case.row, case.column, tuple(facts.record(value, seed) for seed, value in found))
+
+    def available(self, name: str) -> bool:
+        """Whether a data set is on this machine."""
+        return self._data(name)[1]
+
+    def best(self, recipe: Recipe, case: Case) -> Tables | None:
+        """The grid point with the best score on the held-out clients; None while the grid is not done."""
+        scored = [(self.store.get(order.key), point) for point, order in self._points(recipe, case)]
+        if any(record is None for record, _ in scored):
+            return None
+        return max(scored, key=lambda pair: pair[0]["final"]["accuracy"] if pair[0] else 0.0)[1]
+
+    def _points(self, recipe: Recipe, case: Case) -> list[tuple[Tables, Order]]:
+        tune, name, changes = recipe.tune, case.tables["method"]["name"], recipe.preset(self.preset).tune
+        if tune is None or name not in tune.grid or not changes.get("data", {}).get("held_out"):
+            raise UserError(
+                f"recipe {recipe.name}: a tuned cell needs a grid for {name} in [tune.grid], and data.held_out clients "
+                f"in the preset's tune"
+            )
+        found = []
+        for point in tune.grid[name]:
+            tables = merge(merge(merge(case.tables, changes), point), self.overrides)
+            config = Config.from_dict({**tables, "seed": tune.seed})
+            found.append((point, Order(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
+        return found
+
+    def _order(self, recipe: Recipe, case: Case, seed: int) -> Order | None:
+        if case.tuned:
+            point = self.best(recipe, case)
+            if point is None:
+                return None
+            case = replace(case, tables=merge(case.tables, point))
+        config = replace(case, tables=merge(case.tables, self.overrides)).config(seed)
+        key = run_key(config, self._digest(config)[0])
+        label = " ".join(part for part in (recipe.name, case.row, case.column, f"seed {seed}") if part)
+        return Order(key, label, config, self._measures().get(key, ()))
+
+    def _measures(self) -> dict[str, tuple[str, ...]]:
+        """What any recipe of the preset wants measured, by key: runs that recipes share are made once."""
+        if self._measured is None:
+            self._measured = {}
+            for recipe, case in every_case(self.preset):
+                for seed in self._seeds(recipe) if recipe.measure else ():
+                    config = replace(case, tables=merge(case.tables, self.overrides)).config(seed)
+                    self._measured[run_key(config, self._digest(config)[0])] = recipe.measure
+        return self._measured
+
+    def _digest(self, config: Config) -> tuple[str, bool]:
+        return self._data(config.data.name)
+
+    def _data(self, name: str) -> tuple[str, bool]:
+        if name not in self._digests:
+            self._digests[name] = data_digest(name)
+        return self._digests[name]
+
+    def _seeds(self, recipe: Recipe) -> range:
+        return range(self.seeds or recipe.preset(self.preset).seeds)

@@ -1,0 +1,45 @@
+"""Cells that need no training: what is loaded (Table 3), and what a split looks like (Figure 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .recipes import Case, Tables
+
+NO_ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
+
+
+def of_data(case: Case) -> dict[str, float]:
+    """Counts and shape of a data set as it is loaded."""
+    from ..data import read
+
+    samples = read(**case.tables["data"])
+    per_class = np.bincount(samples.y)
+    return {
+        "training pictures": len(samples.y),
+        "test pictures": 0 if samples.y_test is None else len(samples.y_test),
+        "classes": len(per_class),
+        "fewest of a class": int(per_class.min()),
+        "most of a class": int(per_class.max()),
+        "channels": samples.x.shape[1],
+        "pixels a side": samples.x.shape[2],
+    }
+
+
+def of_split(case: Case, seed: int) -> tuple[dict[str, float], np.ndarray]:
+    """Means over clients of a split, and samples of every class (columns) at every client (rows)."""
+    from ..data import describe, load
+
+    tables = case.tables
+    data = load(**tables["data"], split=tables["split"], clients=tables["clients"], seed=seed, augment="none")
+    found = describe(data)
+    largest = found.counts.max(1) / found.sizes
+    return {"half-mass classes": float(found.half.mean()), "largest class %": 100 * float(largest.mean())}, found.counts
+
+
+def record(value: float, seed: int) -> Tables:
+    """A number in the form of a packed run, so that sheets and claims take it like any other."""
+    rounds: dict[str, list[Any]] = {name: [] for name in NO_ROUNDS}
+    return {"key": "fact", "seed": seed, "status": "finished", "measures": {"value": value}, "rounds": rounds}

@@ -1,0 +1,57 @@
+"""Tables, figures and verdicts of a recipe as files, and one page that leads to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..report import sheets
+from ..report.splits import heat_map
+from ..report.verdicts import Verdict, judge
+from ..rundir import write
+from . import Reproduction, facts
+from .recipes import Recipe, recipes
+
+
+def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
+    """Write NAME.md, .csv, .tex, .png, .svg of what is there, and return the verdicts."""
+    out = work.store.out
+    out.mkdir(parents=True, exist_ok=True)
+    sheet = work.sheet(recipe)
+    claims = [claim for claim in recipe.claims if claim.asked_of(work.preset)]
+    verdicts = [judge(claim, sheet) for claim in claims]
+    pictures = sheets.figure(sheet, out / recipe.name)
+    if recipe.kind == "split":
+        pictures += _heat_maps(work, recipe)
+    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
+    write(out / f"{recipe.name}.md", sheets.markdown(sheet, verdicts) + shown)
+    write(out / f"{recipe.name}.csv", sheets.csv(sheet))
+    write(out / f"{recipe.name}.tex", sheets.latex(sheet))
+    return verdicts
+
+
+def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
+    made = {}
+    for case in recipe.cases(work.preset):
+        if case.row not in made and work.available(case.tables["data"]["name"]):
+            name = f"{recipe.name}-{case.row.replace(' ', '-')}.png"
+            made[case.row] = heat_map(facts.of_split(case, 0)[1], work.store.out / name, case.row)
+    return list(made.values())
+
+
+def index(work: Reproduction) -> Path:
+    """README.md of a results folder: every recipe that was rendered, its verdicts, and what all runs took."""
+    lines = [f"# Reproduction, preset `{work.preset}`\n\n| recipe | what | verdicts |\n|---|---|---|\n"]
+    for recipe in recipes().values():
+        if work.preset not in recipe.presets or not (work.store.out / f"{recipe.name}.md").exists():
+            continue
+        sheet = work.sheet(recipe)
+        claims = [claim for claim in recipe.claims if claim.asked_of(work.preset)]
+        told = [judge(claim, sheet).verdict for claim in claims]
+        counts = ", ".join(f"{told.count(verdict)} {verdict}" for verdict in dict.fromkeys(sorted(told)))
+        lines.append(f"| [{recipe.name}]({recipe.name}.md) | {recipe.title} | {counts} |\n")
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((work.store.out / "runs").glob("*.json"))]
+    spent = sum(record["wall_seconds"] for record in records)
+    lines.append(f"\n{len(records)} runs, {spent / 60:.0f} minutes of one process each in all; see `runs/`.\n")
+    write(work.store.out / "README.md", "".join(lines))
+    return work.store.out / "README.md"

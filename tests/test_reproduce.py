@@ -1,0 +1,270 @@
+"""Recipes, their runs and what becomes of them: real processes, real kills; the arithmetic of verdicts is elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedspeed.cli import main
+from fedspeed.config import Config
+from fedspeed.data import load
+from fedspeed.errors import UserError
+from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
+from fedspeed.reproduce import recipes as recipe_files
+from fedspeed.reproduce.pool import make
+from fedspeed.reproduce.recipes import find, merge, recipes, run_key, settings
+from fedspeed.reproduce.records import Order, same
+from fedspeed.reproduce.store import Store
+
+PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
+IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]
+PAPERS = {f"table{i}" for i in range(1, 9)} | {f"fig{i}" for i in range(1, 6)}
+
+
+def orders(count: int = 3, **changes) -> list[Order]:
+    tables = merge(settings("smoke")["base"], {"rounds": 4, "method": {"name": "fedspeed"}, **changes})
+    configs = [Config.from_dict({**tables, "seed": seed}) for seed in range(count)]
+    return [Order(run_key(config, "digits"), f"seed {config.seed}", config) for config in configs]
+
+
+def made(given: list[Order], out: Path, jobs: int = 2) -> list[dict]:
+    store, done = Store(out), []
+    make(given, store, jobs, lambda order, rounds: None, done.append)
+    assert {record["key"] for record in done} == {order.key for order in given}
+    return [store.get(order.key) for order in given]
+
+
+# --- recipes ---
+
+
+def test_every_table_and_figure_of_the_paper_has_a_recipe():
+    assert set(recipes()) >= PAPERS | {"serverrule", "cheap-perturbation", "mechanism", "fair"}
+    for name in PAPERS:
+        assert {"paper", "cnn", "smoke"} <= set(find(name).presets), name
+
+
+@pytest.mark.parametrize(("recipe", "preset"), PRESETS, ids=IDS)
+def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
+    cases = recipe.cases(preset)
+    assert len({(case.row, case.column) for case in cases}) == len(cases)
+    if recipe.kind == "runs":
+        configs = [case.config(0) for case in cases]
+        assert all(config.rounds % config.eval_every == 0 for config in configs), "the last round is not evaluated"
+    names = recipe.cell_names(preset)
+    for claim in recipe.claims:
+        if preset in claim.presets:
+            assert claim.cells() <= names, claim.text
+
+
+@pytest.mark.parametrize("name", sorted(PAPERS))
+def test_the_papers_numbers_belong_to_cells_of_the_paper_preset(name):
+    recipe = find(name)
+    known = set().union(*(recipe.cell_names(preset) for preset in recipe.presets if preset.startswith("paper")))
+    assert set(recipe.values) <= known
+
+
+def test_runs_that_recipes_share_have_one_key(tmp_path):
+    work = Reproduction("smoke", tmp_path)
+    keys = [{order.key for order in work.orders(find(name))} for name in ("fig1", "table5")]
+    assert keys[0] & keys[1]
+
+
+def test_a_key_names_what_decides_the_numbers_and_nothing_else(monkeypatch):
+    config = Config.from_dict({"method": "fedspeed"})
+    key = run_key(config, "data")
+    assert run_key(replace(config, backend="process", workers=2, targets=(0.5,)), "data") == key
+    assert run_key(replace(config, seed=1), "data") != key
+    assert run_key(replace(config, lr=0.2), "data") != key
+    assert run_key(config, "other data") != key
+    monkeypatch.setattr(recipe_files, "RESULTS_VERSION", recipe_files.RESULTS_VERSION + 1)
+    assert run_key(config, "data") != key
+
+
+def test_tables_are_merged_key_by_key_and_another_name_starts_afresh():
+    under = {"lr": 1, "method": {"name": "fedspeed", "rho": 0.1}}
+    assert merge(under, {"method": {"rho": 0.2}})["method"] == {"name": "fedspeed", "rho": 0.2}
+    assert merge(under, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
+    assert under["method"]["rho"] == 0.1
+
+
+def test_a_recipe_with_an_unknown_key_is_refused(tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text('title = "a"\nclaim = "b"\nabout = "c"\nmetrik = "final"\n')
+    with pytest.raises(UserError, match=r"metrik.*did you mean 'metric'"):
+        recipe_files.read(path)
+
+
+# --- data ---
+
+
+def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "empty"))
+    digest, there = data_digest("cifar10")
+    assert not there
+    assert digest  # the published digest is known, so stored results are still found
+    work = Reproduction("cnn", tmp_path / "out")
+    assert work.orders(find("table7")) == []
+    assert {cell.note for cell in work.sheet(find("table7")).cells.values()} == {UNAVAILABLE}
+
+
+def test_another_copy_of_the_data_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path))
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "about.json").write_text('{"sha256": "0123456789abcdef"}')
+    with pytest.raises(UserError, match="expected the published set"):
+        data_digest("cifar10")
+
+
+def test_held_out_clients_do_not_train_and_the_test_set_is_not_touched():
+    data = load("digits", split="dirichlet:0.6", clients=15, held_out=5, seed=3)
+    whole = load("digits", split="dirichlet:0.6", clients=20, seed=3)
+    assert data.clients == 15
+    assert data.split_fingerprint != whole.split_fingerprint
+    owned = np.concatenate([whole.rows(i) for i in range(15, 20)])
+    assert np.array_equal(data.indices, whole.indices[: whole.offsets[15]])
+    assert np.array_equal(data.x_test.numpy(), whole.x.numpy()[np.sort(owned)])
+    assert not set(owned) & set(data.indices)
+
+
+def test_held_out_must_be_a_number_of_clients():
+    with pytest.raises(UserError, match="held_out"):
+        load("digits", clients=5, held_out=-1)
+
+
+# --- runs ---
+
+
+def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
+    given = orders()
+    first, second = made(given, tmp_path / "a", jobs=2), made(given, tmp_path / "b", jobs=1)
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0]["final"] != first[1]["final"]
+    assert not any((tmp_path / "a" / "work").iterdir())
+
+
+def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
+    given, killed = orders(2, rounds=6), []
+
+    def kill(order, rounds):
+        if rounds == 3 and not killed:
+            killed.append(order.key)
+            children = subprocess.run(
+                ["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True
+            )
+            for pid in children.stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+
+    store = Store(tmp_path / "a")
+    make(given, store, 1, kill, lambda record: None)
+    assert killed
+    undisturbed = made(given, tmp_path / "b", jobs=1)
+    assert all(same(store.get(order.key), other) for order, other in zip(given, undisturbed, strict=True))
+
+
+def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
+    given = orders(1)
+    bad = replace(
+        given[0], config=replace(given[0].config, data=replace(given[0].config.data, options={"train_size": 10**9}))
+    )
+    with pytest.raises(UserError, match=r"seed 0: .*train_size"):
+        make([bad], Store(tmp_path), 1, lambda order, rounds: None, lambda record: None)
+
+
+def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
+    command = [sys.executable, "-m", "fedspeed.cli", "reproduce", "table2", "--preset", "smoke", "--quiet", "--out"]
+    process = subprocess.Popen([*command, str(tmp_path / "a")], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "a" / "runs").glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / "runs").glob("*.json")}
+    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).orders(find("table2")))
+    for folder in "ab":
+        subprocess.run([*command, str(tmp_path / folder)], check=True)
+    after = {path.name: path for path in (tmp_path / "a" / "runs").glob("*.json")}
+    assert all(after[name].stat().st_mtime_ns == stamp for name, stamp in before.items())  # not made again
+    for name, path in after.items():
+        assert same(json.loads(path.read_text()), json.loads((tmp_path / "b" / "runs" / name).read_text()))
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    out = tmp_path_factory.mktemp("reproduce") / "smoke"
+    assert main(["reproduce", "table7", "--preset", "smoke", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_table7_smoke_renders_everything(smoke):
+    page = (smoke / "table7.md").read_text()
+    assert "85.7" in page
+    assert "**Claim.**" in page
+    assert "## Verdicts" in page
+    assert all((smoke / f"table7.{kind}").stat().st_size for kind in ("csv", "tex", "png", "svg"))
+    assert "table7.md" in (smoke / "README.md").read_text()
+
+
+def test_what_is_done_is_not_made_again_and_renders_the_same_bytes(smoke, monkeypatch):
+    before = {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()}
+    monkeypatch.setattr("fedspeed.reproduce.pool.make", None)
+    assert main(["reproduce", "table7", "--preset", "smoke", "--quiet", "--out", str(smoke)]) == 0
+    assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()} == before
+
+
+def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_path):
+    given = ["reproduce", "table7", "--preset", "smoke", "--seeds", "1", "--out", str(smoke), "--again", "--quiet"]
+    assert main(given) == 0
+    assert "0 do not" in capsys.readouterr().out
+    path = sorted((smoke / "runs").glob("*.json"))
+    kept = {p: p.read_text() for p in path}
+    for p in path:
+        record = json.loads(kept[p])
+        record["final"]["accuracy"] += 1e-9
+        p.write_text(json.dumps(record))
+    assert main(given) == 1
+    assert "the numbers differ" in capsys.readouterr().out
+    for p, text in kept.items():
+        p.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["tabel7"], "did you mean 'table7'"),
+        (["table7", "--preset", "cnnn"], "cnn"),
+        (["table7", "--seeds", "0"], "--seeds"),
+        (["table7", "--set", "rounds"], "KEY=VALUE"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(given, told, capsys, tmp_path):
+    assert main(["reproduce", *given, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_record_is_named(smoke, capsys):
+    path = sorted((smoke / "runs").glob("*.json"))[0]
+    kept = path.read_text()
+    path.write_text(kept[:50])
+    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--out", str(smoke)]) == 2
+    assert path.name in capsys.readouterr().err
+    path.write_text(kept)
+
+
+def test_the_list_names_every_recipe(capsys):
+    assert main(["reproduce", "list"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in recipes())
