@@ -13,7 +13,7 @@ from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
 from .sampling import batch_order, key, rng, seed_device
-from .vec import FlatModel, Loss, accurate, all_finite, arithmetic, clip_
+from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, squared_distance
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Reply(NamedTuple):
 class Oracle:
     """The gradient of the current minibatch at any point; see `method.Grad`."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
         self.flat, self.loss, self.precision = work.flat, work.loss, work.precision
         self.clip = work.clip if work.clip_mode == "gradient" else 0.0
-        self.buffers: list[torch.Tensor] = []
+        self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
         self.evals = 0.0
 
@@ -107,12 +107,13 @@ class Oracle:
         return clip_(out, self.clip) if self.clip else out
 
 
-def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
+def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
     """K local steps of one client: `x -= lr * (direction + mix * wd * x)`.
 
     Args:
         down: what the server sent, in the model's dtype.
         client: a private copy of the client's state; `init_client` at first touch is the caller's part.
+        buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
     """
     method, data, flat = work.method, work.data, work.flat
     rows = data.rows(job.client)
@@ -120,7 +121,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     order = batch_order(len(rows), work.batch_size, steps, key(work.seed, "batches", job.t, job.client))
     stream = rng(work.seed, "augment", job.t, job.client) if data.pipeline.random else None
     masks = key(work.seed, "masks", job.t, job.client) % 2**62
-    oracle = Oracle(work)
+    oracle = Oracle(work, [] if buffers is None else buffers)
     flat.model.train()
     k = 0
     try:
@@ -138,7 +139,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any) -> Reply:
     train_loss = sum(float(loss) for loss in oracle.losses) / steps
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps)
-    drift = float(torch.linalg.vector_norm(x - down.x, dtype=accurate(x))) ** 2
+    drift = squared_distance(x, down.x)
     return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
 
 

@@ -134,7 +134,7 @@ class Simulation:
             precision=plan.precision,
             seed=plan.seed,
         )
-        self.x0 = flat.x.clone()
+        self.x0 = flat.x
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self.states = choose_states(plan.states, method.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
@@ -171,25 +171,14 @@ class Simulation:
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
         jobs = self._jobs([i for i in active if i not in lost], t, lr)
         down = self._down()
-        mean, steps, replies, bytes_up = Mean(self._server_dtype), 0.0, [], 0
-        self.states.discard()
-        for reply in self.backend.run(jobs, down, self.client_state):
-            if isinstance(reply, Failed):
-                if plan.on_client_error == "stop" or len(lost) + 1 == len(active):
-                    raise reply.error
-                lost.add(reply.job.client)
-                continue
-            weight = self._weight(reply)
-            if reply.share:
-                mean.add(reply.up, weight * reply.share)
-                floats = sum(a.numel() for a in tree_leaves(reply.up))
-                bytes_up += reply.share * floats * self.work.flat.dtype.itemsize
-            steps += weight * reply.K
-            self.states.stage(reply.job.client, reply.client, t)
-            replies.append(reply._replace(up=None, client=None))
+        bytes_down = len(active) * tree_bytes(down)
+        mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
+        del down  # vectors are large: none is kept longer than it is needed
+        steps = sum(self._weight(reply) * reply.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
         with one_thread():  # the bits of a sum depend on the number of threads
             server = self.method.update(self.server, mean.result(), told)
+            del mean
             update_norm = float((server.x - self.server.x).norm())
         if not all_finite(server):
             raise Diverged(
@@ -209,7 +198,7 @@ class Simulation:
             test_accuracy=None if score is None or math.isnan(score.accuracy) else score.accuracy,
             drift=_average(replies, "drift"),
             update_norm=update_norm,
-            bytes_down=len(active) * tree_bytes(down),
+            bytes_down=bytes_down,
             bytes_up=bytes_up,
             grad_evals=sum(reply.grad_evals for reply in replies),
             dropped=sorted(lost),
@@ -217,6 +206,24 @@ class Simulation:
             seconds=trained - started,
             eval_seconds=time.perf_counter() - trained,
         )
+
+    def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
+        """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
+        mean, replies, bytes_up = Mean(self._server_dtype), [], 0
+        self.states.discard()
+        for reply in self.backend.run(jobs, down, self.client_state):
+            if isinstance(reply, Failed):
+                if self.plan.on_client_error == "stop" or len(lost) + 1 == active:
+                    raise reply.error
+                lost.add(reply.job.client)
+                continue
+            if reply.share:
+                mean.add(reply.up, self._weight(reply) * reply.share)
+                floats = sum(a.numel() for a in tree_leaves(reply.up))
+                bytes_up += reply.share * floats * self.work.flat.dtype.itemsize
+            self.states.stage(reply.job.client, reply.client, reply.job.t)
+            replies.append(reply._replace(up=None, client=None))
+        return mean, replies, bytes_up
 
     def _jobs(self, clients: list[int], t: int, lr: float) -> list[Job]:
         """Jobs in job order, longest first; a straggler's own number of steps stands in its job."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .errors import UserError
-from .vec import tree_leaves, tree_map
+from .vec import outline, tree_leaves, tree_map
 
 LIMIT = 2**30
 """Bytes of states, were every client touched, above which `auto` keeps them on disk."""
@@ -105,7 +105,7 @@ class DiskStates:
         if not any(True for _ in tree_leaves(state)):
             return
         if self._like is None:
-            self._like = tree_map(_shape, state)
+            self._like = tree_map(outline, state)
         write_state(self.path(client, t), state, self.dtype)
         self._staged[client] = t
 
@@ -127,7 +127,7 @@ class DiskStates:
 
     def restore(self, folder: Path, like: Any, generations: dict[int, int]) -> None:
         """Take over the states of a checkpoint, which lie in this folder already."""
-        self._like = tree_map(_shape, like)
+        self._like = tree_map(outline, like)
         self.generations, self._staged = dict(generations), {}
 
     def unwritten(self, folder: Path) -> dict[Path, Any]:
@@ -214,11 +214,6 @@ def _read(file: Any, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
     kind = DTYPES[stored]
     raw = np.fromfile(file, np.uint8, int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
     return torch.from_numpy(raw).view(kind).view(shape).to(DTYPES[dtype])
-
-
-def _shape(a: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype without the numbers."""
-    return torch.empty_like(a, device="meta")
 
 
 def _own(a: torch.Tensor) -> torch.Tensor:

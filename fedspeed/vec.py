@@ -30,6 +30,11 @@ def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield a
 
 
+def outline(a: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without the numbers."""
+    return torch.empty_like(a, device="meta")
+
+
 def tree_bytes(tree: tuple[Any, ...]) -> int:
     """Bytes of all tensors of a tree: what it costs to send."""
     return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
@@ -62,6 +67,12 @@ def all_finite(tree: tuple[Any, ...]) -> bool:
     """Whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
     ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
     return all(math.isfinite(float(end)) for end in ends)
+
+
+def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """||x - y||^2, summed in float64 a piece at a time: a whole vector in float64 would be the largest of all."""
+    pieces = zip(x.split(2**20), y.split(2**20), strict=True)  # type: ignore[no-untyped-call]
+    return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces)
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
@@ -97,8 +108,8 @@ class Mean:
                 total.add_(a, alpha=weight)
 
     def result(self) -> Any:
-        """The mean of what was added."""
-        return tree_map(lambda a: a / self.weight, self.total)
+        """The mean of what was added, in place of the sum: ask once."""
+        return tree_map(lambda a: a.div_(self.weight), self.total)
 
 
 class FlatModel:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedspeed.backends import shared
 from fedspeed.data import load
 from fedspeed.errors import Diverged, UserError
 from fedspeed.methods import METHODS, FedInit, FedSpeed
@@ -163,3 +164,26 @@ def test_auto_takes_processes_for_long_runs_only():
     assert worker_count(Plan(backend="auto", workers=2, rounds=10_000), cpu, data, 5_000) == 2
     assert worker_count(small, cpu, data, 11_000_000) == 2
     assert worker_count(small, torch.device("meta"), data, 11_000_000) == 0
+
+
+@pytest.mark.parametrize("passed_on", [True, False], ids=["as a file", "mapped"])
+def test_segments_give_back_what_was_written(passed_on, monkeypatch):
+    """Scalars, columns of a matrix, other dtypes; mapped pages see the same."""
+    if passed_on and not shared.PASSED_ON:
+        pytest.skip("reads and writes agree with mapped pages on Linux")
+    monkeypatch.setattr(shared, "PASSED_ON", passed_on)
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(2.5, dtype=torch.float64)]
+    places, size = shared.lay_out(tensors)
+    segment = shared.Segment.create(size)
+    for place, a in zip(places, tensors, strict=True):
+        segment.write(place, a)
+    segment.write(places[0], torch.arange(6, dtype=torch.float64).reshape(3, 2).T)
+    tensors[0] = torch.tensor([[0.0, 2, 4], [1, 3, 5]])
+    for place, a in zip(places, tensors, strict=True):
+        found = segment.read(place)
+        assert found.dtype == a.dtype
+        assert torch.equal(found, a)
+        assert torch.equal(segment.tensor(place), a)
+    segment.read(places[0]).zero_()  # a copy
+    assert torch.equal(segment.read(places[0]), tensors[0])
+    segment.unlink()

@@ -27,8 +27,8 @@ from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
 from ..method import Local, Method
 from ..plan import Plan
-from ..vec import tree_leaves, tree_map
-from .shared import Place, Segment, at, copy_into, lay_out
+from ..vec import outline, tree_leaves, tree_map
+from .shared import Place, Segment, lay_out, put, take
 from .worker import Setup, worker
 
 SLOTS = 2
@@ -51,7 +51,6 @@ class Processes:
         self.work = work
         self.workers: list[Worker] = []
         self._setups: list[Setup] = []
-        self._slots: list[list[tuple[Any, Any]]] = []  # of each worker: (state, upload) trees in shared memory
         client = work.method.init_client(x0)
         up, kept = work.method.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         data, self.data_places, rest = _data_segment(work)
@@ -61,14 +60,13 @@ class Processes:
             state, size = lay_out(list(tree_leaves(kept)), size)
             upload, size = lay_out(list(tree_leaves(up)), size)
             slots.append((state, upload))
-        segment = Segment.create(size)
-        self.x, self.down = segment.tensor(places[0]), at(segment, down, places[1:])
+        self._segment = segment = Segment.create(size)
+        self._vectors, self._like = places, (tree_map(outline, kept), tree_map(outline, up))
         self._payload = _payload(work, rest, module)
         names = [(s.path, s.size) for s in (data, segment)]
         for w in range(workers):
             own = slots[SLOTS * w : SLOTS * (w + 1)]
             self._setups.append(Setup(names, self.data_places, places, own, sources(work.method)))
-            self._slots.append([(at(segment, kept, a), at(segment, up, b)) for a, b in own])
         self._finalizer = weakref.finalize(self, close, self.workers, [data, segment])
         try:
             self.workers += [self._spawn(w) for w in range(workers)]
@@ -90,8 +88,8 @@ class Processes:
         return Worker(process, here)
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order; a reply's upload is valid until the next one is asked for."""
-        copy_into(self.down, down)
+        """Replies in job order."""
+        put(self._segment, self._vectors[1:], down)
         queue = list(jobs)
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
         running: dict[int, tuple[int, int]] = {}  # worker -> (job number, slot)
@@ -112,18 +110,22 @@ class Processes:
                         done[index] = (w, slot, self._answer(w, again, doing))
                         del running[w]
                 w, slot, facts = done.pop(number)
-                kept, up = self._slots[w][slot]
                 failed = isinstance(facts, ClientFailed | Diverged)
-                yield Failed(job, facts) if failed else Reply(job, up, tree_map(torch.clone, kept), *facts)
+                yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
                 free[w].append(slot)
         finally:
             for w in running:  # the round failed: nobody's answer may wait for the next one
                 with suppress(UserError):
                     self._answer(w, None, "as the round was given up")
 
+    def _reply(self, job: Job, w: int, slot: int, facts: tuple[Any, ...]) -> Reply:
+        trees = zip(self._like, self._setups[w].slots[slot], strict=True)
+        kept, up = (take(self._segment, like, places) for like, places in trees)
+        return Reply(job, up, kept, *facts)
+
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector, shared among the workers, summed in order."""
-        self.x.copy_(x)
+        self._segment.write(self._vectors[0], x)
         pieces = shards(self.work.data)
         shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
         ask = [partial(self._ask, w, ("evaluate", share)) for w, share in enumerate(shares)]
@@ -139,7 +141,7 @@ class Processes:
         self._finalizer()
 
     def _send(self, w: int, job: Job, slot: int, state: Callable[[int], Any]) -> None:
-        copy_into(self._slots[w][slot][0], state(job.client))
+        put(self._segment, self._setups[w].slots[slot][0], state(job.client))
         self._ask(w, ("run", job, slot))
 
     def _ask(self, w: int, request: tuple[Any, ...]) -> None:
@@ -206,7 +208,7 @@ def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
     segment = Segment.create(size)
     named = dict(zip(tensors, places, strict=True))
     for name, place in named.items():
-        segment.tensor(place).copy_(tensors[name])
+        segment.write(place, tensors[name])
     empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
     return segment, named, replace(work.data, **empty)
 

@@ -1,11 +1,17 @@
-"""Memory that processes share, and trees of tensors in it."""
+"""Memory that processes share, and trees of tensors in it.
+
+A process maps what it works on. What it only passes on, it reads and writes like a file: mapped pages would count as
+memory of every process that has ever touched them.
+"""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +22,8 @@ from ..vec import tree_leaves, tree_map
 
 ALIGN = 64
 """Kernels take other paths, and give other bits, at unaligned addresses."""
+PASSED_ON = hasattr(os, "memfd_create")
+"""Whether reading and writing a segment like a file agrees with its mapped pages, as it does on Linux."""
 
 
 class Place(NamedTuple):
@@ -25,6 +33,11 @@ class Place(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Segment:
     """A piece of memory that other processes map too. On Linux it has no name that could be left behind; elsewhere it
@@ -32,7 +45,11 @@ class Segment:
 
     def __init__(self, handle: int, path: Path, size: int) -> None:
         self.handle, self.path, self.size = handle, path, size
-        self.map = mmap.mmap(handle, size)
+
+    @cached_property
+    def map(self) -> mmap.mmap:
+        """The memory itself."""
+        return mmap.mmap(self.handle, self.size)
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -59,8 +76,27 @@ class Segment:
 
     def tensor(self, place: Place) -> torch.Tensor:
         """The tensor at a place, sharing memory."""
-        flat = torch.frombuffer(self.map, dtype=place.dtype, count=_count(place), offset=place.offset)
+        flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
         return flat.view(place.shape)
+
+    def write(self, place: Place, a: torch.Tensor) -> None:
+        """Copy a tensor to a place."""
+        if not PASSED_ON:
+            self.tensor(place).copy_(a)
+            return
+        left = _bytes(a.detach().to(place.dtype).expand(place.shape).contiguous())
+        while len(left):
+            left = left[os.pwrite(self.handle, left, place.offset + place.size - len(left)) :]
+
+    def read(self, place: Place) -> torch.Tensor:
+        """A copy of the tensor at a place."""
+        if not PASSED_ON:
+            return self.tensor(place).clone()
+        a = torch.empty(place.shape, dtype=place.dtype)
+        left = _bytes(a)
+        while len(left):
+            left = left[os.preadv(self.handle, [left], place.offset + place.size - len(left)) :]
+        return a
 
     def unlink(self) -> None:
         """Nobody else will map it; the memory lives on until the last process lets go."""
@@ -85,14 +121,18 @@ def at(segment: Segment, prototype: Any, places: list[Place]) -> Any:
     return tree_map(lambda _: segment.tensor(next(remaining)), prototype)
 
 
-def copy_into(target: Any, source: Any) -> None:
-    """Copy a tree's tensors into another of the same shape."""
-    for a, b in zip(tree_leaves(target), tree_leaves(source), strict=True):
-        a.copy_(b)
+def put(segment: Segment, places: list[Place], tree: Any) -> None:
+    """Copy a tree's tensors to their places."""
+    for place, a in zip(places, tree_leaves(tree), strict=True):
+        segment.write(place, a)
 
 
-def _count(place: Place) -> int:
-    count = 1
-    for side in place.shape:
-        count *= side
-    return count
+def take(segment: Segment, prototype: Any, places: list[Place]) -> Any:
+    """A copy of the tree at some places."""
+    remaining = iter(places)
+    return tree_map(lambda _: segment.read(next(remaining)), prototype)
+
+
+def _bytes(a: torch.Tensor) -> memoryview:
+    whole: memoryview = a.view(-1).view(torch.uint8).numpy().data
+    return whole

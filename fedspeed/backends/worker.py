@@ -17,8 +17,8 @@ from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import score_shard
 from ..method import Local
 from ..methods import find
-from ..vec import FlatModel, tree_map
-from .shared import Place, Segment, at, copy_into
+from ..vec import FlatModel, outline, tree_map
+from .shared import Place, Segment, at, put, take
 
 
 class Setup(NamedTuple):
@@ -35,9 +35,9 @@ def worker(pipe: Connection, setup: Setup) -> None:
     """The loop of one worker; it ends when the other end of the pipe is closed, so also when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(1)
-    keep_memory()
     try:
         run, evaluate = _prepare(pipe, setup)
+        keep_memory()  # not before: what the start needed goes back
         pipe.send(("ready", None))
         while True:
             request = pipe.recv()
@@ -64,18 +64,19 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})
     flat = FlatModel(pickle.loads(parts["module"]), parts["no_decay"])
     work = Work(method=parts["method"], flat=flat, loss=parts["loss"], data=data, **parts["common"])
-    method, x0 = work.method, flat.x.clone()
-    x = segment.tensor(setup.vectors[0])
-    prototype = method.broadcast(method.init_server(x0))
-    down = at(segment, prototype, setup.vectors[1:])
-    up, kept = method.upload(x0.clone(), prototype, tree_map(torch.clone, method.init_client(x0)), Local(1, 1.0, 1))
-    slots = [(at(segment, kept, a), at(segment, up, b)) for a, b in setup.slots]
+    method, x0, x = work.method, flat.x, segment.tensor(setup.vectors[0])
+    sent = method.broadcast(method.init_server(x0.clone()))
+    down = at(segment, sent, setup.vectors[1:])
+    _, kept = method.upload(x0.clone(), sent, tree_map(torch.clone, method.init_client(x0)), Local(1, 1.0, 1))
+    like = tree_map(outline, kept)
+    flat.x = x  # x^0 is the server's to keep
+    buffers: list[torch.Tensor] = []
 
     def run(job: Any, slot: int) -> tuple[Any, ...]:
-        state, upload = slots[slot]
-        reply = run_client(work, job, down, tree_map(torch.clone, state))
-        copy_into(upload, reply.up)
-        copy_into(state, reply.client)
+        state, upload = setup.slots[slot]
+        reply = run_client(work, job, down, take(segment, like, state), buffers)
+        put(segment, upload, reply.up)
+        put(segment, state, reply.client)
         return reply.K, reply.n, reply.train_loss, reply.drift, reply.grad_evals
 
     def evaluate(pieces: list[tuple[int, int]]) -> list[Any]:
