@@ -217,3 +217,23 @@ KILLS = int(os.environ.get("FEDSPEED_KILLS", "2"))
 def test_kill_9_at_random_instants_everywhere(tmp_path, method, backend, states):
     """Sixteen combinations, two kills each if nothing else is said."""
     kill_case(tmp_path, method, backend, states, KILLS, seed=CASES.index((method, backend, states)))
+
+
+def test_two_processes_cannot_run_in_one_directory(tmp_path):
+    """The second is refused with a message and changes nothing; when the first is gone, it may."""
+    first, second = [], []
+
+    def meanwhile(record):
+        if record.round == 3:
+            command = [sys.executable, "-m", "fedspeed.cli", "resume", str(tmp_path / "run")]
+            told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            second.append((told.returncode, told.stderr))
+        first.append(record.round)
+
+    run_config(config(), tmp_path / "run", on_round=meanwhile)
+    assert first == list(range(1, 9))
+    assert second[0][0] == 2
+    assert "another process is running there" in second[0][1]
+    run_config(config(), tmp_path / "alone")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "alone")
+    resume(tmp_path / "run")

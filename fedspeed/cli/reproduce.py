@@ -73,9 +73,13 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.again:
         return _again(work, chosen, args, console)
     began = time.monotonic()
+    if not args.render:
+        try:
+            _run(work, [recipe for recipe in chosen if recipe.kind == "runs"], args, console)
+        except KeyboardInterrupt:
+            console.print("stopped; what was done is kept: repeat the command and it goes on from there")
+            return 130
     for recipe in chosen:
-        if recipe.kind == "runs" and not args.render:
-            _run(work, recipe, args, console)
         render(work, recipe)
         if not args.quiet:
             console.print((out / f"{recipe.name}.md").read_text("utf-8"), markup=False)
@@ -100,10 +104,15 @@ def _overrides(given: list[str]) -> dict[str, Any]:
     return tables
 
 
-def _run(work: Reproduction, recipe: Recipe, args: argparse.Namespace, console: Console) -> None:
-    """The tuning runs, if any, then the runs that are missing."""
-    _make(work, recipe.name + " (tuning)", work.missing(work.grid(recipe)), args, console)
-    _make(work, recipe.name, work.missing(work.orders(recipe)), args, console)
+def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> None:
+    """The runs that are missing, in the recipes' order; those with tuned settings when their grids are done."""
+    title = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} recipes"
+    for part in ("", ", tuned"):
+        orders: dict[str, Order] = {}
+        for recipe in chosen:
+            for order in work.missing(work.grid(recipe) + work.orders(recipe)):
+                orders.setdefault(order.key, order)
+        _make(work, title + part, list(orders.values()), args, console)
 
 
 def _make(work: Reproduction, title: str, orders: list[Order], args: argparse.Namespace, console: Console) -> None:

@@ -82,8 +82,9 @@ class Reproduction:
         chosen = recipe.preset(self.preset)
         partial = any(case.tables.get("data", {}).get("part") for case in recipe.cases(self.preset))
         return Sheet(
-            name=recipe.name, title=recipe.title, claim=recipe.claim, about=recipe.about + self._chosen(recipe), paper=recipe.paper,
-            preset=self.preset, metric=chosen.metric or recipe.metric, show=chosen.show or recipe.show,
+            name=recipe.name, title=recipe.title, claim=recipe.claim, paper=recipe.paper,
+            about=recipe.about + self._chosen(recipe), preset=self.preset,
+            metric=chosen.metric or recipe.metric, show=chosen.show or recipe.show,
             targets=chosen.targets or recipe.targets, rows=rows, columns=columns, cells=cells,
             values=dict(recipe.values), seeds=len(self._seeds(recipe)), figure=recipe.figure, curve=recipe.curve,
             partial=partial,
