@@ -12,6 +12,8 @@ from ..rundir import write
 from . import Reproduction, facts
 from .recipes import Recipe, recipes
 
+OF = {"paper": "the paper's", "ours": "ours"}
+
 
 def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
     """Write NAME.md, .csv, .tex, .png, .svg of what is there, and return the verdicts."""
@@ -41,17 +43,31 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
 
 def index(work: Reproduction) -> Path:
     """README.md of a results folder: every recipe that was rendered, its verdicts, and what all runs took."""
-    lines = [f"# Reproduction, preset `{work.preset}`\n\n| recipe | what | verdicts |\n|---|---|---|\n"]
+    table = ["| recipe | what | verdicts |\n|---|---|---|\n"]
+    claims = list[str]()
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (work.store.out / f"{recipe.name}.md").exists():
             continue
         sheet = work.sheet(recipe)
-        claims = [claim for claim in recipe.claims if claim.asked_of(work.preset)]
-        told = [judge(claim, sheet).verdict for claim in claims]
-        counts = ", ".join(f"{told.count(verdict)} {verdict}" for verdict in dict.fromkeys(sorted(told)))
-        lines.append(f"| [{recipe.name}]({recipe.name}.md) | {recipe.title} | {counts} |\n")
-    records = [json.loads(path.read_text("utf-8")) for path in sorted((work.store.out / "runs").glob("*.json"))]
-    spent = sum(record["wall_seconds"] for record in records)
-    lines.append(f"\n{len(records)} runs, {spent / 60:.0f} minutes of one process each in all; see `runs/`.\n")
-    write(work.store.out / "README.md", "".join(lines))
+        told = [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
+        kinds = [verdict.verdict for verdict in told]
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+        table.append(f"| [{recipe.name}]({recipe.name}.md) | {recipe.title} | {counts} |\n")
+        claims += [f"\n### {recipe.title}\n\n"] * bool(told)
+        claims += [f"- {verdict.text} ({OF[verdict.source]}): **{verdict.verdict}**\n" for verdict in told]
+    page = (
+        f"# Reproduction, preset `{work.preset}`\n\n"
+        + "".join(table)
+        + _spent(work)
+        + "\n## Claims\n"
+        + "".join(claims)
+    )
+    write(work.store.out / "README.md", page)
     return work.store.out / "README.md"
+
+
+def _spent(work: Reproduction) -> str:
+    """What all runs took, by their own clocks."""
+    paths = sorted((work.store.out / "runs").glob("*.json"))
+    minutes = sum(json.loads(path.read_text("utf-8"))["wall_seconds"] for path in paths) / 60
+    return f"\n{len(paths)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"
