@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import machine, memory, peers, report, startup
+from . import checkpoint, machine, memory, peers, report, startup
 from .contests import CONTESTS, Contest
 from .goals import goals
 from .timing import Outcome, hold
 from .workloads import CORES
 
-PARTS = [name for name in CONTESTS if name != "smoke"] + ["memory", "startup"]
+PARTS = [name for name in CONTESTS if name != "smoke"] + ["memory", "startup", "checkpoint"]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     outcomes = [hold(contest, args.pairs, args.quick, unavailable, say) for contest in chosen(args)]
     resident = memory.measure(args.full_memory, args.quick, say) if "memory" in args.only else None
     started = startup.measure(3 if args.quick else 5) if "startup" in args.only else None
-    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started)
+    waited = checkpoint.measure(args.quick, say) if "checkpoint" in args.only else None
+    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started, waited)
     result = {
         "command": " ".join(["python -m benchmarks", *(sys.argv[1:] if argv is None else argv)]),
         "environment": {**machine.environment(), "peers": peer_versions(outcomes)},
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         "contests": [report.to_dict(outcome) for outcome in outcomes],
         "memory": resident,
         "startup": started,
+        "checkpoint": waited,
         "goals": found,
     }
     text = markdown(result, outcomes)
@@ -112,6 +114,10 @@ def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
         parts.append(report.memory_table(result["memory"]))
     if result["startup"]:
         parts.append(f"start-up to the first round of `fedspeed run`: {result['startup']['median']:.2f} s")
+    for name, each in (result["checkpoint"] or {}).items():
+        parts.append(
+            f"checkpoints, {name}: {each['written']} in {len(each['seconds'])} rounds; waits {each['share']:.2%}"
+        )
     if result["quick"] or result["busy"]:
         parts.append(f"Goals: an indication only ({'quick mode' if result['quick'] else 'busy machine'}).")
     return "\n\n".join([*parts, report.goal_table(result["goals"])])

@@ -28,7 +28,12 @@ class Goal:
     close: bool = False
 
 
-def goals(held: Held, memory: dict[str, Any] | None, startup: dict[str, Any] | None) -> list[Goal]:
+def goals(
+    held: Held,
+    memory: dict[str, Any] | None,
+    startup: dict[str, Any] | None,
+    checkpoint: dict[str, Any] | None = None,
+) -> list[Goal]:
     """Every goal that this run says something about, and the others as not measured."""
     return [
         _fastest(held, "W1", 1.9),
@@ -43,6 +48,7 @@ def goals(held: Held, memory: dict[str, Any] | None, startup: dict[str, Any] | N
         _memory(memory),
         _growth(memory),
         _startup(startup),
+        _checkpoint(checkpoint),
     ]
 
 
@@ -86,7 +92,9 @@ def _memory(memory: dict[str, Any] | None) -> Goal:
     peak = memory["peaks"][0] if memory else None
     if not peak or peak["failure"] or not peak["rss"]:
         return Goal(about, wanted)
-    found = f"{peak['rss'] / 1e9:.2f} GB with {peak['clients']} clients"
+    found = (
+        f"{peak['rss'] / 1e9:.2f} GB with {peak['clients']} clients (files in memory: {peak['segments'] / 1e9:.2f} GB)"
+    )
     met = peak["rss"] < 3e9
     return Goal(about, wanted, found, met if memory and (memory["full"] or not met) else None)
 
@@ -104,3 +112,11 @@ def _startup(startup: dict[str, Any] | None) -> Goal:
     if not startup:
         return Goal(about, wanted)
     return Goal(about, wanted, f"{startup['median']:.2f} s", startup["median"] < 5)
+
+
+def _checkpoint(checkpoint: dict[str, Any] | None) -> Goal:
+    about, wanted = "checkpoints: part of a W1 FedAvg round that waits for them", "< 3%"
+    if not checkpoint or not checkpoint["default"]["written"]:  # too short a run for one to be due
+        return Goal(about, wanted)
+    default, often = checkpoint["default"]["share"], checkpoint["every round"]["share"]
+    return Goal(about, wanted, f"{default:.2%}; {often:.2%} with one every round", default < 0.03)

@@ -29,24 +29,26 @@ TURNS = 2_000
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sums over the tree: RSS counts shared pages once a process, PSS once in all."""
+    """The largest sums over the tree: RSS counts shared pages once a process, PSS once in all. `segments` is the size
+    of the files in memory, mapped or not: RSS and this together are an upper bound."""
 
     model: str
     clients: int
     touched: int = 0
     rss: int = 0
     pss: int = 0
+    segments: int = 0
     parts: tuple[int, ...] = ()  # RSS of every process at the peak of RSS, largest first
     seconds: float = 0.0
     failure: str = ""
 
 
 class Sampler(threading.Thread):
-    """Looks at a process tree until told to stop: RSS every 100 ms, PSS (dearer to read) every second."""
+    """Looks at a process tree until told to stop: RSS every 100 ms, the rest (dearer to read) every second."""
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
-        self.root, self.pss, self.parts = root, 0, list[int]()
+        self.root, self.pss, self.segments, self.parts = root, 0, 0, list[int]()
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -56,6 +58,7 @@ class Sampler(threading.Thread):
             self.parts = max(self.parts, machine.tree_memory(self.root), key=sum)
             if turn % 10 == 0:
                 self.pss = max(self.pss, sum(machine.tree_memory(self.root, proportional=True)))
+                self.segments = max(self.segments, machine.tree_segments(self.root))
             turn += 1
 
     def stop(self) -> None:
@@ -110,4 +113,4 @@ def touch_all(model: str, clients: int, turns: int) -> Peak:
     touched = int(json.loads(answer)["touched"])
     failure = "" if touched == clients else f"only {touched} of {clients} clients have a state"
     parts = tuple(sorted(sampler.parts, reverse=True))
-    return Peak(model, clients, touched, sum(parts), sampler.pss, parts, seconds, failure)
+    return Peak(model, clients, touched, sum(parts), sampler.pss, sampler.segments, parts, seconds, failure)

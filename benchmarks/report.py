@@ -59,11 +59,13 @@ def goal_table(found: list[Goal]) -> str:
 
 def memory_table(memory: dict[str, Any]) -> str:
     """Peaks over the process tree."""
-    lines = ["| FedSpeed, all clients touched | RSS, GB | PSS, GB | s |", "|---|--:|--:|--:|"]
+    lines = ["| FedSpeed, all clients touched | RSS, GB | PSS, GB | files in memory, GB | s |", "|---|--:|--:|--:|--:|"]
     for peak in memory["peaks"]:
         name = f"| {peak['model']}, {peak['clients']:,} clients |"
-        sizes = f"{peak['rss'] / 1e9:.2f} | {peak['pss'] / 1e9:.2f} | {peak['seconds']:.0f} |"
-        lines.append(f"{name} {peak['failure']} | | |" if peak["failure"] else f"{name} {sizes}")
+        sizes = (
+            " | ".join(f"{peak[key] / 1e9:.2f}" for key in ("rss", "pss", "segments")) + f" | {peak['seconds']:.0f} |"
+        )
+        lines.append(f"{name} {peak['failure']} | | | |" if peak["failure"] else f"{name} {sizes}")
     return "\n".join(lines)
 
 

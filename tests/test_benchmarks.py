@@ -17,7 +17,7 @@ import fedspeed
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import machine, report, stock  # noqa: E402
+from benchmarks import checkpoint, machine, report, stock  # noqa: E402
 from benchmarks.contenders.ours import MODELS  # noqa: E402
 from benchmarks.contests import CONTESTS, OURS, Entry  # noqa: E402
 from benchmarks.goals import goals  # noqa: E402
@@ -91,6 +91,10 @@ def test_a_process_tree_is_counted_once():
         rss, pss = (sum(machine.tree_memory(child.pid, proportional=p)) for p in (False, True))
         assert 0 < pss <= 1.1 * rss
         assert machine.tree_peak(child.pid) >= 0.9 * rss
+        before, handle = machine.tree_segments(os.getpid()), os.memfd_create("test")
+        os.write(handle, bytes(10**6))
+        assert machine.tree_segments(os.getpid()) - before == pytest.approx(10**6, abs=4096)
+        os.close(handle)
     finally:
         child.communicate(b"\n")
 
@@ -119,3 +123,19 @@ def test_a_contest_from_start_to_finish(tmp_path):
     assert len(contest["cores_used_by_others"]) == 2
     assert result["environment"]["torch"] == torch.__version__
     assert str(ROOT) not in path.read_text().replace(" ".join(command[1:]), "")
+
+
+def test_waiting_for_checkpoints_is_timed_round_by_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = checkpoint.waits("smoke", every=1, rounds=3)
+    assert found["written"] == len(found["seconds"]) == len(found["waited"]) == 3
+    assert 0 < found["share"] == pytest.approx(sum(found["waited"]) / sum(found["seconds"]))
+    assert not list((tmp_path / "fedspeed-bench").iterdir())  # the run directory is gone
+
+
+def test_the_goal_for_checkpoints_needs_one_to_have_been_due():
+    each = {"written": 1, "share": 0.01}
+    goal = goals({}, None, None, {"default": each, "every round": each})[-1]
+    assert goal.met is True
+    assert "1.00%" in goal.found
+    assert goals({}, None, None, {"default": {**each, "written": 0}, "every round": each})[-1].met is None
