@@ -268,3 +268,12 @@ def test_the_list_names_every_recipe(capsys):
     assert main(["reproduce", "list"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in recipes())
+
+
+@pytest.mark.slow
+def test_every_recipe_runs_at_the_smallest_scale(tmp_path, capsys):
+    assert main(["reproduce", "all", "--preset", "smoke", "--quiet", "--out", str(tmp_path)]) == 0
+    pages = {path.stem: path.read_text() for path in tmp_path.glob("*.md")}
+    assert set(pages) == {"README", *(name for name, recipe in recipes().items() if "smoke" in recipe.presets)}
+    for name, page in pages.items():
+        assert "not run" not in page or name in ("README", "table3", "fig3"), name
