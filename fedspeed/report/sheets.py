@@ -145,7 +145,24 @@ def _contrast(contrast: Contrast) -> str:
         text = f"{_number(contrast.mean)}, one seed: no interval"
     else:
         text = f"{_number(contrast.mean)} [{_number(contrast.low)}, {_number(contrast.high)}], {n} seeds"
-    return f"{text}, {contrast.verdict}" + (f" ({contrast.note})" if n and contrast.note else "")
+    paper = "" if contrast.paper is None else f", the paper's {_number(contrast.paper)}"
+    return f"{text}{paper}, {contrast.verdict}" + (f" ({contrast.note})" if n and contrast.note else "")
+
+
+def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str, str]]:
+    """A line a claim: whose, its weakest contrast, the paper's number for it, ours, the verdict."""
+    lines = []
+    for verdict in verdicts:
+        weakest = min(verdict.contrasts, key=_telling, default=None)
+        paper = ours = "-"
+        if weakest is not None:
+            paper = "-" if weakest.paper is None else _number(weakest.paper)
+            if len(weakest.values) > 1:
+                ours = f"{_number(weakest.mean)} [{_number(weakest.low)}, {_number(weakest.high)}]"
+        source = "the paper's" if verdict.source == "paper" else verdict.source
+        text = f"`{weakest.text}`" if weakest else ""
+        lines.append((f"{verdict.text} ({source})", text, paper, ours, f"**{verdict.verdict}**"))
+    return lines
 
 
 def _cost(sheet: Sheet) -> str:

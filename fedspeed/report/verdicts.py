@@ -150,6 +150,7 @@ class Contrast:
         low, high: 95% t-interval of the mean; infinite where nothing bounds it.
         slack: how far inside the claim the interval lies; the least is the most telling.
         note: what else to know, e.g. that a target was never reached.
+        paper: what the paper's own numbers give, where it has one for every cell.
     """
 
     text: str
@@ -160,6 +161,7 @@ class Contrast:
     verdict: str
     slack: float = -math.inf
     note: str = ""
+    paper: float | None = None
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,10 @@ def judge(claim: Claim, sheet: Sheet) -> Verdict:
 def _contrast(expression: Expression, metric: str, sheet: Sheet) -> Contrast:
     cells = {name: sheet.cells.get(name) for _, name in expression.terms}
     missing = [name for name, cell in cells.items() if cell is None or not cell.records]
+    paper = _paper(expression, sheet) if metric == sheet.metric else None
     if missing:
-        return Contrast(expression.text, (), math.nan, -math.inf, math.inf, NOT_RUN, note=f"no {', '.join(missing)}")
+        note = f"no {', '.join(missing)}"
+        return Contrast(expression.text, (), math.nan, -math.inf, math.inf, NOT_RUN, note=note, paper=paper)
     by_seed = {name: {record["seed"]: record for record in cell.records} for name, cell in cells.items() if cell}
     shared = sorted(set.intersection(*(set(records) for records in by_seed.values())))
     values, below, above, notes = [], False, False, dict[str, None]()
@@ -201,7 +205,7 @@ def _contrast(expression: Expression, metric: str, sheet: Sheet) -> Contrast:
                 value = censored(record, metric)
                 if value is None:  # e.g. the loss of a diverged run: dropping its seed would favour those that diverge
                     note = f"{name} has no {metric} for seed {seed}"
-                    return _result(expression, (), -math.inf, math.inf, sheet, note)
+                    return _result(expression, (), -math.inf, math.inf, sheet, note, paper)
                 # The true number is larger, so the contrast is a bound on one side and says nothing on the other.
                 below, above = below or factor < 0, above or factor > 0
                 notes[f"{name} did not reach the target in every run: a bound"] = None
@@ -209,15 +213,28 @@ def _contrast(expression: Expression, metric: str, sheet: Sheet) -> Contrast:
         values.append(total)
     low, high = interval(values)
     low, high = -math.inf if below else low, math.inf if above else high
-    return _result(expression, tuple(values), low, high, sheet, "; ".join(notes))
+    return _result(expression, tuple(values), low, high, sheet, "; ".join(notes), paper)
+
+
+def _paper(expression: Expression, sheet: Sheet) -> float | None:
+    """The contrast of the paper's own numbers; None where one is missing or was never reached."""
+    terms = [(factor, sheet.values.get(name)) for factor, name in expression.terms]
+    numbers = [factor * value for factor, value in terms if isinstance(value, int | float)]
+    return math.fsum(numbers) if len(numbers) == len(terms) else None
 
 
 def _result(
-    expression: Expression, values: tuple[float, ...], low: float, high: float, sheet: Sheet, note: str
+    expression: Expression,
+    values: tuple[float, ...],
+    low: float,
+    high: float,
+    sheet: Sheet,
+    note: str,
+    paper: float | None,
 ) -> Contrast:
     mean = statistics.fmean(values) if values else math.nan
     verdict = PARTIAL if sheet.partial else expression.verdict(low, high)
-    return Contrast(expression.text, values, mean, low, high, verdict, expression.slack(low, high), note)
+    return Contrast(expression.text, values, mean, low, high, verdict, expression.slack(low, high), note, paper)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

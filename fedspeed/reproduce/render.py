@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 from ..report import sheets
+from ..report.runs import markdown
 from ..report.splits import heat_map
 from ..report.verdicts import Verdict, judge
 from ..rundir import write
 from . import Reproduction, facts
 from .recipes import Recipe, recipes
 
-OF = {"paper": "the paper's", "ours": "ours"}
+CLAIMS = ("claim", "contrast", "paper", "ours", "verdict")
 
 
 def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
@@ -43,8 +44,7 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
 
 def index(work: Reproduction) -> Path:
     """README.md of a results folder: every recipe that was rendered, its verdicts, and what all runs took."""
-    table = ["| recipe | what | verdicts |\n|---|---|---|\n"]
-    claims = list[str]()
+    summary, claims = list[tuple[str, ...]](), list[str]()
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (work.store.out / f"{recipe.name}.md").exists():
             continue
@@ -52,17 +52,16 @@ def index(work: Reproduction) -> Path:
         told = [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
         kinds = [verdict.verdict for verdict in told]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-        table.append(f"| [{recipe.name}]({recipe.name}.md) | {recipe.title} | {counts} |\n")
-        claims += [f"\n### {recipe.title}\n\n"] * bool(told)
-        claims += [f"- {verdict.text} ({OF[verdict.source]}): **{verdict.verdict}**\n" for verdict in told]
-    page = (
-        f"# Reproduction, preset `{work.preset}`\n\n"
-        + "".join(table)
-        + _spent(work)
-        + "\n## Claims\n"
-        + "".join(claims)
-    )
-    write(work.store.out / "README.md", page)
+        summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
+        if told:
+            claims += [f"\n### {recipe.title}\n\n", markdown(CLAIMS, list(sheets.claims(told)))]
+    page = [
+        f"# Reproduction, preset `{work.preset}`\n\n",
+        markdown(("recipe", "what", "verdicts"), summary),
+        _spent(work),
+    ]
+    page += ["\n## Claims\n\nOf each claim the contrast that is furthest from holding; in brackets its 95% interval.\n"]
+    write(work.store.out / "README.md", "".join([*page, *claims]))
     return work.store.out / "README.md"
 
 
