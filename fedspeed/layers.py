@@ -25,7 +25,9 @@ class Layout(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same values in another order of memory."""
-        return x.contiguous(memory_format=self.format) if x.device.type == "cpu" else x
+        if x.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(x):  # vmap knows one layout
+            return x
+        return x.contiguous(memory_format=self.format)
 
 
 class Conv3x3(nn.Conv2d):

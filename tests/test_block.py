@@ -53,12 +53,13 @@ def test_repeats_its_own_bits_and_clips_as_the_loop():
         torch.testing.assert_close(runs[0].x, runs[2].x, atol=1e-11, rtol=0)
 
 
-def test_any_module_and_random_augmentation():
+@pytest.mark.parametrize("channels", [1, 3])
+def test_any_module_and_random_augmentation(channels):
     """A convolutional model, pictures that are flipped and cropped: the same draws as the loop."""
     from fedspeed.data.augment import Pipeline
 
     r = np.random.default_rng(0)
-    x = r.integers(0, 255, (24, 1, 8, 8), dtype=np.uint8)
+    x = r.integers(0, 255, (24, channels, 8, 8), dtype=np.uint8)
     data = Federated.from_arrays(
         x, r.integers(0, 3, 24), list(np.arange(24).reshape(4, 6)), pipeline=Pipeline(flip=0.5, padding=2), classes=3
     )

@@ -122,10 +122,13 @@ def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarra
 
 def _average(x: np.ndarray, factor: int) -> np.ndarray:
     n, channels, height, width = x.shape
-    blocks = x.reshape(n, channels, height // factor, factor, width // factor, factor)
     if x.dtype != np.uint8:
+        blocks = x.reshape(n, channels, height // factor, factor, width // factor, factor)
         mean: np.ndarray = blocks.mean((3, 5), dtype=np.float64).astype(x.dtype)
         return mean
-    total = blocks.sum((3, 5), dtype=np.uint32)
+    total = np.zeros((n, channels, height // factor, width // factor), np.uint32)
+    for i in range(factor):  # pixel by pixel of the blocks: several times faster than a sum over two axes
+        for j in range(factor):
+            total += x[:, :, i::factor, j::factor]
     rounded: np.ndarray = ((total + factor * factor // 2) // (factor * factor)).astype(np.uint8)
     return rounded
