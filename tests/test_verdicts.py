@@ -173,6 +173,7 @@ def test_a_missing_cell():
     assert contrast("A - C > 0", table).note == "no C"
     claim = Claim("of both", each={"m": ["B", "C"]}, holds_if=("A - {m} > 0",))
     assert judge(claim, sheet({"A": finals(60, 61), "C": finals(1, 2)})).verdict == "not run"
+    assert judge(claim, sheet({"A": finals(60, 61), "C": finals(90, 91)})).verdict == "does not hold"  # already refuted
 
 
 def test_part_of_a_data_set_decides_nothing():

@@ -175,14 +175,17 @@ class Verdict:
 
 
 def judge(claim: Claim, sheet: Sheet) -> Verdict:
-    """The verdict of one claim: holds if all its contrasts hold, does not hold if any does not, else undecided."""
+    """The verdict of one claim: holds if all its contrasts hold, does not hold if any does not, else undecided.
+
+    A cell that was not run leaves the claim open, unless a contrast that was run refutes it.
+    """
     if not claim.asked_of(sheet.preset):
         return Verdict(claim.text, claim.source, NOT_RUN, ())
     metric = claim.metric or sheet.metric
     check_metric(metric, sheet.targets)
     contrasts = tuple(_contrast(expression, metric, sheet) for expression in claim.expressions())
     found = {contrast.verdict for contrast in contrasts}
-    first = next((v for v in (NOT_RUN, PARTIAL, FAILS, UNDECIDED) if v in found), HOLDS)
+    first = next((v for v in (PARTIAL, FAILS, NOT_RUN, UNDECIDED) if v in found), HOLDS)
     return Verdict(claim.text, claim.source, first, contrasts)
 
 
