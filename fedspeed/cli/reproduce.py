@@ -206,7 +206,7 @@ def _list(console: Console) -> None:
     from ..reproduce.recipes import recipes
 
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "presets (expected minutes; paper: hours on one GPU)"):
+    for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
         scales = ", ".join(f"{name} {preset.minutes:g}" for name, preset in recipe.presets.items())
