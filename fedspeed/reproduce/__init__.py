@@ -129,7 +129,7 @@ class Reproduction:
         scored = [(self.store.get(order.key), point) for point, order in self._points(recipe, case)]
         if any(record is None for record, _ in scored):
             return None
-        return max(scored, key=lambda pair: pair[0]["final"]["accuracy"] if pair[0] else 0.0)[1]
+        return max(scored, key=lambda pair: (pair[0] and pair[0]["final"]["accuracy"]) or 0.0)[1]
 
     def _points(self, recipe: Recipe, case: Case) -> list[tuple[Tables, Order]]:
         tune, name, changes = recipe.tune, case.tables["method"]["name"], recipe.preset(self.preset).tune
