@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..report import sheets
+from ..report.cells import Sheet
 from ..report.runs import markdown
 from ..report.splits import heat_map
 from ..report.verdicts import Verdict, judge
@@ -20,9 +21,7 @@ def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
     """Write NAME.md, .csv, .tex, .png, .svg of what is there, and return the verdicts."""
     out = work.store.out
     out.mkdir(parents=True, exist_ok=True)
-    sheet = work.sheet(recipe)
-    claims = [claim for claim in recipe.claims if claim.asked_of(work.preset)]
-    verdicts = [judge(claim, sheet) for claim in claims]
+    sheet, verdicts = _judged(work, recipe)
     pictures = sheets.figure(sheet, out / recipe.name)
     if recipe.kind == "split":
         pictures += _heat_maps(work, recipe)
@@ -31,6 +30,12 @@ def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
     write(out / f"{recipe.name}.csv", sheets.csv(sheet))
     write(out / f"{recipe.name}.tex", sheets.latex(sheet))
     return verdicts
+
+
+def _judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
+    """A recipe's sheet, and the verdicts on the claims that its preset is asked."""
+    sheet = work.sheet(recipe)
+    return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
 
 
 def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
@@ -48,8 +53,7 @@ def index(work: Reproduction) -> Path:
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (work.store.out / f"{recipe.name}.md").exists():
             continue
-        sheet = work.sheet(recipe)
-        told = [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
+        told = _judged(work, recipe)[1]
         kinds = [verdict.verdict for verdict in told]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
