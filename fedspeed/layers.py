@@ -1,19 +1,28 @@
 """Exact fast layers: the same function to rounding, the same parameters, less work.
 
-A 3x3 convolution with padding 1 on a 1x1 or 2x2 map spends 5/9 to 8/9 of its taps on padding. Written as one matrix
-product over the live taps it gives the same values and gradients; dead taps keep their zero gradient, so weight decay
-and the method's terms reach them as before. Max-pooling before ReLU is the same function as after it, on a map a
-quarter of the size.
+A convolution of a small map with a 3x3 filter w is bilinear in both, so it can be written as
+
+    y = A [(G w) * (B x)]
+
+with constant matrices: each row of G w and B x is one matrix product over channels, A puts the products together. On
+maps of 1x1, 2x2, 4x4 and 8x8 this needs 1, 9, 36 and 144 products where the plain sum over taps takes 9, 36, 144 and
+576, of which many only meet the padding. Dead taps keep their zero gradient, so weight decay and the method's terms
+reach them as before. Max-pooling before ReLU is the same function as after it, on a map a quarter of the size.
+
+Reference: Winograd, Arithmetic Complexity of Computations, 1980; Lavin & Gray, Fast Algorithms for Convolutional
+Neural Networks, CVPR 2016.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any, NamedTuple
+
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-LIVE = [(p - i + 1) * 3 + (q - j + 1) for p in (0, 1) for q in (0, 1) for i in (0, 1) for j in (0, 1)]
-"""On a 2x2 map, stride 1: the tap through which input (p, q) reaches output (i, j), inputs first."""
+POINTS = (0.0, -1.0, 1.0, 0.5, -2.0)
+"""Where polynomials are evaluated for four outputs at a time, besides infinity; 0, 1, -1, 2, -2 round worse."""
 
 
 class Layout(nn.Module):
@@ -30,33 +39,133 @@ class Layout(nn.Module):
         return x.contiguous(memory_format=self.format)
 
 
-class Conv3x3(nn.Conv2d):
-    """A 3x3 convolution with padding 1 that does not multiply by padding on maps of 1x1 and 2x2.
+class Bilinear(NamedTuple):
+    """y = A [(G w) * (B x)] on flattened maps; B may have several tiles for each row of G, row by row."""
+
+    A: torch.Tensor  # (outputs, products tiles)
+    G: torch.Tensor  # (products, taps)
+    B: torch.Tensor  # (products tiles, inputs)
+
+
+class Conv(nn.Conv2d):
+    """A 3x3 convolution with padding 1, or a 1x1 without, that is quick on the small maps of a CPU.
 
     Example:
-        >>> Conv3x3(8, 16)(torch.zeros(5, 8, 2, 2)).shape
+        >>> Conv(8, 16)(torch.zeros(5, 8, 2, 2)).shape
         torch.Size([5, 16, 2, 2])
     """
 
-    def __init__(self, channels: int, out: int, stride: int = 1) -> None:
-        super().__init__(channels, out, 3, stride, 1, bias=False)
+    def __init__(self, channels: int, out: int, size: int = 3, stride: int = 1) -> None:
+        super().__init__(channels, out, size, stride, size // 2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution; on a GPU, and on larger maps, the stock one."""
-        size = tuple(x.shape[-2:])
-        if x.device.type != "cpu" or size not in ((1, 1), (2, 2)):
+        """The convolution; on a GPU, on other maps and in low precision the stock one."""
+        side = x.shape[-1] if x.shape[-2] == x.shape[-1] else 0
+        exact = x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64)
+        if x.device.type != "cpu" or not exact or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        if size == (1, 1):
-            return F.linear(x.flatten(1), self.weight.flatten(2)[:, :, 4].contiguous())[:, :, None, None]
-        if self.stride == (2, 2):
-            return F.linear(x.flatten(1), self.weight[:, :, 1:, 1:].flatten(1))[:, :, None, None]
-        return _two_by_two(x, self.weight)
+        rule = bilinear(side, self.kernel_size[0], self.stride[0], x.dtype)
+        if rule is None:
+            return super().forward(x)
+        n, out, new = len(x), self.out_channels, (side - 1) // self.stride[0] + 1
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(a) for a in (x, self.weight)):
+            y, _, _ = _convolve(x, self.weight, rule)
+        else:
+            y = _Convolve.apply(x, self.weight, rule)  # type: ignore[no-untyped-call]
+        return y.view(n, out, new, new)
 
 
-def _two_by_two(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Every output of a 2x2 map sees every input: one product with the (4 in) x (4 out) matrix of live taps."""
-    out, channels = weight.shape[:2]
-    taps = weight.view(out, -1).t().contiguous().view(channels, 9, out)  # a plain transpose is the quick one
-    live = taps.index_select(1, torch.tensor(LIVE, device=weight.device))
-    y = x.flatten(1) @ live.view(4 * channels, 4 * out)
-    return y.view(-1, 4, out).transpose(1, 2).reshape(-1, out, 2, 2)
+@cache
+def bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
+    """The matrices for a map of side x side; None where the stock layer is as good."""
+    line = _line(side, taps, stride)
+    if line is None:
+        return None
+    A, G, B = (torch.as_tensor(rows, dtype=torch.float64).contiguous() for rows in line)
+    products, tiles = len(G), len(B) // len(G)
+    two = torch.kron(A, A).reshape(len(A) ** 2, products, tiles, products, tiles)
+    A = two.transpose(2, 3).reshape(len(A) ** 2, -1)
+    B = torch.kron(B, B).reshape(products, tiles, products, tiles, -1).transpose(1, 2).reshape(len(B) ** 2, -1)
+    return Bilinear(A.to(dtype), torch.kron(G, G).to(dtype), B.to(dtype))
+
+
+def _line(side: int, taps: int, stride: int) -> tuple[Any, Any, Any] | None:
+    """A, G, B of one dimension."""
+    match side, taps, stride:
+        case 1, 3, 1:
+            return [[1]], [[0, 1, 0]], [[1]]
+        case 2, 3, 1:  # w1 (x0 + x1), (w2 - w1) x1, (w0 - w1) x0
+            return [[1, 1, 0], [1, 0, 1]], [[0, 1, 0], [0, -1, 1], [1, -1, 0]], [[1, 1], [0, 1], [1, 0]]
+        case 4, 3, 1:
+            A, G, B = _toom_cook(4)
+            return A, G, B[:, 1:5]
+        case 8, 3, 1:  # two tiles of four outputs: a map with its padding is 0..9, a tile sees 0..5 or 4..9
+            A, G, B = _toom_cook(4)
+            seen = torch.zeros(6, 2, 10, dtype=torch.float64)
+            seen[:, 0, 0:6], seen[:, 1, 4:10] = B, B
+            made = torch.zeros(2, 4, 6, 2, dtype=torch.float64)
+            made[0, :, :, 0], made[1, :, :, 1] = A, A
+            return made.view(8, 12), G, seen.view(12, 10)[:, 1:9]
+        case 2, 3, 2:
+            return [[1, 1]], [[0, 1, 0], [0, 0, 1]], [[1, 0], [0, 1]]
+        case 4, 3, 2:
+            taps_met = [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+            inputs = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+            return [[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], taps_met, inputs
+        case ((2 | 4 | 8), 1, 2):  # every other pixel, all with the one tap
+            every_other = torch.eye(side)[::2]
+            return torch.eye(side // 2), [[1]], every_other
+    return None
+
+
+def _toom_cook(outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three taps, `outputs` at a time: products of polynomials by their values at POINTS, transposed."""
+
+    def values(length: int) -> torch.Tensor:
+        finite = [[point**power for power in range(length)] for point in POINTS]
+        return torch.tensor([*finite, [0.0] * (length - 1) + [1.0]], dtype=torch.float64)
+
+    B = torch.linalg.inv(values(outputs + 2)).T.contiguous()
+    size = B.abs().amax(1, keepdim=True)  # rows of one size round best
+    return values(outputs).T.contiguous(), values(3) * size, B / size
+
+
+def _transform(a: torch.Tensor, matrix: torch.Tensor, rows: int) -> torch.Tensor:
+    """matrix @ a of every map, from (n, c, h, w) to (rows, n tiles, c)."""
+    n, c = a.shape[:2]
+    return (matrix @ a.reshape(n * c, -1).t()).view(rows, -1, c)
+
+
+def _convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs as (n out, pixels), and both transforms."""
+    products = len(rule.G)
+    V, U = _transform(x, rule.B, products), _transform(w, rule.G, products)
+    M = torch.bmm(V, U.transpose(1, 2))
+    return M.view(rule.A.shape[1], -1).t() @ rule.A.t(), V, U
+
+
+class _Convolve(torch.autograd.Function):
+    """`_convolve` with a backward pass that never transposes in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
+        y, V, U = _convolve(x, w, rule)
+        ctx.rule = rule
+        ctx.save_for_backward(x, w, V, U)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        x, w, V, U = ctx.saved_tensors
+        rule, products = ctx.rule, len(ctx.rule.G)
+        if torch.is_grad_enabled():  # to be differentiated again: as functions of x and w
+            V, U = _transform(x, rule.B, products), _transform(w, rule.G, products)
+        out = len(w)
+        gM = (rule.A.t() @ gy.t()).view(products, -1, out)
+        gx = gw = None
+        if ctx.needs_input_grad[0]:
+            gx = (torch.bmm(gM, U).view(len(rule.B), -1).t() @ rule.B).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            gU = torch.bmm(gM.transpose(1, 2), V).view(products, -1)
+            gw = (gU.t() @ rule.G if products == 1 else (rule.G.t() @ gU).t()).view(w.shape)
+        return gx, gw, None

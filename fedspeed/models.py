@@ -16,7 +16,7 @@ from torch import nn
 
 from .data.federated import Federated
 from .errors import UserError, unknown
-from .layers import Conv3x3, Layout
+from .layers import Conv, Layout
 from .sampling import torch_seed
 
 Shape = tuple[int, ...]
@@ -108,13 +108,13 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = Conv3x3(channels, out, stride)
+        self.conv1 = Conv(channels, out, stride=stride)
         self.norm1 = nn.GroupNorm(groups, out)
-        self.conv2 = Conv3x3(out, out)
+        self.conv2 = Conv(out, out)
         self.norm2 = nn.GroupNorm(groups, out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(groups, out))
+            self.shortcut = nn.Sequential(Conv(channels, out, 1, stride), nn.GroupNorm(groups, out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""

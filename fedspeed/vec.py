@@ -171,11 +171,9 @@ class FlatModel:
         with torch.enable_grad():  # the caller may be inside torch.no_grad()
             value = loss(self.model(inputs), targets)
             grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
-        parts = [
-            torch.zeros(size, dtype=self.dtype, device=self.device) if g is None else g.reshape(-1)
-            for g, size in zip(grads, self.sizes, strict=True)
-        ]
-        torch.cat(parts, out=out)
+        parts = out.split(self.sizes)  # type: ignore[no-untyped-call]
+        for g, part, shape in zip(grads, parts, self.shapes, strict=True):
+            part.view(shape).copy_(g) if g is not None else part.zero_()
         return value.detach()
 
     def hvp(
