@@ -64,7 +64,8 @@ class Failed(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back: the upload, the state to keep if it is counted, and what happened."""
+    """What comes back: the upload, the state to keep if it is counted, and what happened; both trees may be on loan
+    until the next reply is asked for."""
 
     job: Job
     up: Any

@@ -25,7 +25,7 @@ from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, tree_bytes, tree_leaves, tree_map
+from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Simulation:
         self.server = method.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend: Serial | Processes | Block
         if workers:
-            self.backend = Processes(self.work, self._down(), self.x0, pickled, workers)
+            self.backend = Processes(self.work, self._down(), self.x0, pickled, workers, self.states)
         else:
             self.backend = Block(self.work) if plan.engine == "block" else Serial(self.work)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
@@ -179,7 +179,7 @@ class Simulation:
         with one_thread():  # the bits of a sum depend on the number of threads
             server = self.method.update(self.server, mean.result(), told)
             del mean
-            update_norm = float((server.x - self.server.x).norm())
+            update_norm = distance(server.x, self.server.x)
         if not all_finite(server):
             raise Diverged(
                 f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}; "

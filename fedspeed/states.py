@@ -39,9 +39,9 @@ class ClientStates:
         return None if kept is None else tree_map(torch.clone, kept)
 
     def stage(self, client: int, state: Any, t: int) -> None:
-        """A client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
+        """A copy of a client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
         if any(True for _ in tree_leaves(state)):
-            self._staged[client] = (tree_map(_own, state), t)
+            self._staged[client] = (tree_map(torch.clone, state), t)
 
     def commit(self) -> None:
         """The round is counted: staged states are the clients' states."""
@@ -68,6 +68,9 @@ class ClientStates:
 
     def __len__(self) -> int:
         return len(self.generations)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.generations
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.generations))
@@ -142,6 +145,9 @@ class DiskStates:
     def __len__(self) -> int:
         return len(self.generations)
 
+    def __contains__(self, client: object) -> bool:
+        return client in self.generations
+
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.generations))
 
@@ -214,8 +220,3 @@ def _read(file: Any, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
     kind = DTYPES[stored]
     raw = np.fromfile(file, np.uint8, int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
     return torch.from_numpy(raw).view(kind).view(shape).to(DTYPES[dtype])
-
-
-def _own(a: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it where it is a row of something larger that it would keep alive."""
-    return a.clone() if a.untyped_storage().nbytes() > a.nbytes else a

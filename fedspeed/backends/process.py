@@ -10,7 +10,7 @@ import os
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from ..evaluate import Score, shards, total
 from ..method import Local, Method
 from ..plan import Plan
 from ..vec import outline, tree_leaves, tree_map
-from .shared import Place, Segment, lay_out, put, take
+from .shared import Place, Segment, at, lay_out, put
 from .worker import Setup, worker
 
 SLOTS = 2
@@ -45,13 +45,21 @@ class Worker(NamedTuple):
 
 
 class Processes:
-    """Runs jobs in `workers` processes; `module` is the pickled model before it was made flat."""
+    """Runs jobs in `workers` processes.
 
-    def __init__(self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int) -> None:
-        self.work = work
+    Args:
+        module: the pickled model before it was made flat.
+        touched: clients that have a state; a worker makes that of any other, where it is all zeros, by itself.
+    """
+
+    def __init__(
+        self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int, touched: Container[int] = ()
+    ) -> None:
+        self.work, self.touched = work, touched
         self.workers: list[Worker] = []
         self._setups: list[Setup] = []
         client = work.method.init_client(x0)
+        self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(client))
         up, kept = work.method.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         data, self.data_places, rest = _data_segment(work)
         places, size = lay_out([x0, *tree_leaves(down)])
@@ -88,30 +96,38 @@ class Processes:
         return Worker(process, here)
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order."""
+        """Replies in job order. What a reply holds lies in shared memory, and is gone when the next is asked for."""
         put(self._segment, self._vectors[1:], down)
         queue = list(jobs)
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
         running: dict[int, tuple[int, int]] = {}  # worker -> (job number, slot)
         done: dict[int, tuple[int, int, Any]] = {}  # job number -> (worker, slot, what happened)
         sent = 0
+
+        def feed() -> None:
+            """Give work to everybody who has none."""
+            nonlocal sent
+            for w in free:
+                if sent < len(queue) and w not in running and free[w]:
+                    running[w] = (sent, free[w].pop())
+                    self._send(w, queue[sent], running[w][1], state)
+                    sent += 1
+
         try:
             for number, job in enumerate(queue):
+                feed()
                 while number not in done:
-                    for w in free:
-                        if sent < len(queue) and w not in running and free[w]:
-                            running[w] = (sent, free[w].pop())
-                            self._send(w, queue[sent], running[w][1], state)
-                            sent += 1
                     for w in self._ready(running):
                         index, slot = running[w]
                         again = partial(self._send, w, queue[index], slot, state)
                         doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
                         done[index] = (w, slot, self._answer(w, again, doing))
                         del running[w]
+                    feed()  # before the reply is looked at, which takes time
                 w, slot, facts = done.pop(number)
                 failed = isinstance(facts, ClientFailed | Diverged)
                 yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
+                self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
                 free[w].append(slot)
         finally:
             for w in running:  # the round failed: nobody's answer may wait for the next one
@@ -119,9 +135,8 @@ class Processes:
                     self._answer(w, None, "as the round was given up")
 
     def _reply(self, job: Job, w: int, slot: int, facts: tuple[Any, ...]) -> Reply:
-        trees = zip(self._like, self._setups[w].slots[slot], strict=True)
-        kept, up = (take(self._segment, like, places) for like, places in trees)
-        return Reply(job, up, kept, *facts)
+        (kept, up), (state, upload) = self._like, self._setups[w].slots[slot]
+        return Reply(job, at(self._segment, up, upload), at(self._segment, kept, state), *facts)
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector, shared among the workers, summed in order."""
@@ -141,8 +156,10 @@ class Processes:
         self._finalizer()
 
     def _send(self, w: int, job: Job, slot: int, state: Callable[[int], Any]) -> None:
-        put(self._segment, self._setups[w].slots[slot][0], state(job.client))
-        self._ask(w, ("run", job, slot))
+        fresh = self._starts_at_zero and job.client not in self.touched
+        if not fresh:
+            put(self._segment, self._setups[w].slots[slot][0], state(job.client))
+        self._ask(w, ("run", job, slot, fresh))
 
     def _ask(self, w: int, request: tuple[Any, ...]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for

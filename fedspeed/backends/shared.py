@@ -98,6 +98,12 @@ class Segment:
             left = left[os.preadv(self.handle, [left], place.offset + place.size - len(left)) :]
         return a
 
+    def leave(self, places: list[Place]) -> None:
+        """Keep no page of these places mapped; what is in them stays."""
+        if PASSED_ON and places:
+            start = places[0].offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.map.madvise(mmap.MADV_DONTNEED, start, places[-1].offset + places[-1].size - start)
+
     def unlink(self) -> None:
         """Nobody else will map it; the memory lives on until the last process lets go."""
         os.close(self.handle)

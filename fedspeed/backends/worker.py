@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import signal
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +73,10 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     flat.x = x  # x^0 is the server's to keep
     buffers: list[torch.Tensor] = []
 
-    def run(job: Any, slot: int) -> tuple[Any, ...]:
+    def run(job: Any, slot: int, fresh: bool) -> tuple[Any, ...]:
         state, upload = setup.slots[slot]
-        reply = run_client(work, job, down, take(segment, like, state), buffers)
+        client = tree_map(partial(torch.zeros_like, device=x.device), like) if fresh else take(segment, like, state)
+        reply = run_client(work, job, down, client, buffers)
         put(segment, upload, reply.up)
         put(segment, state, reply.client)
         return reply.K, reply.n, reply.train_loss, reply.drift, reply.grad_evals

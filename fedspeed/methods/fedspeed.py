@@ -139,5 +139,5 @@ class FedSpeed(Method):
     def update(self, server: Server, mean: Up, round: Round) -> Server:
         if not self.correction or self.server == "active":
             return Server(server.x + mean.D, server.H)
-        H = server.H + round.S / round.N * mean.D
-        return Server(server.x + mean.D + H, H)  # line 16
+        H = (round.S / round.N * mean.D).add_(server.H)
+        return Server((server.x + mean.D).add_(H), H)  # line 16

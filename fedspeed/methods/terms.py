@@ -7,6 +7,7 @@ overwrite. At eleven million parameters a fresh vector costs several passes over
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -22,6 +23,13 @@ TINY = 1e-7
 def zeros(x: Vec) -> Vec:
     """A zero vector of the kind of x."""
     return x.new_zeros(x.shape)
+
+
+def pieces(g: Vec, *others: Vec) -> Iterable[tuple[Vec, ...]]:
+    """Long vectors cut up alike, so that several operations on a piece find it in the cache; a block stays whole."""
+    if g.ndim > 1:
+        return [(g, *others)]
+    return zip(*(v.split(2**17) for v in (g, *others)), strict=True)  # type: ignore[no-untyped-call]
 
 
 def norm(v: Vec) -> Vec:
@@ -42,7 +50,10 @@ def ascent_(g: Vec, rho: float) -> Vec:
 
 def ascend_(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
     """The perturbed point x + rho g / (||g|| + 1e-7), or x + rho g, in place of g."""
-    return (ascent_(g, rho) if normalise else g.mul_(rho)).add_(x)
+    length = rho / (norm(g) + TINY) if normalise else rho
+    for a, b in pieces(g, x):
+        a.mul_(length).add_(b)
+    return g
 
 
 def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
@@ -56,12 +67,16 @@ def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
 
 def add_prox_(g: Vec, x: Vec, centre: Vec, weight: float) -> Vec:
     """g + weight (x - centre), in place: adds the gradient of the proximal term (weight/2) ||x - centre||^2."""
-    return g.add_(x, alpha=weight).sub_(centre, alpha=weight)
+    for a, b, c in pieces(g, x, centre):
+        a.add_(b, alpha=weight).sub_(c, alpha=weight)
+    return g
 
 
 def add_corrected_prox_(g: Vec, x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
     """g + weight (h + x - centre), in place: the proximal term and its correction h_i, in parameter units."""
-    return add_prox_(g, x, centre, weight).add_(h, alpha=weight)
+    for a, b, c, e in pieces(g, x, centre, h):
+        a.add_(b, alpha=weight).sub_(c, alpha=weight).add_(e, alpha=weight)
+    return g
 
 
 def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:
