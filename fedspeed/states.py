@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .errors import UserError
-from .vec import outline, tree_leaves, tree_map
+from .vec import has_leaves, outline, tree_leaves, tree_map
 
 LIMIT = 2**30
 """Bytes of states, were every client touched, above which `auto` keeps them on disk."""
@@ -40,7 +40,7 @@ class ClientStates:
 
     def stage(self, client: int, state: Any, t: int) -> None:
         """A copy of a client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
-        if any(True for _ in tree_leaves(state)):
+        if has_leaves(state):
             self._staged[client] = (tree_map(torch.clone, state), t)
 
     def commit(self) -> None:
@@ -105,7 +105,7 @@ class DiskStates:
 
     def stage(self, client: int, state: Any, t: int) -> None:
         """Write a client's new state under a name of its own, beside the old one."""
-        if not any(True for _ in tree_leaves(state)):
+        if not has_leaves(state):
             return
         if self._like is None:
             self._like = tree_map(outline, state)

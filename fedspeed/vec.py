@@ -30,6 +30,11 @@ def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield a
 
 
+def has_leaves(tree: tuple[Any, ...]) -> bool:
+    """Whether there is any tensor in a tree."""
+    return next(tree_leaves(tree), None) is not None
+
+
 def outline(a: torch.Tensor) -> torch.Tensor:
     """Shape and dtype without the numbers."""
     return torch.empty_like(a, device="meta")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedspeed.backends import shared
+from fedspeed.backends.process import Processes
 from fedspeed.data import load
 from fedspeed.errors import Diverged, UserError
 from fedspeed.methods import METHODS, FedInit, FedSpeed
@@ -119,6 +120,21 @@ class Sometimes(nn.Module):
     def forward(self, x):
         y = self.inner(x.flatten(1)) * self.scale
         return y * float("nan") if self.scale > 50 else y
+
+
+def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch):
+    data, model = digits()
+    with simulate(METHODS["fedspeed"](), model, data, backend="process", workers=1, **SETTINGS) as run:
+        sent = []
+        send = Processes._send
+        monkeypatch.setattr(
+            Processes, "_send", lambda self, w, job, *rest: (sent.append(job), send(self, w, job, *rest))
+        )
+        jobs = run._jobs([3, 5, 7], 0, 0.1)
+        replies = run.backend.run(jobs, run._down(), run.client_state)
+        assert next(replies).job == jobs[0]
+        assert sent == jobs[:2]  # two slots: one is being read, one is worked on
+        assert [reply.job for reply in replies] == jobs[1:]
 
 
 def test_a_round_can_be_run_again_after_it_failed():

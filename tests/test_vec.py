@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from fedspeed import FedAvg, Federated, FlatModel, UserError, simulate
-from fedspeed.vec import Mean, all_finite, clip_, tree_bytes, tree_leaves, tree_map
+from fedspeed.methods.fedavg import Up
+from fedspeed.methods.terms import add_corrected_prox_, add_prox_, ascend_
+from fedspeed.vec import Mean, all_finite, clip_, distance, squared_distance, tree_bytes, tree_leaves, tree_map
 
 mse = nn.functional.mse_loss
 
@@ -343,6 +345,25 @@ def test_mean_of_trees_of_different_shape_is_an_error():
     mean.add(nest(), 1.0)
     with pytest.raises(ValueError):
         mean.add(Pair(torch.ones(3), torch.ones(3)), 1.0)
+
+
+def test_long_vectors_are_worked_on_in_pieces_with_the_same_bits():
+    """3,000,001 numbers: several pieces and a rest, against the whole expression at once."""
+    torch.manual_seed(0)
+    g, x, centre, h = torch.randn(4, 3_000_001)
+    assert torch.equal(add_prox_(g.clone(), x, centre, 0.3), g.add(x, alpha=0.3).sub(centre, alpha=0.3))
+    whole = g.add(x, alpha=0.3).sub(centre, alpha=0.3).add(h, alpha=0.3)
+    assert torch.equal(add_corrected_prox_(g.clone(), x, centre, h, 0.3), whole)
+    assert torch.equal(ascend_(x, g.clone(), 0.1), g.mul(0.1 / (g.norm(dim=-1, keepdim=True) + 1e-7)).add(x))
+    assert torch.equal(ascend_(x, g.clone(), 0.1, normalise=False), g.mul(0.1).add(x))
+    exact = np.linalg.norm(x.double().numpy() - g.double().numpy())
+    assert distance(x, g) == pytest.approx(exact, rel=1e-6)
+    assert squared_distance(x.double(), g.double()) == pytest.approx(exact**2, rel=1e-13)
+    mean = Mean(torch.float64)
+    for v, weight in ((g, 2.0), (x, 3.5), (h, 0.7)):
+        mean.add(Up(v), weight)
+    total = g.double().mul(2.0).add(x.double(), alpha=3.5).add(h.double(), alpha=0.7)
+    assert torch.equal(mean.result().D, total.div(2.0 + 3.5 + 0.7))
 
 
 def test_clip_scales_long_vectors_only():

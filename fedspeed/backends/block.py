@@ -21,7 +21,7 @@ from ..errors import Diverged, UserError
 from ..evaluate import Score, evaluate
 from ..method import Local
 from ..sampling import batch_orders, key, rng, seed_device
-from ..vec import accurate, all_finite, arithmetic, clip_, tree_leaves, tree_map
+from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .gradients import mapped_gradient, stacked_gradient
 from .serial import one_thread
 
@@ -63,7 +63,8 @@ class Block:
         K = jobs[0].K or work.local_steps(n)
         keys = [key(work.seed, "batches", t, job.client) for job in jobs]
         streams = [rng(work.seed, "augment", t, job.client) for job in jobs] if work.data.pipeline.random else None
-        client = stack([state(job.client) for job in jobs])
+        one = state(jobs[0].client)
+        client = stack([one, *(state(job.client) for job in jobs[1:])]) if has_leaves(one) else one
         masks = key(work.seed, "masks", t, jobs[0].client) % 2**62
         oracle, k = self.oracle, 0
         oracle.begin()
@@ -87,7 +88,9 @@ class Block:
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
             ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
-        mean = tree_map(lambda a: a[good].to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
+        if len(good) < len(jobs):
+            up = tree_map(lambda a: a[good] if a.ndim == 2 else a, up)
+        mean = tree_map(lambda a: a.to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
         counted, replies = set(good), list[Reply | Failed]()
         for i, job in enumerate(jobs):
             if i in counted:
@@ -153,7 +156,7 @@ def unstack(tree: Any, rows: int) -> list[Any]:
     def row(i: int) -> Any:
         return tree_map(lambda a: a[i] if a.ndim == 2 else a, tree)
 
-    return [row(i) for i in range(rows)]
+    return [row(i) for i in range(rows)] if has_leaves(tree) else [tree] * rows
 
 
 def resolve_engine(engine: str, model: nn.Module, data: Federated, batch_size: int, active: int) -> str:
