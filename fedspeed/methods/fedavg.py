@@ -58,4 +58,4 @@ class FedAvg(Method):
         return Up(xK - down.x), client  # line 3
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
-        return Server(server.x + self.eta_g * mean.D)  # line 4
+        return Server((self.eta_g * mean.D).add_(server.x))  # line 4
