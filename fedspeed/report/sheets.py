@@ -24,7 +24,7 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
     if sheet.partial:
         parts.append("**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n")
     parts.append(f"## Results\n\n{_capital(label(sheet.metric))}, mean +- standard error over seeds:\n")
-    parts.append(_table(*_primary(sheet)))
+    parts.append(_table(*primary(sheet)))
     others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
     if others:
         parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
@@ -56,13 +56,13 @@ def csv(sheet: Sheet) -> str:
 
 def latex(sheet: Sheet) -> str:
     """The table of the primary metric as a plain tabular."""
-    header, lines = _primary(sheet)
+    header, lines = primary(sheet)
     body = [" & ".join(map(_escape, line)) + r" \\" for line in (header, *lines)]
     rows = [body[0], r"\hline", *body[1:]]
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
 
 
-def _primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and lines: a column of ours for every column, and the paper's beside it where it gives numbers."""
     beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
     header = [""]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..report import sheets
-from ..report.cells import Sheet
+from ..report.cells import Sheet, label
 from ..report.runs import markdown
 from ..report.splits import heat_map
 from ..report.verdicts import Verdict, judge
@@ -14,6 +14,7 @@ from ..rundir import write
 from . import Reproduction, facts
 from .recipes import Recipe, recipes
 
+WALK = "## Table by table, figure by figure"
 CLAIMS = ("claim", "contrast", "paper", "ours", "verdict")
 
 
@@ -48,25 +49,25 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
 
 
 def index(work: Reproduction) -> Path:
-    """README.md of a results folder: every recipe that was rendered, its verdicts, and what all runs took."""
-    summary, claims = list[tuple[str, ...]](), list[str]()
+    """README.md of a results folder: every recipe that was rendered with its claim, the paper's numbers beside ours,
+    the figure and the verdicts, and what all runs took."""
+    out, summary, walk = work.store.out, list[tuple[str, ...]](), list[str]()
     for recipe in recipes().values():
-        if work.preset not in recipe.presets or not (work.store.out / f"{recipe.name}.md").exists():
+        if work.preset not in recipe.presets or not (out / f"{recipe.name}.md").exists():
             continue
-        told = _judged(work, recipe)[1]
+        sheet, told = _judged(work, recipe)
         kinds = [verdict.verdict for verdict in told]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
-        if told:
-            claims += [f"\n### {recipe.title}\n\n", markdown(CLAIMS, list(sheets.claims(told)))]
-    page = [
-        f"# Reproduction, preset `{work.preset}`\n\n",
-        markdown(("recipe", "what", "verdicts"), summary),
-        _spent(work),
-    ]
-    page += ["\n## Claims\n\nOf each claim the contrast that is furthest from holding; in brackets its 95% interval.\n"]
-    write(work.store.out / "README.md", "".join([*page, *claims]))
-    return work.store.out / "README.md"
+        walk += [f"\n### {recipe.title}\n\n{' '.join(recipe.claim.split())} ([page]({recipe.name}.md))\n\n"]
+        walk += [f"{label(sheet.metric)}:\n\n", markdown(*sheets.primary(sheet))]
+        walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
+        walk += ["\n", markdown(CLAIMS, list(sheets.claims(told)))] if told else []
+    page = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
+    page += [_spent(work), f"\n{WALK}\n\n"]
+    page += ["Of each claim the contrast that is furthest from holding; in brackets its 95% interval.\n", *walk]
+    write(out / "README.md", "".join(page))
+    return out / "README.md"
 
 
 def _spent(work: Reproduction) -> str:
