@@ -6,8 +6,9 @@ A convolution of a small map with a 3x3 filter w is bilinear in both, so it can 
 
 with constant matrices: each row of G w and B x is one matrix product over channels, A puts the products together. On
 maps of 1x1, 2x2, 4x4 and 8x8 this needs 1, 9, 36 and 144 products where the plain sum over taps takes 9, 36, 144 and
-576, of which many only meet the padding. Dead taps keep their zero gradient, so weight decay and the method's terms
-reach them as before. Max-pooling before ReLU is the same function as after it, on a map a quarter of the size.
+576: on the smallest most taps only meet the padding, on the others Winograd's algorithms save the rest. Dead taps keep
+their zero gradient, so weight decay and the method's terms reach them as before. Max-pooling before ReLU is the same
+function as after it, on a map a quarter of the size.
 
 Reference: Winograd, Arithmetic Complexity of Computations, 1980; Lavin & Gray, Fast Algorithms for Convolutional
 Neural Networks, CVPR 2016.
@@ -60,24 +61,34 @@ class Conv(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution; on a GPU, on other maps and in low precision the stock one."""
-        side = x.shape[-1] if x.shape[-2] == x.shape[-1] else 0
-        exact = x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64)
-        if x.device.type != "cpu" or not exact or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        rule = bilinear(side, self.kernel_size[0], self.stride[0], x.dtype)
+        rule = self._rule(x)
         if rule is None:
             return super().forward(x)
-        n, out, new = len(x), self.out_channels, (side - 1) // self.stride[0] + 1
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(a) for a in (x, self.weight)):
+        if torch._C._are_functorch_transforms_active():
             y, _, _ = _convolve(x, self.weight, rule)
         else:
             y = _Convolve.apply(x, self.weight, rule)  # type: ignore[no-untyped-call]
-        return y.view(n, out, new, new)
+        new = (x.shape[-1] - 1) // self.stride[0] + 1
+        return y.view(len(x), self.out_channels, new, new)
+
+    def _rule(self, x: torch.Tensor) -> Bilinear | None:
+        same = x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64)
+        square = x.ndim == 4 and x.shape[-2] == x.shape[-1] and x.numel() > 0
+        low = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+        if x.device.type != "cpu" or not same or not square or low:
+            return None
+        return bilinear(x.shape[-1], self.kernel_size[0], self.stride[0], x.dtype)
 
 
 @cache
 def bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
-    """The matrices for a map of side x side; None where the stock layer is as good."""
+    """The matrices for a map of side x side; None where there is nothing better than the stock layer."""
+    # they outlive the modes of the first call
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch(), torch.device("cpu"):
+        return _bilinear(side, taps, stride, dtype)
+
+
+def _bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
     line = _line(side, taps, stride)
     if line is None:
         return None

@@ -39,7 +39,7 @@ class ClientStates:
         return None if kept is None else tree_map(torch.clone, kept)
 
     def stage(self, client: int, state: Any, t: int) -> None:
-        """A copy of a client's new state, of round t, to be kept if the round is; a stateless method costs nothing."""
+        """A client's new state, of round t, to be kept if the round is: a copy, what a reply holds may be on loan."""
         if has_leaves(state):
             self._staged[client] = (tree_map(torch.clone, state), t)
 

@@ -85,7 +85,7 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """||x - y||^2, summed in float64."""
+    """||x - y||^2, summed in float64, a piece at a time: a whole vector in float64 would be the largest of all."""
     return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces(x, y))
 
 
@@ -116,7 +116,8 @@ class Mean:
         """Count one more reply."""
         self.weight += weight
         if self.total is None:
-            self.total = tree_map(lambda a: a.to(self.dtype, copy=True).mul_(weight), tree)
+            dense = torch.contiguous_format
+            self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
         else:
             for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
                 for part, more in pieces(total, a, size=2**17):

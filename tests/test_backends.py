@@ -109,6 +109,42 @@ def test_errors_of_a_worker_are_the_same_as_here():
     assert messages[0] == messages[1]
 
 
+class Counts(nn.Module):
+    """Changes a buffer in training, which is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return self.inner(x.flatten(1))
+
+
+def test_an_error_that_is_nobody_s_update_stops_the_round_and_leaves_the_workers_usable(monkeypatch):
+    """It is raised, not waited for: in a worker, and in the parent where a client's state cannot be read."""
+    data, model = digits()
+    with simulate(METHODS["fedavg"](), Counts(), data, backend="process", workers=2, **SETTINGS) as run:
+        for _ in range(2):
+            with pytest.raises(UserError, match="buffer 'seen'"):
+                run.step()
+    with simulate(METHODS["fedspeed"](), model, data, backend="process", workers=2, **SETTINGS) as run:
+        run.step()
+
+        def unreadable(client):
+            raise UserError("no such state")
+
+        monkeypatch.setattr(run.states, "get", unreadable)
+        run.backend.touched = range(data.clients)
+        with pytest.raises(UserError, match="no such state"):
+            run.step()
+        monkeypatch.undo()
+        run.backend.touched = run.states
+        assert run.step().round == 2
+
+
 class Sometimes(nn.Module):
     """Gives NaN while one of its parameters is above 50."""
 

@@ -91,6 +91,33 @@ def test_float32_is_as_good_as_rounding_allows(side, taps, stride):
         assert (a - exact).norm() < 10 * (b - exact).norm() + 1e-7 * exact.norm()
 
 
+def test_what_is_no_batch_of_maps_is_left_to_the_stock_layer():
+    conv = layer(3, 1)
+    for shape in ((3, 4, 4), (0, 3, 4, 4), (2, 3, 4, 2)):
+        x = torch.randn(shape, dtype=torch.float64)
+        assert torch.equal(conv(x), stock(x, conv.weight, 1))
+
+
+def test_the_first_call_leaves_no_mode_behind():
+    """Under inference mode, then inside torch.func; double backward must work afterwards."""
+    conv, x = layer(3, 1), torch.randn(5, 3, 2, 2, dtype=torch.float64)
+    for first in (torch.inference_mode(), torch.no_grad()):
+        bilinear.cache_clear()
+        with first:
+            conv(x)
+        (g,) = torch.autograd.grad(conv(x).square().sum(), conv.weight, create_graph=True)
+        torch.autograd.grad(g.square().sum(), conv.weight)
+    bilinear.cache_clear()
+    torch.func.grad(lambda a: conv(a).sum())(x)
+    assert not any(torch._C._functorch.is_functorch_wrapped_tensor(m) for m in bilinear(2, 3, 1, torch.float64))
+
+
+def test_inside_a_transform_of_something_else():
+    conv, x = layer(3, 1), torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    truth = stock(x, conv.weight, 1).sum()
+    torch.testing.assert_close(torch.func.grad(lambda a: a * conv(x).sum())(torch.ones(()).double()), truth)
+
+
 def test_low_precision_takes_the_stock_layer():
     conv, x = layer(3, 1, torch.float32), torch.randn(5, 3, 4, 4)
     with torch.autocast("cpu", torch.bfloat16):

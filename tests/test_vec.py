@@ -332,6 +332,13 @@ def test_mean_is_weighted_and_leaves_what_it_counts():
     assert trees[0].pair.a.tolist() == [4.0] * 3
 
 
+def test_mean_of_a_matrix_that_is_transposed_in_memory():
+    mean, matrix = Mean(torch.float64), torch.arange(6.0).view(2, 3).t()
+    mean.add(Up(matrix), 1.0)
+    mean.add(Up(3 * matrix), 1.0)
+    assert torch.equal(mean.result().D, 2 * matrix.double())
+
+
 def test_mean_sums_in_its_own_dtype():
     """1 + 1e-8 is lost in float32 and kept in float64."""
     mean = Mean(torch.float64)
@@ -356,6 +363,8 @@ def test_long_vectors_are_worked_on_in_pieces_with_the_same_bits():
     assert torch.equal(add_corrected_prox_(g.clone(), x, centre, h, 0.3), whole)
     assert torch.equal(ascend_(x, g.clone(), 0.1), g.mul(0.1 / (g.norm(dim=-1, keepdim=True) + 1e-7)).add(x))
     assert torch.equal(ascend_(x, g.clone(), 0.1, normalise=False), g.mul(0.1).add(x))
+    one = torch.tensor([0.5])
+    assert torch.equal(add_prox_(g.clone(), x, one, 0.3), g.add(x, alpha=0.3).sub(one, alpha=0.3))
     exact = np.linalg.norm(x.double().numpy() - g.double().numpy())
     assert distance(x, g) == pytest.approx(exact, rel=1e-6)
     assert squared_distance(x.double(), g.double()) == pytest.approx(exact**2, rel=1e-13)

@@ -53,7 +53,7 @@ class Processes:
     """
 
     def __init__(
-        self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int, touched: Container[int] = ()
+        self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int, touched: Container[int]
     ) -> None:
         self.work, self.touched = work, touched
         self.workers: list[Worker] = []
@@ -109,8 +109,9 @@ class Processes:
             nonlocal sent
             for w in free:
                 if sent < len(queue) and w not in running and free[w]:
-                    running[w] = (sent, free[w].pop())
-                    self._send(w, queue[sent], running[w][1], state)
+                    slot = free[w].pop()
+                    self._send(w, queue[sent], slot, state)
+                    running[w] = (sent, slot)  # not before: a state that cannot be read is nobody's work
                     sent += 1
 
         try:
@@ -121,13 +122,19 @@ class Processes:
                         index, slot = running[w]
                         again = partial(self._send, w, queue[index], slot, state)
                         doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
-                        done[index] = (w, slot, self._answer(w, again, doing))
+                        try:
+                            done[index] = (w, slot, self._answer(w, again, doing))
+                        except Exception:
+                            del running[w]  # it has answered, or is dead: there is nothing to wait for
+                            raise
                         del running[w]
                     feed()  # before the reply is looked at, which takes time
                 w, slot, facts = done.pop(number)
                 failed = isinstance(facts, ClientFailed | Diverged)
-                yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
-                self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
+                try:
+                    yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
+                finally:
+                    self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
                 free[w].append(slot)
         finally:
             for w in running:  # the round failed: nobody's answer may wait for the next one
@@ -147,8 +154,14 @@ class Processes:
         for send in ask:
             send()
         scores: dict[tuple[int, int], Score] = {}
+        error: Exception | None = None
         for w, share in enumerate(shares):
-            scores.update(zip(share, self._answer(w, ask[w], "while it evaluated"), strict=True))
+            try:
+                scores.update(zip(share, self._answer(w, ask[w], "while it evaluated"), strict=True))
+            except Exception as raised:  # the others' answers must be read all the same
+                error = raised
+        if error:
+            raise error
         return total((scores[piece] for piece in pieces), pieces[-1][1] if pieces else 0)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Memory that processes share, and trees of tensors in it.
 
-A process maps what it works on. What it only passes on, it reads and writes like a file: mapped pages would count as
-memory of every process that has ever touched them.
+A process maps what it works on. What it only passes on, it reads and writes like a file, or leaves as soon as it has
+looked at it: mapped pages count as memory of every process that has touched them.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Segment:
 
     def tensor(self, place: Place) -> torch.Tensor:
         """The tensor at a place, sharing memory."""
+        if not place.size:
+            return torch.empty(place.shape, dtype=place.dtype)
         flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
         return flat.view(place.shape)
 
@@ -106,6 +108,7 @@ class Segment:
 
     def unlink(self) -> None:
         """Nobody else will map it; the memory lives on until the last process lets go."""
+        self.__dict__.pop("map", None)  # closed with the last tensor in it
         os.close(self.handle)
         if not self.path.is_relative_to("/proc"):
             self.path.unlink(missing_ok=True)

@@ -25,11 +25,11 @@ def zeros(x: Vec) -> Vec:
     return x.new_zeros(x.shape)
 
 
-def pieces(g: Vec, *others: Vec) -> Iterable[tuple[Vec, ...]]:
+def chunks(g: Vec, *others: Vec) -> Iterable[tuple[Vec, ...]]:
     """Long vectors cut up alike, so that several operations on a piece find it in the cache; a block stays whole."""
     if g.ndim > 1:
         return [(g, *others)]
-    return zip(*(v.split(2**17) for v in (g, *others)), strict=True)  # type: ignore[no-untyped-call]
+    return zip(*(v.expand_as(g).split(2**17) for v in (g, *others)), strict=True)  # type: ignore[no-untyped-call]
 
 
 def norm(v: Vec) -> Vec:
@@ -51,7 +51,7 @@ def ascent_(g: Vec, rho: float) -> Vec:
 def ascend_(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
     """The perturbed point x + rho g / (||g|| + 1e-7), or x + rho g, in place of g."""
     length = rho / (norm(g) + TINY) if normalise else rho
-    for a, b in pieces(g, x):
+    for a, b in chunks(g, x):
         a.mul_(length).add_(b)
     return g
 
@@ -67,14 +67,14 @@ def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
 
 def add_prox_(g: Vec, x: Vec, centre: Vec, weight: float) -> Vec:
     """g + weight (x - centre), in place: adds the gradient of the proximal term (weight/2) ||x - centre||^2."""
-    for a, b, c in pieces(g, x, centre):
+    for a, b, c in chunks(g, x, centre):
         a.add_(b, alpha=weight).sub_(c, alpha=weight)
     return g
 
 
 def add_corrected_prox_(g: Vec, x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
     """g + weight (h + x - centre), in place: the proximal term and its correction h_i, in parameter units."""
-    for a, b, c, e in pieces(g, x, centre, h):
+    for a, b, c, e in chunks(g, x, centre, h):
         a.add_(b, alpha=weight).sub_(c, alpha=weight).add_(e, alpha=weight)
     return g
 

@@ -21,15 +21,7 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
     parts = [f"# {sheet.title}\n", f"{where}; preset `{sheet.preset}`.\n"]
     parts += [f"**Claim.** {sheet.claim.strip()}\n"] * bool(sheet.claim.strip())
     parts += [f"**Setting.** {sheet.about.strip()}\n"] * bool(sheet.about.strip())
-    if sheet.partial:
-        parts.append("**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n")
-    parts.append(f"## Results\n\n{_capital(label(sheet.metric))}, mean +- standard error over seeds:\n")
-    parts.append(_table(*primary(sheet)))
-    others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
-    if others:
-        parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
-    notes = list(_notes(sheet))
-    parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
+    parts += ["## Results\n", *results(sheet)]
     if verdicts:
         parts.append("## Verdicts\n")
         parts.append("".join(_verdict(verdict) for verdict in verdicts))
@@ -37,6 +29,18 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
     parts.append(f"## How it was run\n\n{_cost(sheet)} To run it again:\n")
     parts.append(f"    fedspeed reproduce {sheet.name} --preset {sheet.preset}\n")
     return "\n".join(parts)
+
+
+def results(sheet: Sheet, details: bool = True) -> list[str]:
+    """Ours beside the paper's, the other metrics, and what the tables do not say."""
+    parts = [f"{_capital(label(sheet.metric))}, mean +- standard error over seeds:\n", _table(*_primary(sheet))]
+    if sheet.partial:
+        parts[:0] = ["**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n"]
+    others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
+    if details and others:
+        parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
+    notes = list(_notes(sheet))
+    return parts + ["".join(f"- {note}\n" for note in notes)] * bool(notes)
 
 
 def csv(sheet: Sheet) -> str:
@@ -56,13 +60,13 @@ def csv(sheet: Sheet) -> str:
 
 def latex(sheet: Sheet) -> str:
     """The table of the primary metric as a plain tabular."""
-    header, lines = primary(sheet)
+    header, lines = _primary(sheet)
     body = [" & ".join(map(_escape, line)) + r" \\" for line in (header, *lines)]
     rows = [body[0], r"\hline", *body[1:]]
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
 
 
-def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and lines: a column of ours for every column, and the paper's beside it where it gives numbers."""
     beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
     header = [""]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..report import sheets
-from ..report.cells import Sheet, label
+from ..report.cells import Sheet
 from ..report.runs import markdown
 from ..report.splits import heat_map
 from ..report.verdicts import Verdict, judge
@@ -60,7 +60,7 @@ def index(work: Reproduction) -> Path:
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
         walk += [f"\n### {recipe.title}\n\n{' '.join(recipe.claim.split())} ([page]({recipe.name}.md))\n\n"]
-        walk += [f"{label(sheet.metric)}:\n\n", markdown(*sheets.primary(sheet))]
+        walk += ["\n".join(sheets.results(sheet, details=False))]
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
         walk += ["\n", markdown(CLAIMS, list(sheets.claims(told)))] if told else []
     page = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
