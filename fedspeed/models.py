@@ -49,13 +49,26 @@ def vector(shape: Shape, outputs: int) -> nn.Module:
     return Vector(shape[1])
 
 
-def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU between them."""
+INITS = ("torch", "he")
+
+
+def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,), init: str = "torch") -> nn.Module:
+    """Fully connected layers with ReLU between them.
+
+    `init` is how they start: `torch`, PyTorch's uniform, or `he`, He's normal (fan in) with zero biases.
+    """
+    if init not in INITS:
+        raise unknown("init of model mlp", init, INITS)
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+    net = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+    for layer in net if init == "he" else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return net
 
 
 def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), padding: int = 2) -> nn.Module:
@@ -181,13 +194,16 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
 
 
 def _check_option(model: str, option: str, value: Any, default: Any) -> None:
-    """Widths are lists of whole numbers >= 1; anything else is a whole number >= 0."""
-    many = isinstance(default, tuple)
-    least, given = (1, value) if many else (0, [value])
-    if isinstance(given, list | tuple) and all(type(a) is int and a >= least for a in given):
-        return
-    wanted = f"a list of whole numbers >= 1 such as {list(default)}" if many else "a whole number >= 0"
-    raise UserError(f"model {model}: {option} must be {wanted}, got {value!r}")
+    """Widths are lists of whole numbers >= 1; which names there are is the builder's to know; the rest are >= 0."""
+    if isinstance(default, str):
+        wanted, good = f"a name such as {default!r}", isinstance(value, str)
+    elif isinstance(default, tuple):
+        wanted = f"a list of whole numbers >= 1 such as {list(default)}"
+        good = isinstance(value, list | tuple) and all(type(a) is int and a >= 1 for a in value)
+    else:
+        wanted, good = "a whole number >= 0", type(value) is int and value >= 0
+    if not good:
+        raise UserError(f"model {model}: {option} must be {wanted}, got {value!r}")
 
 
 def _image(shape: Shape, name: str) -> Shape:

@@ -53,6 +53,14 @@ def test_resnet18_has_the_size_of_the_paper_s(classes, parameters):
         assert size(resnet18_gn(CIFAR, classes)) == parameters
 
 
+def test_mlp_starts_from_he_s_normal_if_asked():
+    torch.manual_seed(0)
+    first = mlp((400,), 2, hidden=(500,), init="he")[1]
+    assert first.weight.std().item() == pytest.approx((2 / 400) ** 0.5, rel=0.01)
+    assert first.weight.mean().abs().item() < 1e-3
+    assert not first.bias.any()
+
+
 def test_resnet18_has_the_paper_s_layers():
     with torch.device("meta"):
         net = resnet18_gn(CIFAR, 10)
@@ -116,6 +124,9 @@ def test_options_reach_the_builder():
     [
         ("mpl", {}, "unknown model 'mpl'; did you mean 'mlp'"),
         ("mlp", {"hiden": [3]}, "unknown option of model mlp 'hiden'; did you mean 'hidden'"),
+        ("mlp", {"init": "hee"}, "unknown init of model mlp 'hee'; did you mean 'he'"),
+        ("mlp", {"init": 3}, "init must be a name such as 'torch', got 3"),
+        ("mlp", {"hidden": "he"}, r"hidden must be a list of whole numbers"),
         ("linear", {"hidden": [3]}, "model linear has no options, found 'hidden'"),
         ("mlp", {"hidden": 32}, r"hidden must be a list of whole numbers >= 1 such as \[64\], got 32"),
         ("mlp", {"hidden": [0]}, r"hidden must be a list of whole numbers >= 1 .*got \[0\]"),
