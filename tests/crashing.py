@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]
 
             def stop(record: Any) -> None:
                 if record.round == rounds:
+                    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+                        thread.join()  # the checkpoint in flight: every resume begins at the same one
                     os._exit(0)
 
             if (out / "config.toml").exists():
