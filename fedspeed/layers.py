@@ -147,10 +147,24 @@ def _transform(a: torch.Tensor, matrix: torch.Tensor, rows: int) -> torch.Tensor
     return (matrix @ a.reshape(n * c, -1).t()).view(rows, -1, c)
 
 
+def _taps(w: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
+    """G @ w of every filter, from (out, c, h, w) to (rows, out, c); of one row only the centre is not zero."""
+    if len(G) > 1:
+        return _transform(w, G, len(G))
+    side = w.shape[-1] // 2
+    return w[None, :, :, side, side].contiguous()
+
+
+def _centre(gU: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """(1, out, c) as filters that are zero but for their centre."""
+    side = shape[-1] // 2
+    return nn.functional.pad(gU.view(*shape[:2], 1, 1), (side, side, side, side))
+
+
 def _convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Outputs as (n out, pixels), and both transforms."""
     products = len(rule.G)
-    V, U = _transform(x, rule.B, products), _transform(w, rule.G, products)
+    V, U = _transform(x, rule.B, products), _taps(w, rule.G)
     M = torch.bmm(V, U.transpose(1, 2))
     return M.view(rule.A.shape[1], -1).t() @ rule.A.t(), V, U
 
@@ -170,13 +184,13 @@ class _Convolve(torch.autograd.Function):
         x, w, V, U = ctx.saved_tensors
         rule, products = ctx.rule, len(ctx.rule.G)
         if torch.is_grad_enabled():  # to be differentiated again: as functions of x and w
-            V, U = _transform(x, rule.B, products), _transform(w, rule.G, products)
+            V, U = _transform(x, rule.B, products), _taps(w, rule.G)
         out = len(w)
         gM = (rule.A.t() @ gy.t()).view(products, -1, out)
         gx = gw = None
         if ctx.needs_input_grad[0]:
             gx = (torch.bmm(gM, U).view(len(rule.B), -1).t() @ rule.B).view(x.shape)
         if ctx.needs_input_grad[1]:
-            gU = torch.bmm(gM.transpose(1, 2), V).view(products, -1)
-            gw = (gU.t() @ rule.G if products == 1 else (rule.G.t() @ gU).t()).view(w.shape)
+            gU = torch.bmm(gM.transpose(1, 2), V)
+            gw = _centre(gU, w.shape) if products == 1 else (rule.G.t() @ gU.view(products, -1)).t().view(w.shape)
         return gx, gw, None

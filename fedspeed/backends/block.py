@@ -23,12 +23,14 @@ from ..method import Local
 from ..sampling import batch_orders, key, rng, seed_device
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .gradients import mapped_gradient, stacked_gradient
-from .serial import one_thread
+from .serial import keep_freed, one_thread
 
 ROWS = 128
 """Clients in a block, at most."""
 FLOATS = 2**24
 """Numbers in a block's vector, at most."""
+PIECE = 2**17
+"""Numbers that are summed in float64 at a time: a whole block would be the largest vector of all, and fresh memory."""
 
 
 class Block:
@@ -36,6 +38,7 @@ class Block:
 
     def __init__(self, work: Work) -> None:
         self.work = work
+        keep_freed()
         self.oracle = BlockOracle(work)
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
@@ -82,7 +85,7 @@ class Block:
         except Exception as error:
             raise failed(work, jobs[0], k, K, error) from error
         losses = torch.stack(oracle.losses).mean(0).tolist()
-        drifts = torch.linalg.vector_norm(x - down.x, dim=-1, dtype=accurate(x)).square().tolist()
+        drifts = squared_distances(x, down.x)
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
@@ -90,7 +93,7 @@ class Block:
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
         if len(good) < len(jobs):
             up = tree_map(lambda a: a[good] if a.ndim == 2 else a, up)
-        mean = tree_map(lambda a: a.to(accurate(a)).mean(0) if a.ndim == 2 else a, up)
+        mean = tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, up)
         counted, replies = set(good), list[Reply | Failed]()
         for i, job in enumerate(jobs):
             if i in counted:
@@ -141,6 +144,18 @@ def _gather(
         return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
     batches = [data.batch(own, stream) for own, stream in zip(rows, streams, strict=True)]
     return torch.stack([x for x, _ in batches]), torch.stack([y for _, y in batches])
+
+
+def squared_distances(x: torch.Tensor, y: torch.Tensor) -> list[float]:
+    """||x_i - y||^2 of every row, summed in float64."""
+    some = x.split(max(1, PIECE // x.shape[1]))  # type: ignore[no-untyped-call]
+    return torch.cat([torch.linalg.vector_norm(a - y, dim=-1, dtype=accurate(x)) for a in some]).square().tolist()
+
+
+def mean_row(a: torch.Tensor) -> torch.Tensor:
+    """The mean of the rows, in float64."""
+    some = a.split(max(1, PIECE // len(a)), dim=1)  # type: ignore[no-untyped-call]
+    return torch.cat([columns.to(accurate(a)).mean(0) for columns in some])
 
 
 def stack(trees: list[Any]) -> Any:

@@ -18,6 +18,7 @@ class Serial:
 
     def __init__(self, work: Work) -> None:
         self.work = work
+        keep_freed()
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; `state(i)` gives client i's private copy of its state."""
@@ -48,6 +49,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def keep_freed() -> None:
+    """Have freed vectors stay in this process (glibc): pages that go back to the system are faulted in again at every
+    step, which may cost more than the arithmetic on them. The largest block ever freed, up to 32 MB, sets the limit."""
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def _gpus(work: Work) -> list[int]:
