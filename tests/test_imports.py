@@ -138,9 +138,9 @@ def place(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_the_import_rule(path):
-    """Nothing imports the command line; the rest as the table says."""
+    """Nothing but `python -m fedspeed` imports the command line; the rest as the table says."""
     part = top(path)
-    if part == "cli":
+    if part in ("cli", "__main__"):
         return
     assert part in MAY_IMPORT, f"{place(path)}: say in MAY_IMPORT what {part} may import"
     for found in imports(path):

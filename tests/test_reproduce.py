@@ -180,7 +180,7 @@ def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
 
 
 def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
-    command = [sys.executable, "-m", "fedspeed.cli", "reproduce", "table2", "--preset", "smoke", "--quiet", "--out"]
+    command = [sys.executable, "-m", "fedspeed", "reproduce", "table2", "--preset", "smoke", "--quiet", "--out"]
     process = subprocess.Popen([*command, str(tmp_path / "a")], start_new_session=True)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "a" / "runs").glob("*.json")) and time.monotonic() < deadline:

@@ -148,7 +148,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
 
 
 def start(out: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "fedspeed.cli", *options, "--quiet"]
+    command = [sys.executable, "-m", "fedspeed", *options, "--quiet"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -225,7 +225,7 @@ def test_two_processes_cannot_run_in_one_directory(tmp_path):
 
     def meanwhile(record):
         if record.round == 3:
-            command = [sys.executable, "-m", "fedspeed.cli", "resume", str(tmp_path / "run")]
+            command = [sys.executable, "-m", "fedspeed", "resume", str(tmp_path / "run")]
             told = subprocess.run(command, capture_output=True, text=True, timeout=120)
             second.append((told.returncode, told.stderr))
         first.append(record.round)
