@@ -7,8 +7,9 @@ A convolution of a small map with a 3x3 filter w is bilinear in both, so it can 
 with constant matrices: each row of G w and B x is one matrix product over channels, A puts the products together. On
 maps of 1x1, 2x2, 4x4 and 8x8 this needs 1, 9, 36 and 144 products where the plain sum over taps takes 9, 36, 144 and
 576: on the smallest most taps only meet the padding, on the others Winograd's algorithms save the rest. Dead taps keep
-their zero gradient, so weight decay and the method's terms reach them as before. Max-pooling before ReLU is the same
-function as after it, on a map a quarter of the size.
+their zero gradient, so weight decay and the method's terms reach them as before. Of larger filters over many channels
+(`RowConv`) only the gradient is summed in another order. Max-pooling before ReLU is the same function as after it, on a
+map a quarter of the size.
 
 Reference: Winograd, Arithmetic Complexity of Computations, 1980; Lavin & Gray, Fast Algorithms for Convolutional
 Neural Networks, CVPR 2016.
@@ -72,12 +73,16 @@ class Conv(nn.Conv2d):
         return y.view(len(x), self.out_channels, new, new)
 
     def _rule(self, x: torch.Tensor) -> Bilinear | None:
-        same = x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64)
         square = x.ndim == 4 and x.shape[-2] == x.shape[-1] and x.numel() > 0
-        low = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-        if x.device.type != "cpu" or not same or not square or low:
+        if not square or _special(x, self.weight):
             return None
         return bilinear(x.shape[-1], self.kernel_size[0], self.stride[0], x.dtype)
+
+
+def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether a layer is better left to PyTorch: on a GPU, in low or mixed precision, for a compiler."""
+    same = x.dtype == w.dtype and x.dtype in (torch.float32, torch.float64)
+    return x.device.type != "cpu" or not same or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 @cache
@@ -194,3 +199,60 @@ class _Convolve(torch.autograd.Function):
             gU = torch.bmm(gM.transpose(1, 2), V)
             gw = _centre(gU, w.shape) if products == 1 else (rule.G.t() @ gU.view(products, -1)).t().view(w.shape)
         return gx, gw, None
+
+
+class RowConv(nn.Conv2d):
+    """A convolution of stride 1 whose filters' gradient is one matrix product for each row of taps.
+
+        dw[a] = sum over rows i of  unrolled(x)[i + a]^T dy[i]
+
+    Pictures are unrolled along their columns only, a fifth of the memory of im2col for 5x5 filters. On a CPU and with
+    32 channels or more that is quicker than the stock layer; elsewhere it is the stock layer.
+
+    Example:
+        >>> RowConv(32, 64, 5)(torch.zeros(2, 32, 14, 14)).shape
+        torch.Size([2, 64, 10, 10])
+    """
+
+    def __init__(self, channels: int, out: int, size: int, padding: int = 0) -> None:
+        super().__init__(channels, out, size, padding=padding)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The convolution."""
+        many = self.in_channels >= 32 and x.ndim == 4 and x.numel() > 0
+        if not many or _special(x, self.weight) or torch._C._are_functorch_transforms_active():
+            return super().forward(x)
+        y: torch.Tensor = _RowConv.apply(x, self.weight, self.bias, self.padding[0])  # type: ignore[no-untyped-call]
+        return y
+
+
+class _RowConv(torch.autograd.Function):
+    """The stock convolution, with the filters' gradient of `RowConv`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, padding: int) -> torch.Tensor:
+        ctx.padding = padding
+        ctx.save_for_backward(x, w)
+        return nn.functional.conv2d(x, w, b, padding=padding)
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        padding, (need_x, need_w, need_b, _) = ctx.padding, ctx.needs_input_grad
+        again = torch.is_grad_enabled()  # to be differentiated again: the stock gradient is
+        gx, gw, _ = torch.ops.aten.convolution_backward(
+            gy, x, w, None, (1, 1), (padding, padding), (1, 1), False, (0, 0), 1, (need_x, need_w and again, False)
+        )
+        if need_w and not again:
+            gw = _row_gradient(nn.functional.pad(x, (padding,) * 4) if padding else x, gy, w.shape[-1])
+        return gx, gw, gy.sum((0, 2, 3)) if need_b else None, None
+
+
+def _row_gradient(x: torch.Tensor, gy: torch.Tensor, size: int) -> torch.Tensor:
+    """(out, c, size, size) from padded pictures (n, c, h, w) and the outputs' gradient (n, out, rows, columns)."""
+    x, g = x.permute(0, 2, 3, 1).contiguous(), gy.permute(2, 0, 3, 1)
+    (n, h, w, c), (rows, _, columns, out) = x.shape, g.shape
+    unrolled = x.as_strided((h, n, columns, size * c), (w * c, h * w * c, c, 1)).contiguous()
+    step = n * columns * size * c  # one row of pixels
+    below = unrolled.as_strided((size, size * c, rows * n * columns), (step, 1, size * c))  # from the a-th row on
+    return torch.bmm(below, g.reshape(1, -1, out).expand(size, -1, -1)).view(size, size, c, out).permute(3, 2, 0, 1)

@@ -16,7 +16,7 @@ from torch import nn
 
 from .data.federated import Federated
 from .errors import UserError, unknown
-from .layers import Conv, Layout
+from .layers import Conv, Layout, RowConv
 from .sampling import torch_seed
 
 Shape = tuple[int, ...]
@@ -82,7 +82,7 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
         raise UserError("model cnn: widths must hold at least the hidden layer's width, got []; [16, 32, 64] say")
     layers: list[nn.Module] = [Layout()]
     for out in widths[:-1]:
-        layers += [nn.Conv2d(channels, out, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [RowConv(channels, out, 5, padding), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = out, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
         if height < 1 or width < 1:
             raise UserError(
@@ -101,10 +101,10 @@ def lenet(shape: Shape, outputs: int) -> nn.Module:
         raise UserError(f"model lenet: expected pictures of at least 16x16, found {height}x{width}; use mlp or cnn")
     return nn.Sequential(
         Layout(),
-        nn.Conv2d(channels, 64, 5),
+        RowConv(channels, 64, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Conv2d(64, 64, 5),
+        RowConv(64, 64, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),

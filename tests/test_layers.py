@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedspeed.layers import Conv, bilinear
+from fedspeed import layers
+from fedspeed.layers import Conv, RowConv, bilinear
 
 CASES = [(side, taps, stride) for side in (1, 2, 3, 4, 8) for taps in (1, 3) for stride in (1, 2)]
 
@@ -148,3 +149,49 @@ def test_resnet_equals_one_of_stock_layers():
         results.append((loss, *torch.autograd.grad(loss, list(net.parameters()))))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+ROWS = [(32, 5, 0, 9), (33, 5, 2, 6), (32, 3, 1, 4), (3, 5, 2, 7)]
+"""Channels, taps, padding, side; the last has too few channels and is the stock layer."""
+
+
+def row_layer(channels, taps, padding):
+    torch.manual_seed(0)
+    return RowConv(channels, 4, taps, padding).double()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("channels", "taps", "padding", "side"), ROWS)
+def test_the_gradient_by_rows(channels, taps, padding, side, layout):
+    """Pictures that are not square, in both layouts: outputs, gradients, second gradients."""
+    conv = row_layer(channels, taps, padding)
+    x = torch.randn(5, channels, side, side + 2, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    truth = F.conv2d(x, conv.weight, conv.bias, padding=padding)
+    assert torch.equal(conv(x), truth)
+    v, parameters = torch.randn_like(truth), (x, conv.weight, conv.bias)
+    for a, b in zip(*(torch.autograd.grad((y.tanh() * v).sum(), parameters) for y in (conv(x), truth)), strict=True):
+        assert (a - b).norm() < 1e-14 * b.norm() * channels
+
+    def second_order(y):
+        gx, gw, gb = torch.autograd.grad((y.tanh() * v).sum(), parameters, create_graph=True)
+        return torch.autograd.grad(gx.sin().sum() + gw.cos().sum() + gb.sum(), parameters)
+
+    for a, b in zip(
+        second_order(conv(x)), second_order(F.conv2d(x, conv.weight, conv.bias, padding=padding)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_by_rows_is_used_where_it_should_be():
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = layers._row_gradient
+        patch.setattr(layers, "_row_gradient", lambda *given: calls.append(given) or real(*given))
+        for channels, taps, padding, side in ROWS:
+            conv = row_layer(channels, taps, padding)
+            conv(torch.randn(2, channels, side, side, dtype=torch.float64)).sum().backward()
+        conv = row_layer(32, 5, 0)
+        torch.func.grad(lambda x: conv(x).sum())(torch.randn(2, 32, 6, 6, dtype=torch.float64))
+        conv.bfloat16()(torch.randn(2, 32, 6, 6).bfloat16()).sum().backward()
+        conv(torch.zeros(0, 32, 6, 6).bfloat16())
+    assert len(calls) == 3
