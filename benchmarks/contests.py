@@ -102,9 +102,9 @@ _W3_METHODS = (
 CONTESTS = {
     contest.name: contest
     for contest in (
-        Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=70),
-        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=80),
-        Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=40),
+        Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=50),
+        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=55),
+        Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=30),
         Contest("W3", "W3", (_FEDAVG, *_BARE, *_PEERS), quick_seconds=20),
         Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),
         Contest("smoke", "smoke", (_FEDAVG, *_BARE), quick_seconds=20),

@@ -53,7 +53,8 @@ def one_thread() -> Iterator[None]:
 
 def keep_freed() -> None:
     """Have freed vectors stay in this process (glibc): pages that go back to the system are faulted in again at every
-    step, which may cost more than the arithmetic on them. The largest block ever freed, up to 32 MB, sets the limit."""
+    step, which may cost more than the arithmetic on them. The largest block ever freed, up to 32 MB, sets the limit.
+    Worker processes, which are ours alone, keep more: `worker.keep_memory`."""
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
