@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -203,6 +205,19 @@ def test_what_cannot_be_sent_is_named():
     model.extra = lambda: None
     with pytest.raises(UserError, match="the model cannot be sent to worker processes"):
         simulate(METHODS["fedavg"](), model, data, backend="process", **SETTINGS)
+
+
+def test_a_script_that_does_not_guard_its_main_is_told_so(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import fedspeed\n"
+        "data = fedspeed.load_data('digits', clients=10)\n"
+        "model = fedspeed.build_model('linear', data)\n"
+        "fedspeed.simulate(fedspeed.FedAvg(), model, data, rounds=1, backend='process', workers=1)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "a script must start runs inside `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
 
 
 def test_auto_takes_processes_for_long_runs_only():

@@ -34,6 +34,7 @@ from .worker import Setup, worker
 SLOTS = 2
 RETRIES = 3
 """How often a worker that died is replaced before the run stops."""
+STARTED = "as it started"
 KINDS = {"Diverged": Diverged, "ClientFailed": ClientFailed, "UserError": UserError}
 
 
@@ -79,7 +80,7 @@ class Processes:
         try:
             self.workers += [self._spawn(w) for w in range(workers)]
             for w in range(workers):
-                self._answer(w, None, "as it started", retries=0)
+                self._answer(w, None, STARTED, retries=0)
         except BaseException:
             self.close()
             raise
@@ -195,7 +196,9 @@ class Processes:
                 self.workers[w].process.join()
                 told = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
                 if deaths > retries:
-                    raise UserError(f"{told}; out of memory? Lower --workers, or use --backend serial") from None
+                    guard = "; a script must start runs inside `if __name__ == '__main__':`" if doing == STARTED else ""
+                    fix = f"out of memory? Lower --workers, or use --backend serial{guard}"
+                    raise UserError(f"{told}; {fix}") from None
                 warnings.warn(f"{told}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
                 self.workers[w].pipe.close()
                 self.workers[w] = self._spawn(w)
