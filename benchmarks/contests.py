@@ -24,6 +24,7 @@ class Entry:
         peer: whose environment it needs; "" for our own.
         torchrun: number of processes to start it with, 0 for a plain start.
         frozen: stopped by signal while it waits, because its framework polls.
+        quick: whether it takes part in quick mode.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Entry:
     peer: str = ""
     torchrun: int = 0
     frozen: bool = False
+    quick: bool = True
 
     def command(self, workload: str, active: int) -> list[str]:
         """What to start."""
@@ -80,8 +82,8 @@ _BARE = (
     Entry("bare loop 2x1", "bare", ("--processes", str(CORES)), rival=True),
 )
 _BARE_OUR_LAYERS = (
-    Entry("bare loop 1x2, our layers", "bare", ("--layers", "ours")),
-    Entry("bare loop 2x1, our layers", "bare", ("--processes", str(CORES), "--layers", "ours")),
+    Entry("bare loop 1x2, our layers", "bare", ("--layers", "ours"), quick=False),
+    Entry("bare loop 2x1, our layers", "bare", ("--processes", str(CORES), "--layers", "ours"), quick=False),
 )
 _PEERS = (
     Entry("pfl 1x2", "peer_pfl", ("--threads", str(CORES)), rival=True, peer="pfl"),

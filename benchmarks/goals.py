@@ -116,7 +116,7 @@ def _startup(startup: dict[str, Any] | None) -> Goal:
 
 def _checkpoint(checkpoint: dict[str, Any] | None) -> Goal:
     about, wanted = "checkpoints: part of a W1 FedAvg round that waits for them", "< 3%"
-    if not checkpoint or not checkpoint["default"]["written"]:  # too short a run for one to be due
+    if not checkpoint or "default" not in checkpoint or not checkpoint["default"]["written"]:  # none was due
         return Goal(about, wanted)
     default, often = checkpoint["default"]["share"], checkpoint["every round"]["share"]
     return Goal(about, wanted, f"{default:.2%}; {often:.2%} with one every round", default < 0.03)

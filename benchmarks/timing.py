@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,14 @@ def hold(contest: Contest, pairs: int, quick: bool, unavailable: dict[str, str],
     """Start every contender, let each run a turn to warm up, then `pairs` repetitions in which each has its turn.
 
     Args:
-        quick: fewer clients a round where the contest says so, and no more repetitions than its time allows.
+        quick: fewer clients a round and fewer contenders where the contest says so, and no more repetitions than its
+            time allows.
         unavailable: peers that could not be installed, and why.
     """
     deadline = time.monotonic() + contest.quick_seconds if quick else float("inf")
     active = contest.quick_active if quick else 0
+    if quick:
+        contest = replace(contest, entries=tuple(entry for entry in contest.entries if entry.quick))
     workload = find(contest.workload, active)
     arrays.prepare(workload)
     outcome = Outcome(
