@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from .contract import Hooks, reason
 from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
@@ -41,6 +43,11 @@ class Work:
     decay_outside_mix: bool = False
     precision: str = "full"
     seed: int = 0
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        """The method's hooks, each call checked."""
+        return Hooks(self.method, self.flat.d, self.flat.dtype)
 
     def local_steps(self, n: int) -> int:
         """K_i of a client with n samples."""
@@ -116,7 +123,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         client: a private copy of the client's state; `init_client` at first touch is the caller's part.
         buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
     """
-    method, data, flat = work.method, work.data, work.flat
+    hooks, data, flat = work.hooks, work.data, work.flat
     rows = data.rows(job.client)
     steps = job.K or work.local_steps(len(rows))
     order = batch_order(len(rows), work.batch_size, steps, key(work.seed, "batches", job.t, job.client))
@@ -126,13 +133,13 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     flat.model.train()
     k = 0
     try:
-        x = method.start(down, client).clone()
+        x = hooks.start(down, client).clone()
         for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
-            step_(x, method.direction(x, oracle, down, client), job.lr, work)
+            step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        up, kept = method.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
+        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
     except (UserError, Diverged):
         raise
     except Exception as error:
@@ -159,17 +166,25 @@ def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> No
 
 def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> ClientFailed:
     """What to say when a client raises."""
-    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return ClientFailed(
-        f"{type(work.method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: {reason} "
-        f"(inputs of shape {work.data.shape}, {work.data.sizes[job.client]} samples)"
+        f"{type(work.method).__name__}: round {job.t + 1}, client {job.client}, step {k} of {steps}: {reason(error)}; "
+        f"inputs of shape {work.data.shape}, {work.data.sizes[job.client]} samples"
     )
 
 
 def diverged(work: Work, job: Job, steps: int) -> Diverged:
-    """What to say when a client's update is not finite."""
+    """What to say when a client's update is not finite: whether its data, or its rate, is the likely cause."""
+    name, rows = type(work.method).__name__, work.data.rows(job.client)
+    for what, a in (("inputs", work.data.x), ("targets", work.data.y)):
+        own = a[torch.from_numpy(rows).to(a.device)] if a.is_floating_point() else None
+        if own is not None and not all_finite((own,)):
+            bad = rows[int((~own.reshape(len(rows), -1).isfinite()).any(1).nonzero()[0, 0])]
+            return Diverged(
+                f"{name}: the data of client {job.client} hold NaN or Inf (found in round {job.t + 1}: {what} of row "
+                f"{bad}); clean them, the learning rate is not to blame"
+            )
     return Diverged(
-        f"{type(work.method).__name__}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
+        f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
         f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
     )
 

@@ -75,12 +75,6 @@ class Config(Plan):
     method: Method = field(default_factory=FedSpeed)
     model: Spec = Spec("mlp")
     data: Spec = Spec("digits")
-    engine: str = param(
-        "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
-    )
-    backend: str = param(
-        "auto", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
-    )
     split: str = param("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
     clients: int = param(100, "[1, inf)", "the number of clients, m")
     augment: str = param("paper", about="the augmentation of pictures: paper, released, flip or none")

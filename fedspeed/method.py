@@ -12,8 +12,9 @@ one-element tensors or NamedTuples of them. A round is
 
 The engine owns minibatches, weight decay, clipping, the learning rate and all randomness. Server vectors are
 float64, what travels and what clients keep is in the model's dtype: write the equations, the engine converts.
-`Vec` has one axis; norms go over the last one (`norm(v)` of `terms.py`), so that the same hooks also run on a
-(clients, d) block. Nothing here or in `methods/` imports torch: the operators of the vectors are all it takes.
+`Vec` has one axis. Hooks of a class that says `block_safe = True` are also called with a (clients, d) block: norms,
+means and sorts then go over the last axis (`norm(v)` of `terms.py`). `contract.py` checks what hooks return. Nothing
+here or in `methods/` imports torch: the operators of the vectors are all it takes.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Method(Params):
     """Base of every method: the hooks, in the order in which a round calls them."""
 
     source: ClassVar[str] = ""  # how a method from outside the package was named: `path/to/file.py:Class`
+    block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
 
     @property
     def mix(self) -> float:

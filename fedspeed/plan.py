@@ -50,10 +50,10 @@ class Plan(Params):
         "the arithmetic of gradients; all but `full` change results beyond rounding",
     )
     engine: str = param(
-        "loop", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
+        "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
     )
     backend: str = param(
-        "serial", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
+        "auto", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
     )
     workers: int = param(0, "[0, inf)", "the number of worker processes; 0 takes one a core")
 

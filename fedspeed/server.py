@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from .backends.block import Block, resolve_engine
-from .backends.process import Processes, check_picklable, worker_count
+from .backends.packing import packed
+from .backends.process import Processes, worker_count
 from .backends.serial import Serial, one_thread
 from .client import Failed, Job, Reply, Work, job_order
+from .contract import require_hooks
 from .data.federated import Federated
 from .errors import Diverged, UserError
 from .evaluate import Score
@@ -110,15 +112,17 @@ class Simulation:
             )
         if data.sizes.min() < 1:
             raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+        require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
         module = _copy(model).to(device)
-        plan = replace(plan, engine=resolve_engine(plan.engine, module, data, plan.batch_size, plan.active))
+        plan = replace(plan, engine=resolve_engine(plan, method, module, loss, data))
         d = sum(p.numel() for p in module.parameters() if p.requires_grad)
         workers = worker_count(plan, device, data, d)
-        pickled = check_picklable("model", module) if workers else b""
+        pickled = packed(plan, module, method, loss) if workers else None
         flat = FlatModel(module, no_decay)
         self.method, self.data, self.plan, self.t = method, data, plan, 0
+        self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
         self.work = Work(
             method,
             flat,
@@ -136,11 +140,11 @@ class Simulation:
         )
         self.x0 = flat.x
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self.states = choose_states(plan.states, method.init_client(self.x0), data.clients, folder, stored)
+        self.states = choose_states(plan.states, self.work.hooks.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
-        self.server = method.init_server(self.x0.to(self._server_dtype, copy=True))
+        self.server = self.work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend: Serial | Processes | Block
-        if workers:
+        if pickled is not None:
             self.backend = Processes(self.work, self._down(), self.x0, pickled, workers, self.states)
         else:
             self.backend = Block(self.work) if plan.engine == "block" else Serial(self.work)
@@ -177,7 +181,7 @@ class Simulation:
         steps = sum(self._weight(reply) * reply.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
         with one_thread():  # the bits of a sum depend on the number of threads
-            server = self.method.update(self.server, mean.result(), told)
+            server = self.work.hooks.update(self.server, mean.result(), told)
             del mean
             update_norm = distance(server.x, self.server.x)
         if not all_finite(server):
@@ -185,10 +189,11 @@ class Simulation:
                 f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}; "
                 f"try a lower server rate or a lower --lr (now {lr:.4g})"
             )
-        self.server, self.t = server, t + 1
-        self.states.commit()
         trained = time.perf_counter()
-        score = self._evaluate()
+        score = self._evaluate(server.x, t + 1)
+        evaluated = time.perf_counter()
+        self.states.commit()
+        self.server, self.t = server, t + 1
         return Record(
             round=t + 1,
             cohort=[int(i) for i in active],
@@ -203,15 +208,17 @@ class Simulation:
             grad_evals=sum(reply.grad_evals for reply in replies),
             dropped=sorted(lost),
             stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
-            seconds=trained - started,
-            eval_seconds=time.perf_counter() - trained,
+            seconds=time.perf_counter() - started - (evaluated - trained),
+            eval_seconds=evaluated - trained,
         )
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
         mean, replies, bytes_up = Mean(self._server_dtype), [], 0
         self.states.discard()
-        for reply in self.backend.run(jobs, down, self.client_state):
+        for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
+            if self.on_client:
+                self.on_client(done, len(jobs))
             if isinstance(reply, Failed):
                 if self.plan.on_client_error == "stop" or len(lost) + 1 == active:
                     raise reply.error
@@ -258,15 +265,17 @@ class Simulation:
 
     def _down(self) -> Any:
         """What the server sends, in the model's dtype."""
-        return tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.method.broadcast(self.server))
+        return tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.work.hooks.broadcast(self.server))
 
     def _weight(self, reply: Reply) -> float:
         return float(reply.n) if self.plan.weighting == "samples" else 1.0
 
-    def _evaluate(self) -> Score | None:
-        due = self.t % self.plan.eval_every == 0 or self.t == self.plan.rounds
+    def _evaluate(self, x: torch.Tensor, t: int) -> Score | None:
+        """The score of the server's vector after t rounds, None in a round that is not evaluated."""
         test = self.work.data.y_test
-        return self.backend.evaluate(self.x) if due and test is not None and len(test) else None
+        if test is None or not len(test) or (t % self.plan.eval_every and t != self.plan.rounds):
+            return None
+        return self.backend.evaluate(x.to(self.work.flat.dtype, copy=True))
 
 
 def _average(replies: list[Reply], name: str) -> float:

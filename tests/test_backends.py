@@ -20,7 +20,7 @@ from fedspeed.methods import METHODS, FedInit, FedSpeed
 from fedspeed.models import build_model
 from fedspeed.server import simulate
 
-SETTINGS = {"rounds": 3, "active": 5, "local_epochs": 1, "batch_size": 10, "eval_every": 2}
+SETTINGS = {"rounds": 3, "active": 5, "local_epochs": 1, "batch_size": 10, "eval_every": 2, "engine": "loop"}
 
 
 def digits(clients: int = 12):
@@ -207,17 +207,49 @@ def test_what_cannot_be_sent_is_named():
         simulate(METHODS["fedavg"](), model, data, backend="process", **SETTINGS)
 
 
-def test_a_script_that_does_not_guard_its_main_is_told_so(tmp_path):
+SCRIPT = """
+import fedspeed, torch
+data = fedspeed.load_data('digits', clients=10)
+{model}
+run = fedspeed.simulate(fedspeed.FedAvg(), model, data, rounds=1, local_steps=1, engine='loop', backend={backend!r},
+                        workers=2, active=2)
+with run:
+    list(run)
+print(type(run.backend).__name__)
+"""
+OWN = """
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+model = Net(64, 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "says"),
+    [
+        ("model = fedspeed.build_model('linear', data)", "process", "Processes"),  # needs nothing of the script
+        (OWN, "auto", "Serial"),
+        (OWN, "process", "a script must start runs inside `if __name__ == '__main__':`"),
+    ],
+    ids=["nothing of the script", "its class, auto", "its class"],
+)
+def test_a_script_that_does_not_guard_its_main(tmp_path, model, backend, says):
     script = tmp_path / "unguarded.py"
-    script.write_text(
-        "import fedspeed\n"
-        "data = fedspeed.load_data('digits', clients=10)\n"
-        "model = fedspeed.build_model('linear', data)\n"
-        "fedspeed.simulate(fedspeed.FedAvg(), model, data, rounds=1, backend='process', workers=1)\n"
-    )
+    script.write_text(SCRIPT.format(model=model, backend=backend))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == ("a script" in says), done.stderr
+    assert says in (done.stderr if done.returncode else done.stdout).splitlines()[-1]
+
+
+def test_a_class_of_a_notebook_cannot_be_sent():
+    """A session without a file: nobody else can find what is defined there."""
+    script = SCRIPT.format(model=OWN, backend="process")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    told = done.stderr.splitlines()[-1]
+    assert "Net (model) is defined in this notebook or session" in told
+    assert "backend='serial'" in told
     assert done.returncode == 1
-    assert "a script must start runs inside `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
 
 
 def test_auto_takes_processes_for_long_runs_only():

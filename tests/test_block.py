@@ -15,7 +15,7 @@ from fedspeed.backends.block import Block, resolve_engine
 from fedspeed.backends.gradients import mapped_gradient, stacked_gradient
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
-from fedspeed.errors import Diverged, UserError
+from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS, FedADMM, FedAvg, FedInit, FedSpeed
 from fedspeed.models import build_model
 from fedspeed.plan import Plan
@@ -31,7 +31,7 @@ PLAN = Plan(rounds=4, active=5, local_epochs=2, batch_size=4, weight_decay=0.01,
 @pytest.mark.parametrize("problem", [Softmax(equal=10), Softmax()], ids=["equal sizes", "unequal sizes"])
 def test_agrees_with_the_loop(method, problem):
     plan = Plan.from_fields({**PLAN.fields(), "active": 7 if method.name == "fedpd" else 5})
-    loop = package(problem, method, plan)
+    loop = package(problem, method, plan, engine="loop")
     block = package(problem, method, plan, engine="block")
     assert isinstance(block.backend, Block)
     for a, b in zip(loop, block, strict=True):
@@ -168,15 +168,22 @@ def test_auto_looks_at_model_and_data_only():
     digits = load("digits", split="iid", clients=20)
     uneven = load("digits", split="dirichlet-class:0.3", clients=20)
     mlp, cnn = build_model("mlp", digits), build_model("cnn", digits)
-    assert resolve_engine("auto", mlp, digits, 10, active=10) == "block"
-    assert resolve_engine("auto", cnn, digits, 10, active=10) == "loop"
-    assert resolve_engine("auto", mlp, uneven, 10, active=10) == "loop"
-    assert resolve_engine("auto", nn.Sequential(nn.Dropout(0.5), *mlp), digits, 10, active=10) == "loop"
-    assert resolve_engine("auto", build_model("mlp", digits, hidden=[4000]), digits, 10, active=10) == "loop"
-    assert resolve_engine("auto", mlp, digits, 10, active=2) == "loop"
-    assert resolve_engine("loop", mlp, digits, 10, active=10) == "loop"
+
+    def engine(model, data, active=10, loss=nn.functional.cross_entropy, method=FedAvg(), asked="auto"):  # noqa: B008
+        return resolve_engine(Plan(engine=asked, batch_size=10, active=active), method, model, loss, data)
+
+    assert engine(mlp, digits) == "block"
+    assert engine(cnn, digits) == "loop"
+    assert engine(mlp, uneven) == "loop"
+    assert engine(nn.Sequential(nn.Dropout(0.5), *mlp), digits) == "loop"
+    assert engine(nn.Sequential(OneBadClient(), *mlp), digits) == "loop"  # its code may look at numbers
+    assert engine(mlp, digits, loss=lambda out, y: nn.functional.cross_entropy(out, y)) == "loop"
+    assert engine(build_model("mlp", digits, hidden=[4000]), digits) == "loop"
+    assert engine(mlp, digits, active=2) == "loop"
+    assert engine(mlp, digits, asked="loop") == "loop"
 
 
 def test_a_block_does_not_run_in_workers():
-    with pytest.raises(UserError, match="engine block"):
-        package(Softmax(), FedAvg(), PLAN, engine="block", backend="process")
+    with pytest.warns(UserWarning, match="engine block"):
+        run = package(Softmax(), FedAvg(), PLAN, engine="block", backend="process")
+    assert isinstance(run.backend, Block)

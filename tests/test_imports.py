@@ -20,7 +20,7 @@ ROOT = Path(fedspeed.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FOUNDATION = {"errors", "params", "sampling", "vec"}
 DATA = FOUNDATION | {"data", "theory"}
-LOCAL = DATA | {"method", "plan", "client", "evaluate", "states"}
+LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
     "errors": set(),
@@ -35,7 +35,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "layers": {"vec"},
     "models": DATA | {"layers"},
     "evaluate": DATA,
-    "client": DATA | {"method"},
+    "contract": {"errors", "method"},
+    "client": DATA | {"method", "contract"},
     "states": {"errors", "vec"},
     "checkpoint": {"errors", "vec", "states"},
     "backends": LOCAL | {"methods"},

@@ -16,14 +16,17 @@ import torch
 from torch import nn
 
 from ..client import Failed, Job, Reply, Work, diverged, failed, step_
+from ..contract import block_safe, defined, innermost
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
 from ..evaluate import Score, evaluate
-from ..method import Local
+from ..method import Local, Method
+from ..plan import Plan
 from ..sampling import batch_orders, key, rng, seed_device
-from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
-from .gradients import mapped_gradient, stacked_gradient
-from .serial import keep_freed, one_thread
+from ..vec import Loss, accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
+from .alone import watch
+from .gradients import SLOPES, is_chain, mapped_gradient, stacked_gradient
+from .serial import keep_freed, one_thread, own_randomness
 
 ROWS = 128
 """Clients in a block, at most."""
@@ -40,6 +43,8 @@ class Block:
         self.work = work
         keep_freed()
         self.oracle = BlockOracle(work)
+        self.blocks = 0  # of several clients that were run
+        refuse_unsafe(work.method)
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; job order is by size, so blocks are runs of it."""
@@ -47,20 +52,22 @@ class Block:
         for _, same in groupby(jobs, key=lambda job: (int(self.work.data.sizes[job.client]), job.K)):
             group = list(same)
             for a in range(0, len(group), rows):
-                with one_thread():
+                with one_thread(), own_randomness(self.work):
                     replies = self._block(group[a : a + rows], down, state)
                 yield from replies
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector."""
-        with one_thread():
+        with one_thread(), own_randomness(self.work):
             return evaluate(self.work.flat, x, self.work.data, self.work.loss)
 
     def close(self) -> None:
         """Nothing to stop."""
 
     def _block(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
-        work, method, lr, t = self.work, self.work.method, jobs[0].lr, jobs[0].t
+        """The replies of one block; if its work raises, of its clients one by one, to see whose fault it is."""
+        work, lr, t = self.work, jobs[0].lr, jobs[0].t
+        hooks = watch(work.hooks, [job.client for job in jobs], first=not self.blocks, turn=self.blocks + t)
         owned = np.stack([work.data.rows(job.client) for job in jobs])
         n = owned.shape[1]
         K = jobs[0].K or work.local_steps(n)
@@ -73,17 +80,22 @@ class Block:
         oracle.begin()
         work.flat.model.train()
         try:
-            start = method.start(down, client)
+            start = hooks.start(down, client)
             x = start.expand(len(jobs), start.shape[-1]).clone()
             for k, positions in enumerate(batch_orders(n, work.batch_size, K, keys), 1):
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
-                step_(x, method.direction(x, oracle, down, client), lr, work)
-            up, kept = method.upload(x, down, client, Local(K, lr, n, t, work.seed))
+                step_(x, hooks.direction(x, oracle, down, client), lr, work)
+            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, work.seed))
         except (UserError, Diverged):
             raise
         except Exception as error:
-            raise failed(work, jobs[0], k, K, error) from error
+            if len(jobs) > 1:
+                return [reply for job in jobs for reply in self._block([job], down, state)]
+            told = failed(work, jobs[0], k, K, error)
+            told.__cause__ = error
+            return [Failed(jobs[0], told)]
+        self.blocks += len(jobs) > 1
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = squared_distances(x, down.x)
         kepts = unstack(kept, len(jobs))
@@ -91,6 +103,8 @@ class Block:
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
             ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
+        if not good:
+            return [Failed(job, diverged(work, job, K)) for job in jobs]
         if len(good) < len(jobs):
             up = tree_map(lambda a: a[good] if a.ndim == 2 else a, up)
         mean = tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, up)
@@ -174,17 +188,29 @@ def unstack(tree: Any, rows: int) -> list[Any]:
     return [row(i) for i in range(rows)] if has_leaves(tree) else [tree] * rows
 
 
-def resolve_engine(engine: str, model: nn.Module, data: Federated, batch_size: int, active: int) -> str:
-    """`auto` is `block` where it is faster: small fully connected models whose clients come in equal sizes.
+def refuse_unsafe(method: Method) -> None:
+    """Raise for a method of the user's that does not say that its hooks take blocks."""
+    if not block_safe(method):
+        cls = type(innermost(method)).__name__
+        raise UserError(
+            f"engine block: calls hooks with a (clients, d) block, and {cls} does not say that its hooks take one; use "
+            f"--engine loop, or see that norms, means and sorts go over the last axis and write `block_safe = True` "
+            f"into the class ({defined(method)})"
+        )
 
-    Looks at model, data and plan only, never at the machine: the engine is arithmetic and decides the last bits.
+
+def resolve_engine(plan: Plan, method: Method, model: nn.Module, loss: Loss, data: Federated) -> str:
+    """`auto` is `block` where it is faster: small chains of linear layers whose clients come in equal sizes.
+
+    Looks at method, model, data and plan, never at the machine: the engine is arithmetic and decides the last bits.
+    A method of the user's runs client by client unless its class says `block_safe = True`; so does any other model or
+    loss, whose code may look at numbers as no batched gradient can.
     """
-    if engine != "auto":
-        return engine
-    leaves = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    if plan.engine != "auto":
+        return plan.engine
     d = sum(p.numel() for p in model.parameters())
-    small = d * min(batch_size, int(data.sizes.max())) <= 2_500_000
-    alike = len(np.unique(data.sizes)) * 4 <= min(active, data.clients) or len(np.unique(data.sizes)) <= 2 < active
-    linear = all(type(m) is nn.Linear for m in leaves)
-    random = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
-    return "block" if small and alike and linear and not random and active >= 4 else "loop"
+    small = d * min(plan.batch_size, int(data.sizes.max())) <= 2_500_000
+    sizes = len(np.unique(data.sizes))
+    alike = sizes * 4 <= min(plan.active, data.clients) or sizes <= 2 < plan.active
+    fits = small and alike and plan.active >= 4 and is_chain(model) and loss in SLOPES
+    return "block" if fits and block_safe(method) else "loop"

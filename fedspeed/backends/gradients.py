@@ -65,10 +65,8 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
     """
     layers = list(_chain(flat.model))
     linear = [p for m in layers if isinstance(m, nn.Linear) for p in (m.weight, m.bias) if p is not None]
-    chain = all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
-    chain = chain and all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
     plain = [id(p) for p in linear] == [id(p) for p in flat.parameters] and all(p.dtype == flat.dtype for p in linear)
-    if not (chain and plain and loss in SLOPES):
+    if not (is_chain(flat.model) and plain and loss in SLOPES):
         return None
     slope, first = SLOPES[loss], next(i for i, m in enumerate(layers) if isinstance(m, nn.Linear))
     steps = [_linear(m, flat) if isinstance(m, nn.Linear) else m for m in layers]
@@ -98,6 +96,13 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
         return g, losses  # flattening does nothing after the first linear layer
 
     return gradient
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Whether a model is a chain of linear layers, ReLU and flattening."""
+    layers = list(_chain(model))
+    plain = all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
+    return plain and all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:

@@ -7,11 +7,10 @@ slots in shared memory, so it works on its next client while the server still re
 from __future__ import annotations
 
 import os
-import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -25,9 +24,10 @@ from ..client import Failed, Job, Reply, Work
 from ..data.federated import Federated
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
-from ..method import Local, Method
+from ..method import Local
 from ..plan import Plan
 from ..vec import outline, tree_leaves, tree_map
+from .packing import in_main, payload, sources, without_main
 from .shared import Place, Segment, at, lay_out, put
 from .worker import Setup, worker
 
@@ -59,9 +59,9 @@ class Processes:
         self.work, self.touched = work, touched
         self.workers: list[Worker] = []
         self._setups: list[Setup] = []
-        client = work.method.init_client(x0)
+        client = work.hooks.init_client(x0)
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(client))
-        up, kept = work.method.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
+        up, kept = work.hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         data, self.data_places, rest = _data_segment(work)
         places, size = lay_out([x0, *tree_leaves(down)])
         slots: list[tuple[list[Place], list[Place]]] = []
@@ -71,7 +71,8 @@ class Processes:
             slots.append((state, upload))
         self._segment = segment = Segment.create(size)
         self._vectors, self._like = places, (tree_map(outline, kept), tree_map(outline, up))
-        self._payload = _payload(work, rest, module)
+        self._payload = payload(work, rest, module)
+        self._main = in_main(self._payload) or in_main(module)
         names = [(s.path, s.size) for s in (data, segment)]
         for w in range(workers):
             own = slots[SLOTS * w : SLOTS * (w + 1)]
@@ -90,7 +91,8 @@ class Processes:
         context = get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=worker, args=(there, self._setups[w]), daemon=True, name=f"fedspeed-{w}")
-        process.start()
+        with nullcontext() if self._main else without_main():
+            process.start()
         there.close()
         with suppress(BrokenPipeError):  # it died at once: seen when its answer is asked for
             here.send_bytes(self._payload)
@@ -209,7 +211,9 @@ class Processes:
                 return None
             again()
         if kind == "error":
-            error: Exception = KINDS[value[0]](value[1])
+            kind, told, trace = value
+            error: Exception = KINDS[kind](told)
+            error.add_note(f"In the worker process:\n{trace}")
             if isinstance(error, ClientFailed | Diverged):
                 return error
             raise error
@@ -228,12 +232,6 @@ def close(workers: list[Worker], segments: list[Segment]) -> None:
     workers.clear()
 
 
-def sources(method: Method) -> list[str]:
-    """How to find the classes of a method that come from a user's file; a worker loads these first."""
-    own = [method.source] if method.source else []
-    return own + [name for value in method.fields().values() if isinstance(value, Method) for name in sources(value)]
-
-
 def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
     """The data's tensors in shared memory, where each lies, and the data without them."""
     tensors = {k: getattr(work.data, k) for k in ("x", "y", "x_test", "y_test") if getattr(work.data, k) is not None}
@@ -244,26 +242,6 @@ def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
         segment.write(place, tensors[name])
     empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
     return segment, named, replace(work.data, **empty)
-
-
-def _payload(work: Work, data: Any, module: bytes) -> bytes:
-    """Everything a worker needs that is not in shared memory."""
-    parts = {"method": work.method, "loss": work.loss, "data": data, "no_decay": work.flat.no_decay}
-    common = {name: getattr(work, name) for name in Work.__dataclass_fields__ if name not in {*parts, "flat"}}
-    for name, value in parts.items():
-        check_picklable(name, value)
-    return pickle.dumps({**parts, "module": module, "common": common})
-
-
-def check_picklable(name: str, value: Any) -> bytes:
-    """Pickle a value, or say that this one cannot be sent to a worker."""
-    try:
-        return pickle.dumps(value)
-    except Exception as error:
-        raise UserError(
-            f"back end process: the {name} cannot be sent to worker processes ({type(error).__name__}: {error}); "
-            f"define it at the top level of a module, or use backend='serial'"
-        ) from None
 
 
 def available_cores() -> int:
@@ -282,7 +260,10 @@ def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> i
         raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
     if plan.engine == "block":
         if plan.backend == "process":
-            raise UserError("engine block: runs in this process, got --backend process; leave out one of the two")
+            warnings.warn(
+                "engine block: runs in this process, so --backend process is not used; --engine loop uses workers",
+                stacklevel=2,
+            )
         return 0
     if plan.backend == "auto":
         n = float(data.sizes.mean())

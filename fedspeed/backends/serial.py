@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Serial:
         for job in jobs:
             reply: Reply | Failed
             try:
-                with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
+                with one_thread(), own_randomness(self.work):
                     reply = run_client(self.work, job, down, state(job.client))
             except (ClientFailed, Diverged) as error:
                 reply = Failed(job, error)
@@ -33,7 +33,7 @@ class Serial:
 
     def evaluate(self, x: torch.Tensor) -> Score:
         """Test loss and accuracy of a vector."""
-        with one_thread(), torch.random.fork_rng(devices=_gpus(self.work)):
+        with one_thread(), own_randomness(self.work):
             return evaluate(self.work.flat, x, self.work.data, self.work.loss)
 
     def close(self) -> None:
@@ -58,5 +58,7 @@ def keep_freed() -> None:
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
-def _gpus(work: Work) -> list[int]:
-    return [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []
+def own_randomness(work: Work) -> AbstractContextManager[None]:
+    """Leave the caller's random generators as they were."""
+    gpus = [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []
+    return torch.random.fork_rng(devices=gpus)

@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import signal
 import sys
+import traceback
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Work, run_client
+from ..contract import reason
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import score_shard
 from ..method import Local
@@ -37,22 +39,33 @@ def worker(pipe: Connection, setup: Setup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(1)
     try:
-        run, evaluate = _prepare(pipe, setup)
+        try:
+            run, evaluate = _prepare(pipe, setup)
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            pipe.send(_told(error, f"a worker process cannot start: {type(error).__name__}: {error}"))
+            return
         keep_memory()  # not before: what the start needed goes back
         pipe.send(("ready", None))
         while True:
             request = pipe.recv()
             try:
                 answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
-            except (ClientFailed, Diverged) as error:
-                pipe.send(("error", (type(error).__name__, str(error))))
             except Exception as error:
-                told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                pipe.send(("error", ("UserError", told)))
+                pipe.send(_told(error))
             else:
                 pipe.send(("done", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
+
+
+def _told(error: Exception, otherwise: str = "") -> tuple[str, tuple[str, str, str]]:
+    """An error as the parent raises it again: its kind, what it says, and where it was raised here."""
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, ClientFailed | Diverged | UserError):
+        return "error", (type(error).__name__, str(error), trace)
+    return "error", ("UserError", otherwise or reason(error), trace)
 
 
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
@@ -65,10 +78,10 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})
     flat = FlatModel(pickle.loads(parts["module"]), parts["no_decay"])
     work = Work(method=parts["method"], flat=flat, loss=parts["loss"], data=data, **parts["common"])
-    method, x0, x = work.method, flat.x, segment.tensor(setup.vectors[0])
-    sent = method.broadcast(method.init_server(x0.clone()))
+    hooks, x0, x = work.hooks, flat.x, segment.tensor(setup.vectors[0])
+    sent = hooks.broadcast(hooks.init_server(x0.clone()))
     down = at(segment, sent, setup.vectors[1:])
-    _, kept = method.upload(x0.clone(), sent, tree_map(torch.clone, method.init_client(x0)), Local(1, 1.0, 1))
+    _, kept = hooks.upload(x0.clone(), sent, tree_map(torch.clone, hooks.init_client(x0)), Local(1, 1.0, 1))
     like = tree_map(outline, kept)
     flat.x = x  # x^0 is the server's to keep
     buffers: list[torch.Tensor] = []

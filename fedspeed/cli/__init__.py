@@ -7,6 +7,7 @@ import difflib
 import os
 import shutil
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -86,12 +87,13 @@ def build_parser() -> Parser:
         module = import_module(f".{name}", __name__)
         sub = commands.add_parser(name, help=about, description=about.capitalize() + ".", formatter_class=Help)
         module.configure(sub)
+        sub.add_argument("--traceback", action="store_true", help="after an error show where it was raised, in full")
         sub.set_defaults(main=module.main)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 3 a defect of fedspeed, 130 interrupted."""
     try:
         parser = build_parser()
         args = parser.parse_args(argv)
@@ -106,11 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.main(args, console)
             return code
     except UserError as error:
-        sys.stderr.write(f"fedspeed: error: {error}\n")
-        return 2
+        return _failed(f"error: {error}", argv, 2)
     except Diverged as error:
-        sys.stderr.write(f"fedspeed: {error}\n")
-        return 1
+        return _failed(str(error), argv, 1)
     except KeyboardInterrupt:
         sys.stderr.write("fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n")
         return 130
@@ -118,8 +118,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        sys.stderr.write(f"fedspeed: error: {error}; check that the place exists, can be written and has room\n")
-        return 2
+        return _failed(f"error: {error}; check that the place exists, can be written and has room", argv, 2)
+    except MemoryError as error:
+        return _failed(f"error: not enough memory ({error or 'no more said'}); use smaller sizes", argv, 2)
+    except Exception as error:
+        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return _failed(f"error: {told}; a defect: please report it with what --traceback shows", argv, 3)
+
+
+def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
+    """One line about what ended the command, after the whole traceback where it was asked for."""
+    if "--traceback" in (sys.argv if argv is None else argv):
+        traceback.print_exc()
+    sys.stderr.write(f"fedspeed: {message}\n")
+    return code
 
 
 def _each_once() -> Callable[..., None]:

@@ -1,0 +1,266 @@
+"""The contract of `method.py`, enforced: every hook's call is checked, and a failure names the user's own line.
+
+The checks are of types, shapes and dtypes and of tensors' version counters, so they cost microseconds and are made in
+every call, not only in the first round.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .errors import Diverged, UserError
+from .method import Grad, Local, Method, Round
+
+REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
+PACKAGE = Path(__file__).parent
+LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+class Hooks:
+    """A method's hooks as the engines call them: what each returns is checked, and that nothing else was changed.
+
+    Args:
+        d, dtype: of the model's vector; the server's are of the same length in a dtype of their own.
+    """
+
+    def __init__(self, method: Method, d: int, dtype: torch.dtype) -> None:
+        self.method, self.d, self.dtype = method, d, dtype
+        self._up: list[Field] | None = None
+
+    def init_server(self, x0: torch.Tensor) -> Any:
+        """The server's first state: a NamedTuple with a field x."""
+        with self._hook("init_server"), self._untouched("init_server", x0=x0):
+            server = self.method.init_server(x0)
+        return self._tree("init_server", server, x0.dtype, named_x=True)
+
+    def init_client(self, x0: torch.Tensor) -> Any:
+        """A client's first state: a NamedTuple, perhaps empty."""
+        with self._hook("init_client"), self._untouched("init_client", x0=x0):
+            client = self.method.init_client(x0)
+        return self._tree("init_client", client, x0.dtype)
+
+    def broadcast(self, server: Any) -> Any:
+        """What travels down: a NamedTuple with a field x."""
+        with self._hook("broadcast"), self._untouched("broadcast", server=server):
+            down = self.method.broadcast(server)
+        return self._tree("broadcast", down, server.x.dtype, named_x=True)
+
+    def start(self, down: Any, client: Any) -> torch.Tensor:
+        """Where local work begins: one vector, in a block perhaps one per row."""
+        with self._untouched("start", down=down):
+            x = self.method.start(down, client)
+        self._vector("start", x, (self.d,) if isinstance(x, torch.Tensor) and x.ndim == 1 else (-1, self.d))
+        return x
+
+    def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
+        """A vector for every point of x."""
+        with self._untouched("direction", down=down, x=x):
+            direction = self.method.direction(x, grad, down, client)
+        self._vector("direction", direction, tuple(x.shape))
+        return direction
+
+    def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        """What travels up, always of the same fields, and the state to keep, of the fields it had."""
+        with self._untouched("upload", down=down):
+            both = self.method.upload(xK, down, client, run)
+        if not isinstance(both, tuple) or hasattr(both, "_fields") or len(both) != 2:
+            raise self._error("upload", f"must return a pair (Up, Client), found {_kind(both)}")
+        up, kept = both
+        rows = len(xK) if xK.ndim == 2 else 0
+        self._tree("upload", up, self.dtype, rows=rows, what="Up")
+        self._tree("upload", kept, self.dtype, rows=rows, what="Client")
+        sent = _fields(up)
+        if self._up is None:
+            self._up = sent
+        self._alike("upload", "Up", sent, self._up, "as the first client's")
+        self._alike("upload", "Client", _fields(kept), _fields(client), "as before the round")
+        return up, kept
+
+    def update(self, server: Any, mean: Any, round: Round) -> Any:
+        """The next server state, of the fields it had."""
+        with self._hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
+            new = self.method.update(server, mean, round)
+        self._tree("update", new, server.x.dtype, named_x=True)
+        self._alike("update", "Server", _fields(new), _fields(server), "as before the round")
+        return new
+
+    @contextmanager
+    def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
+        """An exception of a server's hook as one line; a client's are told by the engine, which knows the step."""
+        try:
+            yield
+        except (UserError, Diverged):
+            raise
+        except Exception as error:
+            raise UserError(f"{self._name(hook)}: {when}: {reason(error)}") from error
+
+    @contextmanager
+    def _untouched(self, hook: str, **given: Any) -> Iterator[None]:
+        """Raise if a hook changed in place what is not its own."""
+        before = [(name, a, a._version) for name, tree in given.items() for name, a in _named(name, tree)]
+        yield
+        for name, a, version in before:
+            if a._version != version:
+                why = "a round that fails leaves it as it was" if name.startswith("server") else "others see it too"
+                raise self._error(hook, f"must not change {name} in place: {why}; work on a copy, {name}.clone()")
+
+    def _vector(self, hook: str, value: Any, shape: tuple[int, ...]) -> None:
+        if not isinstance(value, torch.Tensor):
+            fix = "; is there a return?" if value is None else ""
+            raise self._error(hook, f"must return a vector, found {_kind(value)}{fix}")
+        if value.ndim != len(shape) or any(b not in (a, -1) for a, b in zip(value.shape, shape, strict=True)):
+            raise self._error(hook, f"must return a vector of shape {_shape(shape)}, found {_shape(value.shape)}")
+        self._dtype(hook, "a vector", value, self.dtype)
+
+    def _dtype(self, hook: str, what: str, a: torch.Tensor, dtype: torch.dtype) -> None:
+        if a.dtype != dtype:
+            raise self._error(hook, f"must return {what} of {dtype}, found {a.dtype}; convert with .to(x.dtype)")
+
+    def _tree(
+        self, hook: str, tree: Any, dtype: torch.dtype, *, rows: int = 0, named_x: bool = False, what: str = ""
+    ) -> Any:
+        """Raise unless a value is a NamedTuple (of NamedTuples) of vectors; returns it."""
+        if not isinstance(tree, tuple) or not hasattr(tree, "_fields"):
+            fix = "; is there a return?" if tree is None else ""
+            raise self._error(hook, f"must return a NamedTuple{what and ' as ' + what}, found {_kind(tree)}{fix}")
+        if named_x and "x" not in tree._fields:
+            raise self._error(hook, f"must return a NamedTuple with a field x, found {', '.join(tree._fields) or '-'}")
+        for name, value in zip(tree._fields, tree, strict=True):
+            place = f"{what or type(tree).__name__}.{name}"
+            if isinstance(value, tuple):
+                self._tree(hook, value, dtype, rows=rows, what=place)
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise self._error(hook, f"must return tensors, found {place} = {_kind(value)}; use x.new_full((1,), v)")
+            per_row = rows and value.ndim == 2 and len(value) == rows
+            if value.ndim != 1 and not per_row:
+                raise self._error(
+                    hook, f"must return vectors (one axis), found {place} of shape {_shape(value.shape)}; "
+                    f"a single number is of shape (1)"
+                )  # fmt: skip
+            self._dtype(hook, place, value, dtype)
+            if named_x and name == "x" and len(value) != self.d:
+                raise self._error(hook, f"must return x of shape ({self.d}), found {_shape(value.shape)}")
+        return tree
+
+    def _alike(self, hook: str, what: str, found: list[Field], expected: list[Field], when: str) -> None:
+        """Raise unless two trees have the same fields of the same lengths."""
+        if found == expected:
+            return
+        words = [", ".join(f"{f.name} ({f.length})" for f in fields) or "no field" for fields in (expected, found)]
+        raise self._error(hook, f"must return a {what} with {words[0]}, {when}; found {words[1]}")
+
+    def _name(self, hook: str) -> str:
+        return f"{type(self.method).__name__}.{hook}"
+
+    def _error(self, hook: str, message: str) -> UserError:
+        return UserError(f"{self._name(hook)} {message} ({defined(self.method, hook)})")
+
+
+class Field(NamedTuple):
+    """A vector of a tree: its name and the length of its last axis."""
+
+    name: str
+    length: int
+
+
+def _fields(tree: Any) -> list[Field]:
+    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in _named("", tree)]
+
+
+def _named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a tree with its place, `down.x` for example."""
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, tuple):
+        for field, value in zip(tree._fields, tree, strict=True):  # type: ignore[attr-defined]
+            yield from _named(f"{name}.{field}" if name else field, value)
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in a few words."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {_shape(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join("clients" if n == -1 else str(n) for n in shape) + ")"
+
+
+def require_hooks(method: Method) -> None:
+    """Raise if a method lacks a hook that it must have."""
+    for hook in REQUIRED:
+        if getattr(type(method), hook) is getattr(Method, hook):
+            names = ", ".join(inspect.signature(getattr(Method, hook)).parameters)
+            raise UserError(
+                f"{type(method).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/new-method.md "
+                f"({defined(method)})"
+            )
+
+
+def innermost(method: Method) -> Method:
+    """The method inside the wrappers."""
+    inner = [value for value in method.fields().values() if isinstance(value, Method)]
+    return innermost(inner[0]) if inner else method
+
+
+def built_in(method: Method) -> bool:
+    """Whether a method, and what it wraps, is the package's own."""
+    inner = [value for value in method.fields().values() if isinstance(value, Method)]
+    return type(method).__module__.startswith("fedspeed.methods.") and all(built_in(each) for each in inner)
+
+
+def block_safe(method: Method) -> bool:
+    """Whether hooks may be called with a block of clients: the package's own, and classes that say so themselves."""
+    inner = [value for value in method.fields().values() if isinstance(value, Method)]
+    here = type(method).__module__.startswith("fedspeed.methods.") or vars(type(method)).get("block_safe") is True
+    return here and all(block_safe(each) for each in inner)
+
+
+def defined(method: Method, hook: str = "") -> str:
+    """Where a method's class, or one of its hooks, is written: `mine.py, line 12`."""
+    cls = type(innermost(method))
+    thing = inspect.unwrap(getattr(cls, hook)) if hook else cls
+    try:
+        code = getattr(thing, "__code__", None)
+        file, number = (code.co_filename, code.co_firstlineno) if code else _class_place(cls)
+    except (OSError, TypeError):
+        return f"class {cls.__qualname__}"
+    return f"{_short(file)}, line {number}"
+
+
+def _class_place(cls: type) -> tuple[str, int]:
+    return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line, with the user's own line where there is one."""
+    first = (str(error).splitlines() or [""])[0]
+    told = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(Path(f.filename))]
+    return f"{told} ({_short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else told
+
+
+def _own(file: Path) -> bool:
+    """Whether a file is neither ours, nor Python's, nor an installed library's."""
+    if str(file).startswith("<") and not str(file).startswith("<ipython"):
+        return False
+    return not any(file.is_relative_to(place) for place in (PACKAGE, *LIBRARIES))
+
+
+def _short(file: str) -> str:
+    """A path relative to the current folder where it lies below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
