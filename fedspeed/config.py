@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ RELEASED_METHODS: dict[str, dict[str, Any]] = {
     "fedadam": {"tau": 0.01},
     "fedspeed": {"alpha": 1.0, "normalise": True, "server": "all"},
 }
-PRESETS = ("released",)
-"""Named settings; `released` is what the authors' code does where it differs (docs/released.md)."""
+PRESETS = ("paper", "released")
+"""Named settings: `paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code
+does where it differs (docs/released.md)."""
 
 
 def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
@@ -42,6 +44,8 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
         return given
     if preset not in PRESETS:
         raise unknown("preset", str(preset), PRESETS)
+    if preset == "paper":
+        return {"lr_decay": 0.0, **given}
     method = _table(given.get("method", "fedspeed"), "method")
     split = given.get("split", Config.split)
     if isinstance(split, str) and split.startswith("dirichlet:"):
@@ -134,11 +138,41 @@ class Config(Plan):
     @classmethod
     def from_toml(cls, path: Path) -> Config:
         """Read a TOML file."""
-        return cls.from_dict(read_toml(path))
+        return cls.from_dict(read_tables(path))
 
     def to_toml(self) -> str:
         """The file's text."""
         return tomli_w.dumps(self.to_dict())
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a config file. Files and folders it names are meant from its own folder, wherever one stands."""
+    tables, folder = read_toml(path), path.parent.resolve()
+    _refuse_depth(tables)
+    if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
+        tables["data_dir"] = str(folder / Path(tables["data_dir"]).expanduser())
+    if "method" in tables:
+        tables["method"] = rename_code(tables["method"], lambda file, _: str(folder / Path(file).expanduser()))
+    return tables
+
+
+def rename_code(method: Any, name: Callable[[str, str], str]) -> Any:
+    """A method's table, and its base's, with other names for files of code.
+
+    Args:
+        name: given a file and the digest that the table says it has ("" if none), the file's other name.
+
+    Example:
+        >>> rename_code({"name": "fedinit", "base": "own.py:Mine"}, lambda file, code: f"code/{file}")
+        {'name': 'fedinit', 'base': {'name': 'code/own.py:Mine'}}
+    """
+    table = {"name": method} if isinstance(method, str) and ".py:" in method else method
+    if not isinstance(table, dict):
+        return method
+    file, colon, cls = str(table.get("name", "")).rpartition(":")
+    renamed = {"name": f"{name(file, str(table.get('code', '')))}:{cls}"} if colon and file.endswith(".py") else {}
+    base = {"base": rename_code(table["base"], name)} if "base" in table else {}
+    return {**table, **renamed, **base}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

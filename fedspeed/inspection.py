@@ -13,7 +13,8 @@ import numpy as np
 from .config import Config
 from .errors import UserError
 from .run import prepare
-from .rundir import read_config, write
+from .runconfig import read_config
+from .rundir import write
 
 if TYPE_CHECKING:
     import torch

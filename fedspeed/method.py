@@ -68,7 +68,9 @@ class Nothing(NamedTuple):
 class Method(Params):
     """Base of every method: the hooks, in the order in which a round calls them."""
 
-    source: ClassVar[str] = ""  # how a method from outside the package was named: `path/to/file.py:Class`
+    source: ClassVar[str] = ""  # how a method from outside the package is found: `/path/to/file.py:Class`
+    code: ClassVar[str] = ""  # digest of that file
+    origin: ClassVar[str] = ""  # where the user had it, if it is a run directory's copy
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
 
     @property
@@ -123,6 +125,13 @@ class Method(Params):
         """The name in `METHODS`, the CLI and TOML."""
         return self.source or type(self).__name__.lower()
 
+    @property
+    def label(self) -> str:
+        """A short name for people and folders: the class alone where `name` holds a path."""
+        return type(self).__name__ if self.code else self.name
+
     def to_dict(self) -> dict[str, Any]:
-        """`{"name": ..., field: value}`, the form in which a method stands in TOML."""
-        return {"name": self.name, **self.fields()}
+        """`{"name": ..., field: value}`, the form in which a method stands in TOML; with its code's digest if it has
+        one."""
+        code = {"code": self.code, "origin": self.origin} if self.code else {}
+        return {"name": self.name, **code, **self.fields()}

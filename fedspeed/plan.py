@@ -23,7 +23,7 @@ class Plan(Params):
     local_steps: int = param(0, "[0, inf)", "the number of local steps K; 0 takes local_epochs instead")
     batch_size: int = param(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
     lr: float = param(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
-    lr_decay: float = param(0.0, "[0, 1]", "the factor on lr a round; 0 takes the method's own from the paper")
+    lr_decay: float = param(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
     weight_decay: float = param(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
     clip: float = param(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
     clip_mode: str = param(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .config import Config
 from .errors import Diverged, UserError, unknown
-from .rundir import FILES, alone, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
+from .runconfig import clear_code, read_config, write_config
+from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep, write
 
 if TYPE_CHECKING:
     from .server import Record, Simulation
@@ -42,6 +43,10 @@ def prepare(
         for key in spec.options:
             if key in given or key in ("progress", "data"):
                 raise UserError(f"config: {kind}.{key} is no option of the {kind}; set the config's own key instead")
+    if config.data_dir and not Path(config.data_dir).expanduser().exists():
+        raise UserError(
+            f"data: there is nothing at {config.data_dir}; if the data were moved, say where they are now (--data-dir)"
+        )
     if config.model.name not in MODELS:  # before the data, which may be a download away
         raise unknown("model", config.model.name, MODELS)
     data = load(config.data.name, **given, progress=progress, **config.data.options)
@@ -71,19 +76,22 @@ def run_config(
     with alone(out):
         if fresh:
             claim(out)
-            write(out / "config.toml", config.to_toml())
+            clear_code(out)
+            write_config(out, config)
         try:
             simulation = prepare(config, progress, out / "states")
         except UserError:
             if fresh:
                 (out / "config.toml").unlink(missing_ok=True)
+                clear_code(out)
                 for folder in made:
                     folder.rmdir()
             raise
         if not fresh:
             claim(out)
+            clear_code(out)
         config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
-        write(out / "config.toml", config.to_toml())
+        write_config(out, config)
         return _rounds(config, out, simulation, [], on_round)
 
 
@@ -93,16 +101,22 @@ def resume(
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     allow_code: bool = False,
+    rounds: int = 0,
+    data_dir: str = "",
 ) -> dict[str, Any]:
     """Go on with a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
 
-    A run that is finished is left as it is, and its summary returned.
+    A run that is finished is left as it is, and its summary returned, unless it is given more rounds: then it ends as
+    if it had had them from the start.
 
     Args:
         allow_code: also if the directory's config names Python files, which are then executed.
+        rounds: how many the run is to have in all; 0 for as many as its config says.
+        data_dir: where the data are now, if they were moved.
     """
-    config = read_config(out, allow_code)
-    done = finished(out)
+    config = longer(read_config(out, allow_code), rounds)
+    config = replace(config, data_dir=data_dir or config.data_dir)
+    done = finished(out, config.rounds)
     if done is not None:
         return done
     from .checkpoint import Checkpoints
@@ -110,7 +124,7 @@ def resume(
     with alone(out):
         checkpoints = Checkpoints(out, config.checkpoint_every)
         saved = checkpoints.latest()  # before the data, which may take long
-        records = read_records(out, saved.t) if saved else []
+        records = [_as_if_longer(record, config) for record in read_records(out, saved.t)] if saved else []
         simulation = prepare(config, progress, out / "states")
         if saved is not None:
             checkpoints.restore(saved, simulation)
@@ -118,10 +132,28 @@ def resume(
             clear(out)
         with _room(out):
             sweep(out)
+            write_config(out, config)
             write(out / "rounds.jsonl", "".join(line(record) for record in records))
             for name in ("summary.json", "model.safetensors"):
                 (out / name).unlink(missing_ok=True)
         return _rounds(config, out, simulation, records, on_round)
+
+
+def longer(config: Config, rounds: int) -> Config:
+    """The config of a run that is given more rounds, 0 for none; fewer are refused."""
+    if rounds and rounds < config.rounds:
+        raise UserError(
+            f"--rounds: expected at least the {config.rounds} rounds of the run, got {rounds}; rounds can be "
+            f"added, not taken away"
+        )
+    return replace(config, rounds=rounds or config.rounds)
+
+
+def _as_if_longer(record: Record, config: Config) -> Record:
+    """A record as a run of `config.rounds` rounds has it: what was evaluated only because it was the last is not."""
+    if record.round % config.eval_every == 0 or record.round >= config.rounds:
+        return record
+    return replace(record, test_loss=None, test_accuracy=None, eval_seconds=0.0)
 
 
 @contextmanager
@@ -182,20 +214,12 @@ def _rounds(
 
 def save_model(simulation: Simulation, path: Path) -> None:
     """The server's model by parameter names, as safetensors."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     model = simulation.model
     tensors = {name: p.detach().cpu().clone().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: b.detach().cpu().clone().contiguous() for name, b in model.named_buffers()}
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)  # it may be a link
-    try:
-        save_file(tensors, part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise error if isinstance(error, OSError) else OSError(str(error)) from None
+    write(path, save(tensors, metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The files of a run directory: what each is called, how it is written whole or not at all, how it is read back.
 
-A run directory may come from somebody else, so everything in it is checked when read, and nothing in it is executed: a
-config that names a Python file is refused unless the user allows it.
+A run directory may come from somebody else, so everything in it is checked when read, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -12,18 +11,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config, read_toml
 from .errors import UserError
 
 if TYPE_CHECKING:
     from .server import Record
-
-PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
-"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 FOLDERS = ("states", "checkpoints")
@@ -36,59 +30,11 @@ REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "
 """What a summary must hold to stand for a finished run."""
 
 
-def read_config(out: Path, allow_code: bool = False) -> Config:
-    """The config of a run directory.
-
-    Args:
-        allow_code: also if it names Python files, which are then executed.
-    """
-    if not (out / "config.toml").is_file():
-        raise UserError(f"{out} holds no run: expected a config.toml; start one with `fedspeed run --out {out}`")
-    for folder in FOLDERS:
-        if (out / folder).is_symlink():
-            raise UserError(f"{out / folder} is a link: expected a folder; a run directory may not lead elsewhere")
-    tables = read_toml(out / "config.toml")
-    code = named_code(tables)
-    if code and not allow_code:
-        raise UserError(
-            f"{out / 'config.toml'} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
-            f"data unless you trust it: add --allow-code if you do"
-        )
-    return Config.from_dict(tables)
-
-
-def named_code(tables: dict[str, Any]) -> set[str]:
-    """What a config would execute that is neither in the package nor installed: methods from files, remote data sets.
-
-    Example:
-        >>> named_code({"method": {"name": "fedinit", "base": "own.py:Mine"}})
-        {'method own.py:Mine'}
-    """
-    found: set[str] = set()
-    method = tables.get("method")
-    while method is not None:
-        table = method if isinstance(method, dict) else {"name": method}
-        name = table.get("name")
-        if isinstance(name, str) and name.rpartition(":")[0].endswith(".py"):
-            found.add(f"method {name}")
-        method = table.get("base")
-    data = tables.get("data")
-    if (data.get("name") if isinstance(data, dict) else data) == "huggingface" and not tables.get("data_dir"):
-        found.add("data huggingface")
-    return found
-
-
-def same_run(stored: Config, given: Config) -> bool:
-    """Whether two configs are one run: the same but for where it is computed, and an engine still to be resolved."""
-    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
-    given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
-    return given.to_dict() == stored.to_dict()  # a method from a file is another class each time the file is read
-
-
-def finished(out: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, None for one that can go on."""
+def finished(out: Path, rounds: int = 0) -> dict[str, Any] | None:
+    """The summary of a finished run, None for one that can go on, which one with fewer than `rounds` rounds can."""
     summary = read_summary(out)
-    return summary if summary.get("status") == "finished" and all(key in summary for key in REPORTED) else None
+    done = summary.get("status") == "finished" and all(key in summary for key in REPORTED)
+    return summary if done and summary["rounds"] >= rounds else None
 
 
 def read_summary(out: Path) -> dict[str, Any]:
@@ -212,12 +158,12 @@ def sweep(out: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)  # it may be a link
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(part, path)
     except OSError:
         part.unlink(missing_ok=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 from .errors import Diverged, UserError
 from .run import environment, prepare, summarise
-from .rundir import read_config, read_records, read_summary
+from .runconfig import read_config
+from .rundir import finished, read_records, read_summary
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints, Saved
@@ -70,6 +71,12 @@ def verify(
     if not checkpoints.manifests() and not (every_round and records):
         raise UserError(f"{run} holds no checkpoint yet: nothing to verify; `fedspeed resume {run}` goes on with it")
     found = Verification()
+    done = finished(run)
+    if done is not None and done["rounds"] < config.rounds:
+        found.held.append(
+            f"finished with {done['rounds']} rounds, {config.rounds} are asked for: `fedspeed resume {run}`"
+        )
+        config = replace(config, rounds=done["rounds"])
     saved = _digests(checkpoints, found)
     with tempfile.TemporaryDirectory(prefix="fedspeed-verify-") as scratch:
         placed = replace(config, backend=backend or config.backend)

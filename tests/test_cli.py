@@ -251,11 +251,11 @@ def test_compare_prints_a_table_a_chart_and_where_the_files_are(capsys):
     ("flags", "decay", "said"),
     [
         ([], 0.998, "decay 0.998"),
-        (["--paper-decay"], 0.0, "decay of the paper"),
+        (["--paper-decay"], 0.9995, "decay of the paper"),
         (["--lr-decay", "0.9"], 0.9, "decay 0.9"),
         (["--file", "own.toml"], 0.998, "decay 0.998"),  # 0 there is the method's own: not one for all
         (["--file", "given.toml"], 0.95, "decay 0.95"),
-        (["--file", "given.toml", "--paper-decay"], 0.0, "decay of the paper"),
+        (["--file", "given.toml", "--paper-decay"], 0.9995, "decay of the paper"),
     ],
     ids=str,
 )

@@ -229,4 +229,5 @@ def test_a_plan_is_a_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Plan().rounds = 3
     assert Plan(lr=0.2, lr_decay=0.5).rate(3, own_decay=0.9) == pytest.approx(0.2 * 0.5**3)
-    assert Plan(lr=0.2).rate(3, own_decay=0.9) == pytest.approx(0.2 * 0.9**3)
+    assert Plan(lr=0.2).rate(3, own_decay=0.9) == pytest.approx(0.2 * 0.998**3)
+    assert Plan(lr=0.2, lr_decay=0.0).rate(3, own_decay=0.9) == pytest.approx(0.2 * 0.9**3)

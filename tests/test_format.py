@@ -12,7 +12,7 @@ from fedspeed import checkpoint, config
 from fedspeed.cli import main
 from fedspeed.errors import UserError
 from fedspeed.run import resume
-from fedspeed.rundir import named_code, read_config
+from fedspeed.runconfig import named_code, read_config
 from fedspeed.verify import verify
 
 FIXTURES = Path(__file__).with_name("fixtures")

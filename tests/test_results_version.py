@@ -28,7 +28,15 @@ def computed(name: str, engine: str) -> list[float]:
     model = build_model(model_name, data, seed=1, **options).double()
     active = 10 if name in ("fedpd", "fedadmm") else 4
     plan = Plan(
-        rounds=3, active=active, local_epochs=2, batch_size=10, lr=0.05, engine=engine, backend="serial", seed=1
+        rounds=3,
+        active=active,
+        local_epochs=2,
+        batch_size=10,
+        lr=0.05,
+        lr_decay=0.0,
+        engine=engine,
+        backend="serial",
+        seed=1,
     )
     with Simulation(METHODS[name](), model, data, plan, torch.nn.functional.cross_entropy) as simulation:
         last = list(simulation)[-1]

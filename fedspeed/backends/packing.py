@@ -17,10 +17,10 @@ from ..method import Method
 from ..plan import Plan
 
 
-def sources(method: Method) -> list[str]:
-    """How to find the classes of a method that come from a user's file; a worker loads these first."""
-    own = [method.source] if method.source else []
-    return own + [name for value in method.fields().values() if isinstance(value, Method) for name in sources(value)]
+def sources(method: Method) -> list[tuple[str, str]]:
+    """How to find the classes of a method that come from a user's file, and its digest; a worker loads these first."""
+    own = [(method.source, method.code)] if method.source else []
+    return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
 
 
 def payload(work: Work, data: Any, module: bytes) -> bytes:

@@ -31,7 +31,7 @@ class Setup(NamedTuple):
     data: dict[str, Place]
     vectors: list[Place]  # a vector to evaluate, then what the server sends
     slots: list[tuple[list[Place], list[Place]]]
-    sources: list[str]
+    sources: list[tuple[str, str]]  # name and digest of what comes from the user's files
 
 
 def worker(pipe: Connection, setup: Setup) -> None:
@@ -71,8 +71,8 @@ def _told(error: Exception, otherwise: str = "") -> tuple[str, tuple[str, str, s
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
-    for source in setup.sources:
-        find(source)
+    for source, code in setup.sources:
+        find(source, code)
     parts = pickle.loads(pipe.recv_bytes())
     tensors = {name: data_segment.tensor(place) for name, place in setup.data.items()}
     data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})

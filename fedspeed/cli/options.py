@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ..config import PRESETS, Config, read_toml
+from ..config import PRESETS, Config, read_tables
 from ..errors import UserError, unknown
 
 GROUPS = {
@@ -33,7 +33,10 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
             if name == "seed" and seeds:
                 continue
             if name == "preset":
-                about = "start from named settings: `released` does what the authors' code does (docs/released.md)"
+                about = (
+                    "start from named settings: `paper` gives each method the paper's own learning-rate decay, "
+                    "`released` does what the authors' code does (docs/released.md)"
+                )
                 group.add_argument("--preset", metavar="|".join(PRESETS), help=about)
                 continue
             _add(group, name, fields[name])
@@ -92,7 +95,7 @@ def _floats(text: str) -> list[float]:
 
 def tables(args: argparse.Namespace) -> dict[str, Any]:
     """The TOML file, if any, with the command line's options on top."""
-    given: dict[str, Any] = read_toml(Path(args.file)) if getattr(args, "file", None) else {}
+    given: dict[str, Any] = read_tables(Path(args.file)) if getattr(args, "file", None) else {}
     for name in ("method", *(name for names in GROUPS.values() for name in names)):
         value = getattr(args, name, None)
         if value is None:

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run import resume
-from ..rundir import finished, read_config
+from ..run import longer, resume
+from ..runconfig import read_config
+from ..rundir import finished
 from . import options, run
 from .progress import Live
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A run directory holds checkpoints; whatever stopped the run, it goes on from the newest one and ends with the same bits
-as if nothing had happened. A run without a checkpoint starts at round 0; a finished one is left as it is.
+as if nothing had happened. A run without a checkpoint starts at round 0. A finished one is left as it is, or, with more
+--rounds, goes on as if it had had them from the start.
 
 examples:
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --rounds 2000
 """
 
 
@@ -27,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `resume`."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="give the run more rounds: N in all")
+    parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
     options.allow_code(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
@@ -39,11 +44,18 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     """Resume a run directory and report as `run` does."""
-    config = read_config(out, args.allow_code)
+    config = longer(read_config(out, args.allow_code), args.rounds)
     show = not (args.quiet or args.json)
-    if finished(out) is not None and show:
-        console.print(f"{out} is finished already; nothing to do")
-    with Live(console, config.rounds, config.method.name, show=show) as live:
-        summary = resume(out, on_round=live.on_round, progress=live.on_progress, allow_code=args.allow_code)
+    if finished(out, config.rounds) is not None and show:
+        console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
+    with Live(console, config.rounds, config.method.label, show=show) as live:
+        summary = resume(
+            out,
+            on_round=live.on_round,
+            progress=live.on_progress,
+            allow_code=args.allow_code,
+            rounds=args.rounds,
+            data_dir=args.data_dir,
+        )
     run.report(args, console, config, summary, out)
     return 0

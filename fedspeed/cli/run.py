@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config, read_toml
 from ..errors import UserError
 from ..run import resume, run_config
-from ..rundir import named_code, read_config, same_run
+from ..runconfig import read_config, same_run, trusted
 from . import options
 from .progress import Live
 
@@ -39,17 +39,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run one config, or go on with the run that the folder holds."""
     config = Config.from_dict(options.tables(args))
-    out = options.output_folder(args, f"{config.method.name}-{config.data.name}-s{config.seed}")
+    out = options.output_folder(args, f"{config.method.label}-{config.data.name}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
     going_on = args.resume == "auto" and (out / "config.toml").exists()
-    own = going_on and named_code(read_toml(out / "config.toml")) <= named_code(config.to_dict())  # the user named it
+    own = going_on and trusted(read_toml(out / "config.toml"), config)
     if going_on and not same_run(read_config(out, own), config):
         raise UserError(f"{out} holds a run of another config; choose another --out, or resume it as it is")
-    with Live(console, config.rounds, config.method.name, show=not (args.quiet or args.json)) as live:
+    with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
         watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress}
         if going_on:
-            summary = resume(out, allow_code=own, **watch)
+            summary = resume(out, allow_code=own, rounds=config.rounds, **watch)
         else:
             summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)
@@ -70,12 +70,13 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     if summary["last_accuracy"] is not None:
         console.print(
-            f"{config.method.name}: accuracy last {summary['last_accuracy']:.2%}, best {summary['best_accuracy']:.2%}, "
-            f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
+            f"{config.method.label}: accuracy last {summary['last_accuracy']:.2%}, "
+            f"best {summary['best_accuracy']:.2%}, mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s (+ {summary['eval_seconds']:.1f} s of evaluation), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "
+        f"lr {config.lr:g}, decay {config.lr_decay or config.method.lr_decay:g} per round; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )

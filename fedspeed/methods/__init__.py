@@ -6,10 +6,11 @@ in the group `fedspeed.methods`.
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, unknown
@@ -43,14 +44,19 @@ WRAPPERS: dict[str, type[Method]] = {"fedinit": FedInit}
 """Methods around a method."""
 
 
-def find(name: str) -> type[Method]:
-    """The class of a name in `METHODS` or `WRAPPERS`, of an entry point, or of `path/to/file.py:Class`."""
+def find(name: str, code: str = "", origin: str = "") -> type[Method]:
+    """The class of a name in `METHODS` or `WRAPPERS`, of an entry point, or of `path/to/file.py:Class`.
+
+    Args:
+        code: the digest the file must have, "" for any; a file that has another is not executed.
+        origin: where the file was copied from, "" if it is not a copy.
+    """
     known = METHODS | WRAPPERS
     if name in known:
         return known[name]
     path, colon, cls = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _from_file(Path(path), cls)
+        return _from_file(Path(path).resolve(), cls, code, origin)
     foreign = {entry.name: entry for entry in entry_points(group="fedspeed.methods")}
     if name in foreign:
         return _checked(foreign[name].load(), name)
@@ -58,31 +64,49 @@ def find(name: str) -> type[Method]:
 
 
 def build(table: dict[str, Any]) -> Method:
-    """A method from `{"name": ..., field: value}`."""
+    """A method from `{"name": ..., field: value}`; one from a file may also carry `code` and `origin`, see `find`."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise UserError(f"method: expected a name or a table with a name, got {table!r}")
     fields = dict(table)
-    return find(fields.pop("name")).from_fields(fields)
+    name = fields.pop("name")
+    about = {key: fields.pop(key) for key in ("code", "origin") if key in fields and ".py:" in name}
+    if not all(isinstance(value, str) for value in about.values()):
+        raise UserError(f"method {name}: expected text as code and origin, found {about!r}")
+    return find(name, **about).from_fields(fields)
 
 
-def _from_file(path: Path, name: str) -> type[Method]:
-    """Import a class from a Python file the user named."""
-    module_name = f"fedspeed_user_{path.stem}"
+def code_digest(text: bytes) -> str:
+    """What names the code of a method from a file."""
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
+    """A class from a Python file the user named: the very bytes that were hashed are executed, no cached ones."""
+    module = ModuleType(f"fedspeed_user_{path.stem}")
+    module.__file__ = str(path)
     if not path.is_file():
         raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        text = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"method {path}:{name}: {path} cannot be read ({error.strerror})") from None
+    found = code_digest(text)
+    if code and found != code:
+        raise UserError(
+            f"method {path}:{name}: {path} was changed (expected digest {code}, found {found}); put it back, or remove "
+            f"the line `code` from the config to run it as it is now"
+        )
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
         raise UserError(f"method {path}:{name}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise unknown(f"class in {path}", name, classes)
-    return _checked(getattr(module, name), f"{path}:{name}")
+    cls = _checked(getattr(module, name), f"{path}:{name}")
+    cls.code, cls.origin = found, origin or str(path)
+    return cls
 
 
 def _checked(cls: Any, name: str) -> type[Method]:

@@ -80,6 +80,8 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
     """Keys whose values differ; those of nested tables as `method.rho`."""
     found = []
     for key in [*a, *(key for key in b if key not in a)]:
+        if key == "origin":  # where the user had the method's file; its code is compared
+            continue
         one, other = a.get(key), b.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
             inner = _tables(section, one, other)

@@ -141,7 +141,7 @@ class Reproduction:
         found = []
         for point in tune.grid[name]:
             tables = merge(merge(merge(case.tables, changes), point), self.overrides)
-            config = Config.from_dict({**tables, "seed": tune.seed})
+            config = replace(case, tables=tables).config(tune.seed)
             found.append((point, Order(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
         return found
 

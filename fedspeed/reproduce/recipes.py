@@ -15,7 +15,7 @@ from ..config import Config, read_toml
 from ..errors import UserError, unknown
 from ..report.cells import cell_name
 from ..report.verdicts import Claim
-from ..rundir import PLACEMENT
+from ..runconfig import PLACEMENT
 
 RESULTS_VERSION = 1
 """Bumped whenever the arithmetic of a run changes beyond rounding, so that stored results are made again.
@@ -42,8 +42,8 @@ class Case:
     tuned: bool = False
 
     def config(self, seed: int) -> Config:
-        """The run of a seed."""
-        return Config.from_dict({**self.tables, "seed": seed})
+        """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
+        return Config.from_dict({"lr_decay": 0.0, **self.tables, "seed": seed})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""The config of a run directory: how it is written so that it means the same from every folder, and read back.
+
+A method from a user's file is a part of the run: its code is copied beside the config, and named by its digest. A run
+directory may come from somebody else: one that names code is refused unless the user allows it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from .config import Config, read_tables, rename_code
+from .errors import UserError
+from .methods import code_digest
+from .rundir import FOLDERS, write
+
+PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
+"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
+
+CODE = "code"
+"""The folder of copies of the files that the method comes from: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
+
+
+def read_config(out: Path, allow_code: bool = False) -> Config:
+    """The config of a run directory.
+
+    Args:
+        allow_code: also if it names Python files, which are then executed.
+    """
+    if not (out / "config.toml").is_file():
+        raise UserError(f"{out} holds no run: expected a config.toml; start one with `fedspeed run --out {out}`")
+    for folder in (*FOLDERS, CODE):
+        if (out / folder).is_symlink():
+            raise UserError(f"{out / folder} is a link: expected a folder; a run directory may not lead elsewhere")
+    tables = read_tables(out / "config.toml")
+    code = named_code(tables)
+    if code and not allow_code:
+        raise UserError(
+            f"{out / 'config.toml'} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
+            f"data unless you trust it: add --allow-code if you do"
+        )
+    _tell_changes(tables.get("method"))
+    return Config.from_dict(tables)
+
+
+def named_code(tables: dict[str, Any]) -> set[str]:
+    """What a config would execute that is neither in the package nor installed: methods from files, remote data sets.
+
+    Example:
+        >>> named_code({"method": {"name": "fedinit", "base": "own.py:Mine"}})
+        {'method own.py:Mine'}
+    """
+    found = {f"method {table['name']}" for table in _methods(tables.get("method")) if _file(table)}
+    data = tables.get("data")
+    if (data.get("name") if isinstance(data, dict) else data) == "huggingface" and not tables.get("data_dir"):
+        found.add("data huggingface")
+    return found
+
+
+def trusted(tables: dict[str, Any], config: Config) -> bool:
+    """Whether all code that a stored config would execute is code that the user's own config names."""
+    given = config.to_dict()
+    codes = {table.get("code") for table in _methods(given["method"]) if _file(table)}
+    return all(table.get("code") in codes for table in _methods(tables.get("method")) if _file(table)) and (
+        "data huggingface" not in named_code(tables) or "data huggingface" in named_code(given)
+    )
+
+
+def _methods(method: Any) -> Iterator[dict[str, Any]]:
+    """The tables of a method and of the methods inside it."""
+    while method is not None:
+        table = method if isinstance(method, dict) else {"name": method}
+        yield table
+        method = table.get("base")
+
+
+def _file(table: dict[str, Any]) -> str:
+    """The file that a method's table names; "" if it names none."""
+    name = table.get("name")
+    file = name.rpartition(":")[0] if isinstance(name, str) else ""
+    return file if file.endswith(".py") else ""
+
+
+def _tell_changes(method: Any) -> None:
+    """Warn if a file that a run has a copy of was changed since."""
+    for table in _methods(method):
+        copy, origin = _file(table), table.get("origin")
+        if copy and isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
+            try:
+                changed = code_digest(Path(origin).read_bytes()) != table.get("code")
+            except (OSError, ValueError):
+                continue
+            if changed:
+                warnings.warn(
+                    f"{origin} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
+                )
+
+
+def as_stored(config: Config) -> dict[str, Any]:
+    """A config's tables as its run directory has them: they mean the same from every folder, and nothing is left to be
+    looked up."""
+    tables = config.to_dict()
+    tables["lr_decay"] = config.lr_decay or config.method.lr_decay
+    tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
+    tables["method"] = rename_code(tables["method"], _copy_name)
+    return tables
+
+
+def _copy_name(file: str, code: str) -> str:
+    stem = Path(file).stem.removesuffix(f"-{code[:8]}")
+    return f"{CODE}/{stem}-{code[:8]}.py"
+
+
+def write_config(out: Path, config: Config) -> None:
+    """Write `config.toml`, after copies of the files that its method comes from."""
+    for table in _methods(config.method.to_dict()):
+        if _file(table):
+            text = Path(_file(table)).read_bytes()
+            if code_digest(text) != table["code"]:
+                raise UserError(f"{_file(table)} was changed while the run was set up; start it again")
+            copy = out / _copy_name(_file(table), table["code"])
+            copy.parent.mkdir(exist_ok=True)
+            if not copy.is_file() or copy.read_bytes() != text:
+                write(copy, text)
+    write(out / "config.toml", tomli_w.dumps(as_stored(config)))
+
+
+def same_run(stored: Config, given: Config) -> bool:
+    """Whether two configs are one run: the same but for where it is computed, more rounds, and an engine still to be
+    resolved."""
+    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
+    given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
+    rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
+    return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
+
+
+def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
+    """A run's tables without where the user had the code."""
+    method: dict[str, Any] = {}
+    for i, table in enumerate(_methods(tables["method"])):
+        method[str(i)] = {key: value for key, value in table.items() if key not in ("origin", "base")}
+    return {**tables, "method": method}
+
+
+def clear_code(out: Path) -> None:
+    """Drop the copies of code that `write_config` made."""
+    for copy in (out / CODE).glob("*-????????.py"):
+        copy.unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or it holds something of the user's
+        (out / CODE).rmdir()
