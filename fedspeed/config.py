@@ -11,10 +11,14 @@ from typing import Any
 import tomli_w
 
 from .errors import UserError, unknown
+from .files import read_text
 from .method import Method
 from .methods import FedSpeed, build
 from .params import param
 from .plan import Plan
+
+LARGEST = 100_000
+"""Bytes of a config; TOML's nested tables take time that grows with the square of them."""
 
 FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
@@ -93,6 +97,9 @@ class Config(Plan):
                     f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
                     f"Config.from_dict takes names and tables"
                 )
+        text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
+        if text != self.data_dir:
+            raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")
         bad = [a for a in self.targets if not 0 < a < 1]
         if bad:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
@@ -178,7 +185,7 @@ def rename_code(method: Any, name: Callable[[str, str], str]) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, with errors one can act on."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8-sig"))
+        tables = tomllib.loads(read_text(path, LARGEST))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits, too deep

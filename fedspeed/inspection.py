@@ -12,9 +12,9 @@ import numpy as np
 
 from .config import Config
 from .errors import UserError
+from .files import write
 from .run import prepare
 from .runconfig import read_config
-from .rundir import write
 
 if TYPE_CHECKING:
     import torch

@@ -184,10 +184,11 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
     with torch_seed(seed, "init"):
         try:
             model = builder(data.shape, data.classes or math.prod(shape), **options)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"model {name}: cannot be built with {options}: {str(error).splitlines()[0]}") from error
+            reason = (str(error).splitlines() or ["not enough memory"])[0]
+            raise UserError(f"model {name}: cannot be built with {options}: {reason}") from error
     if data.classes or len(shape) == 1:
         return model
     return nn.Sequential(model, nn.Unflatten(1, shape) if shape else nn.Flatten(0))  # outputs shaped like the targets

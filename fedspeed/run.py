@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .config import Config
 from .errors import Diverged, UserError, unknown
+from .files import write
 from .runconfig import clear_code, read_config, write_config
-from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep, write
+from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep
 
 if TYPE_CHECKING:
     from .server import Record, Simulation
@@ -71,21 +72,23 @@ def run_config(
     earlier run is not overwritten before data and model of the new one stand.
     """
     refuse_a_run(out, overwrite)
-    fresh = not any((out / name).exists() for name in FILES)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with alone(out):
+        refuse_a_run(out, overwrite)  # another process may have finished one meanwhile
+        fresh = not any((out / name).exists() for name in FILES)
         if fresh:
             claim(out)
             clear_code(out)
             write_config(out, config)
         try:
             simulation = prepare(config, progress, out / "states")
-        except UserError:
+        except BaseException:
             if fresh:
                 (out / "config.toml").unlink(missing_ok=True)
                 clear_code(out)
-                for folder in made:
-                    folder.rmdir()
+                with suppress(OSError):  # somebody else has put something there meanwhile
+                    for folder in made:
+                        folder.rmdir()
             raise
         if not fresh:
             claim(out)

@@ -18,8 +18,9 @@ import tomli_w
 
 from .config import Config, read_tables, rename_code
 from .errors import UserError
+from .files import read_bytes, write
 from .methods import code_digest
-from .rundir import FOLDERS, write
+from .rundir import FOLDERS
 
 PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
@@ -94,7 +95,7 @@ def _tell_changes(method: Any) -> None:
         copy, origin = _file(table), table.get("origin")
         if copy and isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
             try:
-                changed = code_digest(Path(origin).read_bytes()) != table.get("code")
+                changed = code_digest(read_bytes(Path(origin))) != table.get("code")
             except (OSError, ValueError):
                 continue
             if changed:

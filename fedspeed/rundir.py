@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .files import read_text
 
 if TYPE_CHECKING:
     from .server import Record
@@ -40,14 +41,21 @@ def finished(out: Path, rounds: int = 0) -> dict[str, Any] | None:
 def read_summary(out: Path) -> dict[str, Any]:
     """What `summary.json` holds; nothing if there is none that can be read."""
     try:
-        summary = json.loads((out / "summary.json").read_text("utf-8"))
+        summary = json.loads(read_text(out / "summary.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    numbers = (int, float, type(None))
-    whole = isinstance(summary, dict) and all(
-        isinstance(summary.get(key), str if key.endswith("fingerprint") else numbers) for key in REPORTED
-    )
-    return summary if whole else {}
+    whole = isinstance(summary, dict) and all(_fits(key, summary.get(key)) for key in REPORTED)
+    scores = [summary[key] is None for key in REPORTED if key.endswith("accuracy")] if whole else []
+    return summary if whole and len(set(scores)) == 1 else {}
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a summary's value is of its kind: text, a share or nothing, or a finite number >= 0."""
+    if key.endswith("fingerprint"):
+        return isinstance(value, str)
+    if value is None or type(value) not in (int, float):
+        return value is None and key.endswith("accuracy")
+    return bool(0 <= value <= (1 if key.endswith("accuracy") else 1e300))
 
 
 def line(record: Record) -> str:
@@ -59,7 +67,7 @@ def read_records(out: Path, rounds: int | None = None) -> list[Record]:
     """The first rounds of `rounds.jsonl`, all if None; later lines, and one that was cut off, are not read."""
     path, records = out / "rounds.jsonl", list[Any]()
     try:
-        lines = path.read_text("utf-8").splitlines() if path.exists() or rounds else []
+        lines = read_text(path).splitlines() if path.exists() or rounds else []
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); {_again(out)}") from None
     for text in lines[:rounds]:
@@ -139,6 +147,9 @@ def claim(out: Path) -> None:
     """Make the run directory, without the files of an earlier run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            if (out / name).is_symlink():
+                raise UserError(f"{out / name} is a link: expected a folder, or nothing; a run may not lead elsewhere")
         for name in FILES:
             (out / name).unlink(missing_ok=True)
         clear(out)
@@ -156,15 +167,3 @@ def sweep(out: Path) -> None:
     """Remove what a killed run had half written."""
     for part in [*(out / f"{name}.part" for name in FILES), *(out / "checkpoints").glob("*.part")]:
         part.unlink(missing_ok=True)
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.unlink(missing_ok=True)  # it may be a link
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise

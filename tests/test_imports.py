@@ -18,38 +18,40 @@ import fedspeed
 
 ROOT = Path(fedspeed.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-FOUNDATION = {"errors", "params", "sampling", "vec"}
+FOUNDATION = {"errors", "files", "params", "sampling", "vec"}
 DATA = FOUNDATION | {"data", "theory"}
 LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
     "errors": set(),
+    "files": set(),
     "params": {"errors"},
     "plan": {"params"},
     "method": {"params"},
-    "methods": {"errors", "params", "method"},
+    "methods": {"errors", "files", "params", "method"},
     "sampling": set(),
     "vec": {"errors"},
-    "theory": {"errors", "params"},
+    "theory": {"errors", "files", "params"},
     "data": FOUNDATION | {"theory"},
     "layers": {"vec"},
     "models": DATA | {"layers"},
     "evaluate": DATA,
     "contract": {"errors", "method"},
     "client": DATA | {"method", "contract"},
-    "states": {"errors", "vec"},
-    "checkpoint": {"errors", "vec", "states"},
+    "states": {"errors", "files", "vec"},
+    "checkpoint": {"errors", "files", "vec", "states"},
     "backends": LOCAL | {"methods"},
     "server": LOCAL | {"backends", "checkpoint"},
-    "config": {"errors", "params", "plan", "method", "methods"},
-    "rundir": {"errors", "server"},
-    "runconfig": {"errors", "config", "methods", "rundir"},
+    "config": {"errors", "files", "params", "plan", "method", "methods"},
+    "rundir": {"errors", "files", "server"},
+    "runconfig": {"errors", "config", "files", "methods", "rundir"},
     "verify": LOCAL | {"config", "inspection", "run", "runconfig", "rundir", "server", "methods", "checkpoint"},
     "run": LOCAL | {"", "config", "runconfig", "rundir", "backends", "checkpoint", "server", "methods", "models"},
     "inspection": LOCAL | {"config", "run", "runconfig", "rundir", "server", "methods"},
-    "report": {"errors", "theory"},
+    "report": {"errors", "files", "theory"},
     "reproduce": {
         "errors",
+        "files",
         "data",
         "evaluate",
         "backends",
@@ -63,7 +65,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
+NO_TORCH = {"", "errors", "files", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
 PUBLIC = [
     "Config",
     "Diverged",

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, unknown
+from ..files import read_bytes
 from ..method import Method
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
@@ -87,7 +88,7 @@ def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
     if not path.is_file():
         raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise UserError(f"method {path}:{name}: {path} cannot be read ({error.strerror})") from None
     found = code_digest(text)

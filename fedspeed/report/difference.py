@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import read_bytes, read_text
 
 TIMES = ("seconds", "eval_seconds")
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
@@ -65,7 +66,7 @@ def model_digest(path: Path) -> str | None:
     """blake2b of the tensors of a safetensors file: names, shapes and numbers, not what is noted beside them."""
     if not path.is_file():
         return None
-    blob = path.read_bytes()
+    blob = read_bytes(path)
     size = int.from_bytes(blob[:8], "little")
     try:
         header = json.loads(blob[8 : 8 + size])
@@ -93,7 +94,7 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 def _config(run: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads((run / "config.toml").read_text("utf-8"))
+        return _shallow(tomllib.loads(read_text(run / "config.toml", 100_000)))
     except OSError as error:
         raise UserError(f"{run} holds no run: expected a config.toml ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
@@ -103,7 +104,7 @@ def _config(run: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """A summary, nothing where the run is not finished."""
     try:
-        return _dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+        return _shallow(_dict(json.loads(read_text(path)))) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}; `fedspeed verify` looks closer") from None
 
@@ -111,12 +112,22 @@ def _json(path: Path) -> dict[str, Any]:
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The rounds; a last line that was cut off is not one."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_bytes().decode("utf-8", "replace").splitlines() if path.exists() else []:
+    for text in read_bytes(path).decode("utf-8", "replace").splitlines() if path.exists() else []:
         try:
             lines.append(dict(json.loads(text)))
         except (ValueError, TypeError, RecursionError):
             break
     return lines
+
+
+def _shallow(tables: dict[str, Any], most: int = 50) -> dict[str, Any]:
+    """Tables, if they are not nested beyond any use."""
+    layer: list[Any] = [tables]
+    for _ in range(most):
+        layer = [value for table in layer for value in table.values() if isinstance(value, dict)]
+    if layer:
+        raise ValueError(f"tables nested more than {most} deep")
+    return tables
 
 
 def _timeless(table: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..files import write
 from ..report import sheets
 from ..report.cells import Sheet
 from ..report.runs import markdown
 from ..report.splits import heat_map
 from ..report.verdicts import Verdict, judge
-from ..rundir import write
 from . import Reproduction, facts
 from .recipes import Recipe, recipes
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import UserError
-from ..rundir import write
+from ..files import write
 from .recipes import Tables
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError
+from ..files import read_text
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem speaks of them, too."""
@@ -36,6 +37,18 @@ def read_run(path: Path, K: int | None = None) -> RunSetting:
     Args:
         K: local steps, if the files cannot tell (a config with local_epochs and no finished round).
     """
+    try:
+        return _read(path, K)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"theory: {path} is not a run of ours, or was changed ({type(error).__name__}: {error}); expected what "
+            f"`fedspeed run` writes"
+        ) from None
+
+
+def _read(path: Path, K: int | None) -> RunSetting:
     config = _config(path)
     method = config.get("method", {})
     name = method.get("name")
@@ -105,7 +118,7 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.toml" if path.is_dir() else path
     try:
-        config = tomllib.loads(file.read_text("utf-8"))
+        config = tomllib.loads(read_text(file, 100_000))
     except OSError as error:
         raise UserError(f"theory: cannot read {file}: {error.strerror}; --from takes a run directory") from None
     except ValueError as error:
@@ -126,21 +139,22 @@ def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
     if config["local_steps"]:
         return int(config["local_steps"])
     try:
-        with (path / "rounds.jsonl").open(encoding="utf-8") as lines:
-            first = json.loads(next(lines))
+        first = json.loads(read_text(path / "rounds.jsonl").partition("\n")[0])
         return max(1, round(float(first["grad_evals"]) / gradients / len(first["cohort"])))
-    except (OSError, StopIteration, ValueError, KeyError):
+    except (OSError, ValueError, KeyError):
         raise UserError(
             f"theory: {path} gives local_epochs and has no finished round to count steps in; say --K"
         ) from None
 
 
-def _inspected(path: Path) -> dict[str, Any]:
+def _inspected(path: Path) -> dict[str, float]:
+    """What `fedspeed inspect` measured; only numbers a norm or an eigenvalue bound can be."""
     try:
-        found = json.loads((path / "inspect.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_text(path / "inspect.json"))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in numbers if type(value) in (int, float) and 0 <= value < 1e300}
 
 
 def _root(value: float | None) -> float | None:
