@@ -186,3 +186,18 @@ def test_a_folder_whose_name_is_not_text(capsys):
     err = refused(capsys, "run", *QUICK, "--data", "arrays", "--data-dir", os.fsdecode(b"\xff"), "--out", "a")
     assert "rename the folder" in err
     assert [p for p in Path().iterdir() if p.name == "a"] == []
+
+
+def test_commands_that_start_in_one_second_get_folders_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-120000")
+    for _ in range(3):
+        assert main(["run", *QUICK]) == 0
+    names = sorted(p.name for p in Path("runs").iterdir())
+    assert names == [f"20260101-120000-fedspeed-digits-s0{end}" for end in ("", "-2", "-3")]
+    refused(capsys, "run", *QUICK, "--model", "mlp", "--set", "model.hidden=[1000000000000]")
+    assert len(list(Path("runs").iterdir())) == 3
+
+
+def test_bad_input_leaves_no_folder_for_runs(capsys):
+    refused(capsys, "run", *QUICK, "--model", "mlp", "--set", "model.hidden=[1000000000000]")
+    assert list(Path().iterdir()) == []

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from .. import __version__
@@ -105,8 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=None if tty() else 120)
         with warnings.catch_warnings():
             warnings.showwarning = _each_once()
-            code: int = args.main(args, console)
-            return code
+            try:
+                code: int = args.main(args, console)
+                return code
+            finally:
+                with suppress(OSError):  # what the command made for its output and did not use
+                    for folder in getattr(args, "made", ()):
+                        folder.rmdir()
     except UserError as error:
         return _failed(f"error: {error}", argv, 2)
     except Diverged as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,5 +145,18 @@ def parse_value(text: str) -> Any:
 
 
 def output_folder(args: argparse.Namespace, stem: str) -> Path:
-    """`--out`, or a new folder under runs/."""
-    return Path(args.out) if args.out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
+    """`--out`, or a new folder under runs/, made at once: two commands may start in one second."""
+    if args.out:
+        return Path(args.out)
+    runs, name = Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
+    try:
+        runs.mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            out = runs / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                out.mkdir()
+                break
+    except OSError as error:
+        raise UserError(f"cannot make the folder {runs}: {error.strerror}; choose another place with --out") from None
+    args.made = (out, runs)
+    return out
