@@ -52,7 +52,7 @@ def prepare(
 
 def run_config(
     config: Config,
-    out: Path,
+    out: Path | str,
     *,
     overwrite: bool = False,
     on_round: Callable[[Record], None] | None = None,
@@ -65,6 +65,7 @@ def run_config(
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
     """
+    out = Path(out)
     refuse_a_run(out, overwrite)
     fresh = not any((out / name).exists() for name in FILES)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -88,7 +89,7 @@ def run_config(
 
 
 def resume(
-    out: Path,
+    out: Path | str,
     *,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -101,6 +102,7 @@ def resume(
     Args:
         allow_code: also if the directory's config names Python files, which are then executed.
     """
+    out = Path(out)
     config = read_config(out, allow_code)
     done = finished(out)
     if done is not None:
