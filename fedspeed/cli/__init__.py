@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shutil
 import sys
@@ -11,9 +10,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 from .. import __version__
-from ..errors import Diverged, UserError
+from ..errors import Diverged, UserError, nearest
+from ..methods import METHODS
 
 COMMANDS = {
     "run": "train one method and write a run directory",
@@ -53,23 +54,45 @@ def tty() -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and name the next step."""
+    """An argument parser whose errors are one line and name the next step.
+
+    Options are written in full: `--seed 3` must not mean `--seeds 3` where a command has no `--seed`.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **how})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        near = difflib.get_close_matches(unknown, _flags(self), n=1) if unknown.startswith("--") else []
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{message}; {hint}see `{self.prog} --help`")
+        raise UserError(f"{message}; {self._hint(message)}see `{self.prog} --help`")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual; an option that does not exist is refused by the command it was given to, which knows its own."""
+        found, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self._chosen(found).error(f"unrecognized arguments: {' '.join(extra)}")
+        return found
 
-def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    """The long options of a parser and of its commands."""
-    flags: set[str] = set()
-    for action in parser._actions:
-        flags |= set(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            flags = flags.union(*(_flags(command) for command in action.choices.values()))
-    return flags
+    def _chosen(self, found: argparse.Namespace) -> Parser:
+        """The parser of the command that was given, itself where there is none."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and getattr(found, action.dest, None) in action.choices:
+                inner: Parser = action.choices[getattr(found, action.dest)]
+                return inner._chosen(found)
+        return self
+
+    def _hint(self, message: str) -> str:
+        """What was probably meant by an option that this command does not have."""
+        option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--"):
+            return ""
+        known = {flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions if flag[:2] == "--"}
+        if "set" in known and any(name in vars(cls()) for cls in METHODS.values()):
+            return f"it is a field of a method: --set method.{name}=VALUE; "
+        if "method" in known and name == "momentum":
+            return "clients have none unless their method gives it to them: --method fedcm; "
+        near = nearest(name, known)
+        return f"did you mean --{near.replace('_', '-')}? " if near else ""
 
 
 def build_parser() -> Parser:
