@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import stat
 import sys
 import traceback
 import warnings
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         from rich.console import Console
 
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=None if tty() else 120)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=_width())
         with warnings.catch_warnings():
             warnings.showwarning = _each_once()
             code: int = args.main(args, console)
@@ -147,6 +148,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         return _failed(f"error: {told}; a defect: please report it with what --traceback shows", argv, 3)
+
+
+def _width() -> int | None:
+    """None lets the terminal decide; into a pipe as wide as the terminal that it probably ends in, else 120."""
+    if tty():
+        return None
+    try:
+        piped = stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+        return (piped and os.get_terminal_size(sys.stderr.fileno()).columns) or 120
+    except (OSError, ValueError):  # neither is a terminal, or not even a file
+        return 120
 
 
 def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
