@@ -66,6 +66,6 @@ def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
         unknown method 'fedsped'; did you mean 'fedspeed'? Known: fedavg, fedspeed
     """
     names = sorted(known)
-    near = nearest(found, names)
+    near = nearest(str(found), names)
     hint = f"did you mean {near!r}? " if near else ""
     return UserError(f"unknown {kind} {found!r}; {hint}Known: {', '.join(names)}")
