@@ -10,10 +10,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_METHODS = [
+    "FedAvg", "FedProx", "FedAdam", "Scaffold", "FedCM", "FedDyn", "FedADMM", "FedSpeed", "FedPD", "FedYogi",
+    "FedAdagrad", "FedNova", "FedSAM", "MoFedSAM", "FedGamma", "FedSMOO", "FedLESAM", "FedInit",
+]  # fmt: skip
 _PUBLIC = {
     "METHODS": "methods",
-    "FedAvg": "methods",
-    "FedSpeed": "methods",
+    **dict.fromkeys(_METHODS, "methods"),
     "Method": "method",
     "Local": "method",
     "Round": "method",
@@ -33,15 +36,19 @@ _PUBLIC = {
     "Diverged": "errors",
 }
 
+_MODULES = {"data": "data", "methods": "methods", "terms": "methods.terms", "theory": "theory"}
+
 __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'fedspeed' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'fedspeed' has no attribute {name!r}; it has {', '.join(__dir__())}")
     module, _, inner = _PUBLIC[name].partition(":")
     return getattr(importlib.import_module(f".{module}", __name__), inner or name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, *_MODULES])

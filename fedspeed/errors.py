@@ -18,6 +18,46 @@ class Diverged(RuntimeError):
     """A client or the server produced NaN or Inf; nothing of that round was kept."""
 
 
+SYNONYMS = {
+    "lr": "learning_rate local_lr step_size eta eta_l",
+    "lr_decay": "decay gamma lr_schedule",
+    "local_epochs": "epochs num_epochs E",
+    "local_steps": "K steps num_steps iterations local_iterations",
+    "batch_size": "batch B bs",
+    "rounds": "T num_rounds n_rounds communication_rounds iters",
+    "clients": "num_clients n_clients users num_users m N",
+    "active": "participation sample_clients clients_per_round fraction_fit cohort_size S C",
+    "weight_decay": "wd l2",
+    "clip": "grad_clip clip_norm max_norm",
+    "method": "algorithm algo optimizer strategy",
+    "model": "net network arch architecture",
+    "data": "dataset",
+    "split": "partition partitioner heterogeneity",
+    "seed": "random_seed rng",
+    "workers": "num_workers jobs processes num_processes",
+    "device": "gpu cuda",
+    "eval_every": "eval_interval test_every evaluate_every",
+    "out": "output output_dir out_dir save_dir folder",
+}
+"""What others call our options and keys."""
+_MEANT = {theirs: ours for ours, names in SYNONYMS.items() for theirs in names.split()}
+
+
+def nearest(found: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: what other programs' word is called here, else one spelled alike.
+
+    Example:
+        >>> nearest("learning_rate", ["lr", "lr_decay"]), nearest("SCAFOLD", ["scaffold"]), nearest("x", ["lr"])
+        ('lr', 'scaffold', None)
+    """
+    names = {name.casefold(): name for name in known if name != found}
+    meant = _MEANT.get(found) or _MEANT.get(found.casefold())
+    if meant in names:
+        return meant
+    near = difflib.get_close_matches(found.casefold(), names, n=1)
+    return names[near[0]] if near else None
+
+
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does.
 
@@ -26,6 +66,6 @@ def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
         unknown method 'fedsped'; did you mean 'fedspeed'? Known: fedavg, fedspeed
     """
     names = sorted(known)
-    near = difflib.get_close_matches(found, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(str(found), names)
+    hint = f"did you mean {near!r}? " if near else ""
     return UserError(f"unknown {kind} {found!r}; {hint}Known: {', '.join(names)}")

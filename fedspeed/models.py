@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from .data.federated import Federated
+from .data.required import federated
 from .errors import UserError, unknown
 from .layers import Conv, Layout, RowConv
 from .sampling import torch_seed
@@ -79,7 +80,9 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
     """
     channels, height, width = _image(shape, "cnn")
     if not widths:
-        raise UserError("model cnn: widths must hold at least the hidden layer's width, got []; [16, 32, 64] say")
+        raise UserError(
+            "model cnn: widths must hold at least the hidden layer's width, got []; for example [16, 32, 64]"
+        )
     layers: list[nn.Module] = [Layout()]
     for out in widths[:-1]:
         layers += [RowConv(channels, out, 5, padding), nn.MaxPool2d(2), nn.ReLU()]
@@ -168,6 +171,12 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
     Args:
         options: the builder's own keywords, e.g. `hidden=(32, 32)` for `mlp`.
     """
+    federated(data)
+    if not isinstance(name, str):
+        raise UserError(
+            f"build_model: expected a name, one of {', '.join(MODELS)}, found {name!r}; give a module of your own to "
+            f"simulate as it is"
+        )
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     builder = MODELS[name]

@@ -58,7 +58,7 @@ def prepare(
 
 def run_config(
     config: Config,
-    out: Path,
+    out: Path | str,
     *,
     overwrite: bool = False,
     on_round: Callable[[Record], None] | None = None,
@@ -71,6 +71,7 @@ def run_config(
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
     """
+    out = Path(out)
     refuse_a_run(out, overwrite)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with alone(out):
@@ -99,7 +100,7 @@ def run_config(
 
 
 def resume(
-    out: Path,
+    out: Path | str,
     *,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -117,6 +118,7 @@ def resume(
         rounds: how many the run is to have in all; 0 for as many as its config says.
         data_dir: where the data are now, if they were moved.
     """
+    out = Path(out)
     config = longer(read_config(out, allow_code), rounds)
     config = replace(config, data_dir=data_dir or config.data_dir)
     done = finished(out, config.rounds)

@@ -21,8 +21,10 @@ from .backends.serial import Serial, one_thread
 from .client import Failed, Job, Reply, Work, job_order
 from .contract import require_hooks
 from .data.federated import Federated
+from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score
+from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
 from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort, dropped, straggler_steps
@@ -57,8 +59,8 @@ class Record:
 
 
 def simulate(
-    method: Method,
-    model: nn.Module,
+    method: Method | type[Method] | str,
+    model: nn.Module | Callable[[], nn.Module] | str,
     data: Federated,
     plan: Plan | None = None,
     *,
@@ -69,9 +71,10 @@ def simulate(
     """Train `model` over the clients of `data`; iterate to run the rounds.
 
     Args:
-        method: e.g. `FedSpeed(lam=10, rho=0.1)`.
-        model: any module; a copy of it is trained, its parameters are x^0.
-        data: who owns what.
+        method: e.g. `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
+        model: any module; a copy of it is trained, its parameters are x^0. A name of `MODELS`, or a class without
+            arguments, is built from the seed.
+        data: who owns what; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch.
         no_decay: names, or ends of names, of parameters without weight decay.
@@ -87,9 +90,9 @@ def simulate(
         >>> [record.round for record in run]
         [1, 2]
     """
-    base = plan or Plan()
-    plan = Plan.from_fields({**{name: getattr(base, name) for name in Plan().fields()}, **settings})
-    return Simulation(method, model, data, plan, loss, no_decay)
+    plan, data = given_plan(plan, settings), federated(data)
+    require_loss(loss)
+    return Simulation(given_method(method), given_model(model, data, plan.seed), data, plan, loss, no_decay)
 
 
 class Simulation:
@@ -161,6 +164,15 @@ class Simulation:
         """The module at the current vector, in evaluation mode; the simulation's own, copy it to keep it."""
         self.work.flat.load(self.x)
         return self.work.flat.model.eval()
+
+    def __repr__(self) -> str:
+        flat, data, plan = self.work.flat, self.data, self.plan
+        where = "process" if isinstance(self.backend, Processes) else "serial"
+        return (
+            f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
+            f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
+            f"{plan.rounds}, engine {plan.engine}, back end {where}>"
+        )
 
     def __iter__(self) -> Iterator[Record]:
         while self.t < self.plan.rounds:
@@ -291,17 +303,3 @@ def _copy(model: nn.Module) -> nn.Module:
             f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
             f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
         ) from error
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is cuda, else mps, else cpu; anything else must exist."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.zeros(1, device=name).device
-        if device.type == "meta":
-            raise RuntimeError("meta tensors hold no numbers")
-        return device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from None

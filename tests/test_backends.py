@@ -242,10 +242,19 @@ def test_a_script_that_does_not_guard_its_main(tmp_path, model, backend, says):
     assert says in (done.stderr if done.returncode else done.stdout).splitlines()[-1]
 
 
-def test_a_class_of_a_notebook_cannot_be_sent():
+IPYTHON = """import sys, types
+text = sys.stdin.read()
+sys.modules["__main__"] = types.ModuleType("__main__")
+exec(compile(text, "<ipython-input-1>", "exec"), vars(sys.modules["__main__"]))
+"""
+
+
+@pytest.mark.parametrize("how", [["-c", None], ["-"], ["-c", IPYTHON]], ids=["-c", "stdin", "IPython"])
+def test_a_class_of_a_notebook_cannot_be_sent(how):
     """A session without a file: nobody else can find what is defined there."""
     script = SCRIPT.format(model=OWN, backend="process")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, *(script if part is None else part for part in how)]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=300, check=False)
     told = done.stderr.splitlines()[-1]
     assert "Net (model) is defined in this notebook or session" in told
     assert "backend='serial'" in told

@@ -86,8 +86,24 @@ BAD = [
     ("run number.toml --set data.x=1", "data must be a name or a table, got 5; put it right in number.toml"),
     ("run --out held", "held already holds a run; choose another --out, or --overwrite it"),
     ("run --out empty.toml", "cannot make the output folder empty.toml"),
-    ("run --rnds 3", "unrecognized arguments: --rnds; did you mean --rounds? see `fedspeed --help`"),
-    ("run --xyzzy", "unrecognized arguments: --xyzzy; see `fedspeed --help`"),
+    ("run --rnds 3", "unrecognized arguments: --rnds; did you mean --rounds? see `fedspeed run --help`"),
+    ("run --xyzzy", "unrecognized arguments: --xyzzy; see `fedspeed run --help`"),
+    ("run --learning-rate 0.1", "--learning-rate; did you mean --lr? see"),
+    ("run --epochs=3", "did you mean --local-epochs? see"),
+    ("run --K 5", "did you mean --local-steps? see"),
+    ("run --num-clients 5", "did you mean --clients? see"),
+    ("run --participation 5", "did you mean --active? see"),
+    ("run --batch 5", "did you mean --batch-size? see"),
+    ("run --output x", "did you mean --out? see"),
+    ("run --rho 0.1", "--rho; it is a field of a method: --set method.rho=VALUE; see"),
+    ("run --momentum 0.9", "clients have none unless their method gives it to them: --method fedcm; see"),
+    ("run --device gpu", "error: device: expected auto, cpu, cuda, cuda:N or mps, found 'gpu'\n"),
+    (
+        "compare fedavg --seed 3",
+        "unrecognized arguments: --seed 3; did you mean --seeds? see `fedspeed compare --help`",
+    ),
+    ("verify held --rounds 3", "unrecognized arguments: --rounds 3; see `fedspeed verify --help`"),
+    ("data show digits --cliens 3", "did you mean --clients? see `fedspeed data show --help`"),
     ("rum", "invalid choice: 'rum'"),
     ("methods fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
     ("compare", "the following arguments are required: METHOD; see `fedspeed compare --help`"),
@@ -332,6 +348,21 @@ def test_an_interrupted_run_ends_with_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n"
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_lists_cut_no_name(columns, capsys, monkeypatch):
+    """In a terminal of 80 columns nothing is wider, and every field of every method stands there in full."""
+    from fedspeed.methods import METHODS
+
+    monkeypatch.setattr("fedspeed.cli._width", lambda: columns)
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= columns
+    for cls in METHODS.values():
+        for key, value in cls().fields().items():
+            assert f"{key}={value}" in out
+    assert "…" not in out
+
+
 def test_a_full_disk_is_one_line(capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -414,7 +445,7 @@ def test_lists(capsys, argv):
     assert err == ""
     if argv == ["methods"]:
         line = next(line for line in out.splitlines() if line.startswith("fedspeed "))
-        assert re.search(r"x, H +h +1 +1 +2 +0\.9995", line)  # server, client, down, up, gradients, decay
+        assert re.search(r"x, H +h +1 / 1 +2 +0\.9995", line)  # server, client, down, up, gradients, decay
     elif argv[0] == "models":
         assert "widths=[16, 32, 64]" in out
     else:

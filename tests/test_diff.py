@@ -49,6 +49,30 @@ def test_another_seed_and_field(original, tmp_path, capsys):
     assert not any(section == "environment" for section, _ in found)
 
 
+def test_fields_that_one_method_does_not_have(original, tmp_path, capsys):
+    other = make(tmp_path / "b", method={"name": "fedavg", "eta_g": 0.5})
+    assert main(["diff", str(original), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("different methods: fedspeed | fedavg ")
+    assert "\n  method.rho: 0.1 | -\n" in out
+    assert "\n  method.eta_g: - | 0.5\n" in out
+    assert "None" not in out
+    main(["diff", str(original), str(other), "--json"])
+    found = {d["name"]: (d["a"], d["b"]) for d in json.loads(capsys.readouterr().out)}
+    assert found["method.rho"] == (0.1, None)
+
+
+def test_a_run_that_is_not_finished(original, tmp_path, capsys):
+    other = Path(shutil.copytree(original, tmp_path / "b"))
+    for name in ("summary.json", "model.safetensors"):
+        (other / name).unlink()
+    assert main(["diff", str(original), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "different methods" not in out
+    assert "None" not in out
+    assert "\n  status: 'finished' | -\n" in out
+
+
 def altered(original: Path, tmp_path: Path, name: str, change) -> list[str]:
     other = Path(shutil.copytree(original, tmp_path / "b"))
     text = (other / name).read_text()

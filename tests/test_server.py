@@ -440,7 +440,7 @@ def test_a_plan_or_its_fields_or_both():
     plan = with_(PLAN, rounds=9)
     run = simulate(FedAvg(), Softmax().model(), Softmax().federated(), plan, rounds=2, lr=0.5)
     assert (run.plan.rounds, run.plan.lr, run.plan.active) == (2, 0.5, 3)
-    with pytest.raises(UserError, match="unknown field of Plan 'round'; did you mean 'rounds'"):
+    with pytest.raises(UserError, match="unknown keyword of simulate 'round'; did you mean 'rounds'"):
         simulate(FedAvg(), Softmax().model(), Softmax().federated(), round=3)
 
 
@@ -457,8 +457,10 @@ def test_numbers_of_numpy_are_numbers():
         ({"lr": -0.1}, r"lr must be in \(0, inf\), got -0.1"),
         ({"lr": float("nan")}, r"lr must be in \(0, inf\), got nan"),
         ({"lr": 20.0}, "lr must be < 2"),
-        ({"device": "nowhere"}, "device 'nowhere' cannot be used here.*try --device cpu"),
-        ({"device": "meta"}, "device 'meta' cannot be used here.*try --device cpu"),
+        ({"device": "nowhere"}, "device: expected auto, cpu, cuda, cuda:N or mps, found 'nowhere'$"),
+        ({"device": "gpu"}, "device: expected auto, cpu, cuda, cuda:N or mps, found 'gpu'$"),
+        ({"device": "meta"}, "device: expected auto, cpu, cuda, cuda:N or mps, found 'meta'$"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here.*try --device cpu"),
     ],
     ids=str,
 )

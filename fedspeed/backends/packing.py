@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..client import Work
@@ -73,7 +74,8 @@ def check_picklable(name: str, value: Any) -> bytes:
             f"define it at the top level of a module, or use backend='serial'"
         ) from None
     found, main = in_main(pickled), sys.modules["__main__"]
-    if found and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
+    file = Path(getattr(main, "__file__", None) or "<none>")  # a program read from stdin is called "<stdin>"
+    if found and not file.is_file() and getattr(main, "__spec__", None) is None:
         raise UserError(
             f"back end process: {found} ({name}) is defined in this notebook or session, where worker processes cannot "
             f"find it; write it into a module (a .py file) and import it, or use backend='serial'"

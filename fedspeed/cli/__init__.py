@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shutil
+import stat
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 from .. import __version__
-from ..errors import Diverged, UserError
+from ..errors import Diverged, UserError, nearest
+from ..methods import METHODS
 
 COMMANDS = {
     "run": "train one method and write a run directory",
@@ -54,23 +56,45 @@ def tty() -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and name the next step."""
+    """An argument parser whose errors are one line and name the next step.
+
+    Options are written in full: `--seed 3` must not mean `--seeds 3` where a command has no `--seed`.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **how})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        near = difflib.get_close_matches(unknown, _flags(self), n=1) if unknown.startswith("--") else []
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{message}; {hint}see `{self.prog} --help`")
+        raise UserError(f"{message}; {self._hint(message)}see `{self.prog} --help`")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual; an option that does not exist is refused by the command it was given to, which knows its own."""
+        found, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self._chosen(found).error(f"unrecognized arguments: {' '.join(extra)}")
+        return found
 
-def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    """The long options of a parser and of its commands."""
-    flags: set[str] = set()
-    for action in parser._actions:
-        flags |= set(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            flags = flags.union(*(_flags(command) for command in action.choices.values()))
-    return flags
+    def _chosen(self, found: argparse.Namespace) -> Parser:
+        """The parser of the command that was given, itself where there is none."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and getattr(found, action.dest, None) in action.choices:
+                inner: Parser = action.choices[getattr(found, action.dest)]
+                return inner._chosen(found)
+        return self
+
+    def _hint(self, message: str) -> str:
+        """What was probably meant by an option that this command does not have."""
+        option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--"):
+            return ""
+        known = {flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions if flag[:2] == "--"}
+        if "set" in known and any(name in vars(cls()) for cls in METHODS.values()):
+            return f"it is a field of a method: --set method.{name}=VALUE; "
+        if "method" in known and name == "momentum":
+            return "clients have none unless their method gives it to them: --method fedcm; "
+        near = nearest(name, known)
+        return f"did you mean --{near.replace('_', '-')}? " if near else ""
 
 
 def build_parser() -> Parser:
@@ -103,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         from rich.console import Console
 
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=None if tty() else 120)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=_width())
         with warnings.catch_warnings():
             warnings.showwarning = _each_once()
             try:
@@ -130,6 +154,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         return _failed(f"error: {told}; a defect: please report it with what --traceback shows", argv, 3)
+
+
+def _width() -> int | None:
+    """None lets the terminal decide; into a pipe as wide as the terminal that it probably ends in, else 120."""
+    if tty():
+        return None
+    try:
+        piped = stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+        return (piped and os.get_terminal_size(sys.stderr.fileno()).columns) or 120
+    except (OSError, ValueError):  # neither is a terminal, or not even a file
+        return 120
 
 
 def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..report.difference import SECTIONS, differences
+from ..report.difference import SECTIONS, Absent, differences
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +31,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One line a difference, by section."""
+    """One line per difference, by section."""
     found = differences(Path(args.a), Path(args.b))
     if args.json:
-        console.print_json(json.dumps([asdict(one) for one in found]))
+        absent_as_null = json.dumps(
+            [asdict(one) for one in found], default=lambda value: None if isinstance(value, Absent) else str(value)
+        )
+        console.print_json(absent_as_null)
         return 1 if found else 0
+    other = next((one for one in found if one.name == "method.name"), None)
+    if other:
+        console.print(f"different methods: {other.a} | {other.b}   (-: the method has no such field)")
     for section in SECTIONS:
         own = [one for one in found if one.section == section]
         console.print(f"{section}: " + (f"{len(own)} differ" if own else "the same"))

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 LEGEND = """\
-down, up: vectors of length d an active client and round; gradients: minibatch gradients a local step;
-decay: the paper's learning-rate decay. `fedspeed methods NAME` explains one."""
+server, client: what each keeps between rounds; down/up: vectors of length d per
+active client and round; grads: minibatch gradients per local step; decay: the
+paper's learning-rate decay. `fedspeed methods NAME` explains one."""
 
 
 class Cost(NamedTuple):
@@ -69,34 +70,27 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from rich.table import Table
 
     if not args.name:
-        titles = (
-            "method",
-            "server keeps",
-            "client keeps",
-            "down",
-            "up",
-            "gradients",
-            "decay",
-            "fields and defaults",
-        )
-        table = Table(*titles, box=None, pad_edge=False)
+        table = Table("method", "server", "client", "down/up", "grads", "decay", box=None, pad_edge=False)
+        table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
         for name, cls in (METHODS | WRAPPERS).items():
             c, own = cost(cls()), cls().fields()
-            shown = ", ".join(f"{key}={value}" for key, value in own.items())
-            table.add_row(name, c.server, c.client, f"{c.down}", f"{c.up}", f"{c.grads:g}", f"{cls().lr_decay}", shown)
-        console.print(table)
+            shown = ", ".join(
+                f"{key}={value.name if isinstance(value, Method) else value}" for key, value in own.items()
+            )
+            table.add_row(name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:g}", f"{cls().lr_decay}", shown)
+        console.print(table, soft_wrap=False)
         console.print(LEGEND)
         return 0
     cls = find(args.name)
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:g} gradient(s) a step; learning-rate decay {cls().lr_decay}")  # fmt: skip
+                  f"{c.grads:g} gradient(s) per step; learning-rate decay {cls().lr_decay}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(cls(), field.name)
         flag = "true | false" if isinstance(default, bool) else ""
         choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or flag
         table.add_row(field.name, str(default), choice, field.metadata.get("about", ""))
-    console.print(table)
+    console.print(table, soft_wrap=False)
     return 0

@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One row a model."""
+    """One row per model."""
     from rich.table import Table
 
     from ..models import MODELS
@@ -26,6 +26,6 @@ def main(args: argparse.Namespace, console: Console) -> int:
         own = list(inspect.signature(builder).parameters.values())[2:]
         shown = ", ".join(f"{p.name}={list(p.default) if isinstance(p.default, tuple) else p.default}" for p in own)
         table.add_row(name, shown or "-", (builder.__doc__ or "").splitlines()[0])
-    console.print(table)
+    console.print(table, soft_wrap=False)
     console.print("Your own: any nn.Module works from Python, see `fedspeed.simulate`.")
     return 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ACTIONS = {
-    "check": "which conditions hold, with what slack; the bound; what to change (the default)",
+    "check": "does the theorem cover a setting, with which bound, and which setting near it (the default)",
     "rate": "measure the O(1/T) rate under the conditions of each form, and plot it",
     "perturbation": "the order at which the perturbed gradient follows the penalised loss",
     "counterexample": "a run that meets the printed conditions and breaks the printed bound",
@@ -32,7 +32,7 @@ SETTING: tuple[tuple[str, Any, str], ...] = (
     ("sigma_g", float, "heterogeneity; default 0"),
 )
 USED = {
-    "check": {*(name for name, _, _ in SETTING), "normalise", "gap", "gradients", "run"},
+    "check": {*(name for name, _, _ in SETTING), "normalise", "gap", "gradients", "run", "verbose"},
     "rate": {"m", "alpha", "rho", "problem", "rounds", "conditions", "free_lam", "seeds", "seed", "batch", "distance",
              "steps_per_round", "out"},
     "perturbation": {"alpha", "seed", "out"},
@@ -70,6 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     setting.add_argument("--gap", type=float, metavar="X", help="F(x^0) - F*; default 1")
     about = "mean_i ||grad F_i(x^0)||^2; default 2 L gap + sigma_g^2, which it cannot exceed"
     setting.add_argument("--gradients", type=float, metavar="X", help=about)
+    setting.add_argument("--verbose", action="store_true", default=None, help="every condition with value and slack")
     setting.add_argument("--from", dest="run", metavar="RUN", help="take the setting from a run directory")
     rate = parser.add_argument_group("rate (also --m, --alpha, --rho)")
     rate.add_argument("--problem", metavar="logistic|quadratic", help="default logistic")
@@ -88,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Do what was asked."""
-    from . import theory_actions as actions
+    from . import theory_actions, theory_check
 
     if args.action not in ACTIONS:
         raise unknown("theory action", args.action, ACTIONS)
@@ -99,7 +100,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     for name, value in DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    getattr(actions, args.action)(args, console)
+    getattr(theory_check if args.action == "check" else theory_actions, args.action)(args, console)
     return 0
 
 

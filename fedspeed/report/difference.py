@@ -17,6 +17,16 @@ FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")
 
 
+class Absent:
+    """Stands where a run says nothing, which is not the same as saying None."""
+
+    def __repr__(self) -> str:
+        return "-"
+
+
+ABSENT = Absent()
+
+
 @dataclass(frozen=True)
 class Difference:
     """One thing that two runs say differently.
@@ -24,7 +34,7 @@ class Difference:
     Args:
         section: one of `SECTIONS`.
         name: what, e.g. `method.rho` or `round 7: drift`.
-        a, b: what each run says; None where it says nothing.
+        a, b: what each run says; `ABSENT` where it says nothing.
     """
 
     section: str
@@ -41,7 +51,7 @@ def differences(a: Path, b: Path) -> list[Difference]:
 def _summaries(a: Path, b: Path) -> list[Difference]:
     """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
     first, second = _json(a / "summary.json"), _json(b / "summary.json")
-    data = _tables("data", *({k: s.pop(k, None) for k in FINGERPRINTS} for s in (first, second)))
+    data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
     made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
     return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]
 
@@ -58,7 +68,7 @@ def _rounds(a: Path, b: Path) -> list[Difference]:
 
 
 def _models(a: Path, b: Path) -> list[Difference]:
-    first, second = (model_digest(run / "model.safetensors") for run in (a, b))
+    first, second = (model_digest(run / "model.safetensors") or ABSENT for run in (a, b))
     return [] if first == second else [Difference("model", "digest of the parameters", first, second)]
 
 
@@ -83,7 +93,7 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
     for key in [*a, *(key for key in b if key not in a)]:
         if key == "origin":  # where the user had the method's file; its code is compared
             continue
-        one, other = a.get(key), b.get(key)
+        one, other = a.get(key, ABSENT), b.get(key, ABSENT)
         if isinstance(one, dict) and isinstance(other, dict):
             inner = _tables(section, one, other)
             found += [Difference(section, f"{key}.{f.name}", f.a, f.b) for f in inner]

@@ -24,12 +24,33 @@ def answer(text: str, capsys):
 
 
 def test_the_documented_call(capsys):
-    """`check` is the default action."""
+    """`check` is the default action; what it prints fits a small terminal, and --verbose has the rest."""
     out = call("--eta 0.1 --lam 10 --K 50 --L 1", capsys)
     assert out == call("check --eta 0.1 --lam 10 --K 50 --L 1", capsys)
-    assert "gamma 0.395" in out
-    assert "raise K to 100" in out
+    assert out.startswith("no proof covers this setting: gamma 0.395, lam L 10\n")
     assert "meets `tracking`: --lam" in out
+    assert len(out.splitlines()) <= 12
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert "raise K to 100" not in out
+    full = call("--eta 0.1 --lam 10 --K 50 --L 1 --verbose", capsys)
+    assert "raise K to 100" in full
+    assert len(full.splitlines()) > 30
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("--eta 0.001 --lam 0.1 --K 200 --L 1", "covered by `tracking`: "),
+        ("--eta 0.001 --lam 0.1 --K 200 --L 9", "no proof covers this setting: "),
+        ("--eta 0.0004 --lam 0.02 --K 200 --L 1", "covered by `corrected` and `tracking`: "),
+    ],
+)
+def test_the_verdict_is_that_of_the_conditions(text, said, capsys):
+    assert call(text, capsys).startswith(said)
+    forms = answer(text, capsys)["forms"]
+    assert [form for form in ("corrected", "tracking") if forms[form]["holds"]] == [
+        form for form in ("corrected", "tracking") if f"`{form}`" in said
+    ]
 
 
 def test_the_suggested_setting_meets_its_form(capsys):
@@ -110,12 +131,16 @@ def test_a_usual_run_is_read(runs, capsys):
     out = call(f"--from {runs / 'usual'}", capsys)
     assert "active 2 of 6" in out
     assert "L: unknown" in out
+    assert "every client in every round" in out
+    assert "uniform averages" not in out
+    assert "no proof covers this run" in call(f"--from {runs / 'usual'} --L 0.001", capsys)
 
 
 def test_a_run_made_for_the_theorem_meets_it(runs, capsys):
     assert not [name for name, holds in facts(runs / "full").items() if holds is False]
     found = answer(f"--from {runs / 'full'} --L 1", capsys)
     assert found["setting"]["eta"] == 0.005
+    assert "covered by" in call(f"--from {runs / 'full'} --L 1", capsys)
     assert found["setting"]["K"] == 5
     assert found["forms"]["tracking"]["holds"]
     failed = [c["name"] for c in found["forms"]["printed"]["conditions"] if not c["holds"]]

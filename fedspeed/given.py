@@ -1,0 +1,133 @@
+"""What `simulate` is given: names and classes become the things they stand for, anything else a clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.federated import Federated
+from .errors import UserError, unknown
+from .method import Method
+from .methods import METHODS, build
+from .models import MODELS, build_model
+from .plan import Plan
+from .sampling import torch_seed
+
+
+def given_method(value: Any) -> Method:
+    """A method; a name, a table or a class stands for one with its defaults.
+
+    Example:
+        >>> given_method("fedprox") == given_method(METHODS["fedprox"]) == METHODS["fedprox"]()
+        True
+    """
+    if isinstance(value, Method):
+        return value
+    if isinstance(value, str | dict):
+        return build({"name": value} if isinstance(value, str) else value)
+    if isinstance(value, type) and issubclass(value, Method):
+        _refuse_arguments("method", value)
+        return value()
+    raise UserError(
+        f"method: expected a method such as FedSpeed(rho=0.1), its class or its name, found {_a(value)}; "
+        f"the names are {', '.join(METHODS)}"
+    )
+
+
+def given_model(value: Any, data: Federated, seed: int) -> nn.Module:
+    """A module; a name of `MODELS`, or a class or function without arguments, is built as a function of the seed."""
+    if isinstance(value, nn.Module):
+        return value
+    named = next((name for name, builder in MODELS.items() if builder is value), value)
+    if isinstance(named, str):
+        return build_model(named, data, seed=seed)
+    if callable(value):
+        _refuse_arguments("model", value)
+        with torch_seed(seed, "init"):
+            made = value()
+        if isinstance(made, nn.Module):
+            return made
+        raise UserError(f"model: expected an nn.Module, found {_a(made)} that {value.__name__}() returned; return one")
+    raise UserError(
+        f"model: expected an nn.Module, or one of the names {', '.join(MODELS)}, found {_a(value)}; "
+        f"fedspeed.build_model makes one that fits the data"
+    )
+
+
+def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
+    """The plan with the settings on top; an unknown one is an error that names the nearest."""
+    if base is not None and not isinstance(base, Plan):
+        raise UserError(f"plan: expected a Plan, found {_a(base)}; give settings by name, simulate(..., rounds=60)")
+    fields = Plan().fields()
+    for name in settings:
+        if name not in fields:
+            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay"])
+    return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
+
+
+def require_loss(loss: Any) -> None:
+    """Raise for what cannot be called, or is a class."""
+    if not callable(loss) or isinstance(loss, type):
+        raise UserError(
+            f"loss: expected a function loss(model(x), y), found {_a(loss)}; torch.nn.functional.cross_entropy for "
+            f"classes, mse_loss for numbers, or an instance such as nn.BCEWithLogitsLoss()"
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu; anything else must exist."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.zeros(1, device=name).device
+        if device.type != "meta":  # whose tensors hold no numbers
+            return device
+        reason = ""
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, found {name!r}")
+    raise UserError(f"device {name!r} cannot be used here ({reason}); try --device cpu")
+
+
+def shown(method: Method) -> str:
+    """A method with the fields that are not at their defaults.
+
+    Example:
+        >>> shown(METHODS["fedspeed"](rho=0.05))
+        'FedSpeed(rho=0.05)'
+    """
+    told = []
+    for field in dataclasses.fields(method):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = getattr(method, field.name)
+        if value != default:
+            told.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
+    return f"{type(method).__name__}({', '.join(told)})"
+
+
+def _refuse_arguments(what: str, made: Any) -> None:
+    """Raise where a class or function cannot be called without arguments."""
+    name = getattr(made, "__name__", type(made).__name__)
+    try:
+        signature = inspect.signature(made)
+        signature.bind()
+    except ValueError:  # it says nothing about itself
+        return
+    except TypeError:
+        raise UserError(
+            f"{what}: expected a {what}, found {'the class' if isinstance(made, type) else 'the function'} {name}, "
+            f"which needs arguments; give {name}(...) with them"
+        ) from None
+
+
+def _a(value: Any) -> str:
+    """What a value is, in a few words."""
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,0 +1,63 @@
+"""The package as pip installs it: an editable one is found from any folder, a wheel holds all of it and no more."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fedspeed
+
+ROOT = Path(__file__).parents[1]
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A clone called `fedspeed`, as git makes it."""
+    pytest.importorskip("setuptools", "77")
+    place = tmp_path_factory.mktemp("home") / "fedspeed"
+    place.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, place)
+    for name in ("fedspeed", "recipes"):
+        shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return place
+
+
+def built(clone: Path, how: str, out: Path) -> zipfile.ZipFile:
+    done = subprocess.run([sys.executable, "-c", BUILD, how, str(out)], cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(out / done.stdout.splitlines()[-1])
+
+
+def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(clone, tmp_path):
+    """The folder `fedspeed` beside the script, the clone, is none: a finder would only be asked after it."""
+    built(clone, "build_editable", tmp_path).extractall(tmp_path / "site")
+    script = clone.parent / "first.py"
+    script.write_text(
+        f"import site; site.addsitedir({str(tmp_path / 'site')!r})\nimport fedspeed; print(fedspeed.__file__)"
+    )
+    alone = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run([sys.executable, "-S", script], cwd=clone.parent, env=alone, capture_output=True, text=True)
+    assert done.stdout.strip() == str(clone / "fedspeed" / "__init__.py"), done.stderr
+
+
+def test_the_wheel_holds_the_package(clone, tmp_path):
+    wheel = built(clone, "build_wheel", tmp_path)
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    wanted = [path for path in (ROOT / "fedspeed").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    recipes = {f"fedspeed/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").glob("*/*.toml")}
+    assert names == {str(path.relative_to(ROOT)) for path in wanted} | recipes
+    assert recipes
+    assert f"fedspeed-{fedspeed.__version__}.dist-info/METADATA" in wheel.namelist()
+
+
+def test_the_citation_names_this_version():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1] == fedspeed.__version__
