@@ -28,8 +28,8 @@ PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 FOLDERS = ("states", "checkpoints")
 
-LATER: dict[str, list[int]] = {"dropped": [], "stragglers": []}
-"""Fields of a record that the first version of format 1 did not write."""
+LATER: dict[str, Any] = {"dropped": [], "stragglers": [], "validation_loss": None, "validation_accuracy": None}
+"""Fields of a record that the first version of format 1 did not write, and that runs without validation do not."""
 
 REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
             "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
@@ -79,9 +79,10 @@ def named_code(tables: dict[str, Any]) -> set[str]:
 
 
 def same_run(stored: Config, given: Config) -> bool:
-    """Whether two configs are one run: the same but for where it is computed, and an engine still to be resolved."""
+    """Whether two configs are one run: the same but for where it is computed, and what is still to be resolved."""
     given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
     given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
+    given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
     return given.to_dict() == stored.to_dict()  # a method from a file is another class each time the file is read
 
 

@@ -41,7 +41,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "checkpoint": {"errors", "vec", "states"},
     "backends": LOCAL | {"methods"},
     "server": LOCAL | {"backends", "checkpoint"},
-    "config": {"errors", "params", "plan", "method", "methods"},
+    "config": {"errors", "params", "plan", "method", "methods", "data"},
     "rundir": {"errors", "config", "server"},
     "verify": LOCAL | {"config", "inspection", "run", "rundir", "server", "methods", "checkpoint"},
     "run": LOCAL | {"", "config", "rundir", "backends", "checkpoint", "server", "methods", "models"},

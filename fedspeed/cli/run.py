@@ -69,9 +69,10 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 
 def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     if summary["last_accuracy"] is not None:
+        chosen = "validation" if summary.get("chosen_on") == "validation" else "the test set"
         console.print(
-            f"{config.method.name}: accuracy last {summary['last_accuracy']:.2%}, best {summary['best_accuracy']:.2%}, "
-            f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
+            f"{config.method.name}: accuracy last {summary['last_accuracy']:.2%}, best {summary['best_accuracy']:.2%} "
+            f"(chosen on {chosen}), mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(

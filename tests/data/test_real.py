@@ -93,20 +93,6 @@ def test_a_batch_costs_under_3_percent_of_a_step(cifar10: Federated) -> None:
         torch.set_num_threads(threads)
 
 
-def test_workers_share_the_pictures(cifar10: Federated) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    small = load("digits", split="iid", clients=3).share()
-    worker = context.Process(target=_worker, args=(small, queue))
-    worker.start()
-    assert queue.get(timeout=120) == (True, small.fingerprint)
-    worker.join()
-
-
-def _worker(data: Federated, queue: Any) -> None:
-    queue.put((data.x.is_shared(), data.fingerprint))
-
-
 def test_tinyimagenet_pictures(tiny: str) -> None:
     samples = read("tinyimagenet", data_dir=tiny, part=True)
     assert samples.x_test is not None
