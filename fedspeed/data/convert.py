@@ -42,7 +42,7 @@ def convert(
     x, y = _pair(x, y, f"data {name}: ")
     if not len(x):
         raise UserError(f"data {name}: expected at least one sample, found none")
-    x_test, y_test = (None, None) if test is None else _pair(*_two(test, name), f"data {name}: test ")
+    x_test, y_test = (None, None) if test is None else _pair(*_two(test, name), f"data {name}: test set: ")
     if x_test is None or not len(x_test):
         x_test = y_test = None
     for what, a, b in (("inputs", x, x_test), ("targets", y, y_test)):

@@ -89,7 +89,10 @@ class Federated:
             lists = [rows[~np.isin(rows, held)] for rows in lists]
         empty = [i for i, rows in enumerate(lists) if not len(rows)]
         if not lists or empty:
-            raise UserError(f"data {name}: every client needs at least one sample; clients {empty[:5]} have none")
+            after = f" after holdout = {holdout}" if test is None and holdout else ""
+            raise UserError(
+                f"data {name}: every client needs at least one sample; clients {empty[:5]} have none{after}"
+            )
         indices, offsets = np.concatenate(lists), np.cumsum([0] + [len(rows) for rows in lists])
         if indices.min() < 0 or indices.max() >= len(found.x):
             raise UserError(
@@ -104,7 +107,8 @@ class Federated:
     def __repr__(self) -> str:
         low, middle, high = np.percentile(self.sizes, [0, 50, 100], method="nearest").tolist()
         sizes = f"{low:,} each" if low == high else f"{low:,} to {high:,} each, median {middle:,}"
-        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        other = "regression" if self.y.is_floating_point() else "no classes"
+        kind = other if self.classes is None else f"{self.classes} classes"
         test = "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"
         valid = "" if self.validation is None else f", {len(self.validation):,} for validation"
         return (

@@ -66,7 +66,8 @@ class Samples:
             check_labels(self.name, part, y, self.classes)
 
     def __repr__(self) -> str:
-        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        other = "regression" if self.y.dtype.kind == "f" else "no classes"
+        kind = other if self.classes is None else f"{self.classes} classes"
         test = "no test set" if self.x_test is None else f"{len(self.x_test):,} for testing"
         ids = "no client ids" if self.owner is None else f"{len(np.unique(self.owner)):,} client ids"
         return f"<Samples {self.name}: {len(self.x):,} samples, {test}, {shown(self.x)}, {kind}, {ids}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspeed.cli import main
 from fedspeed.data import federate, from_arrays, from_hugging_face, from_torch, load, read
 from fedspeed.errors import UserError
 
@@ -28,6 +30,11 @@ def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
         if HAS_HF or "needs: datasets" not in block:
             exec(compile(block, "docs/data.md", "exec"), names)
     assert names["data"].clients == (2 if HAS_HF else 5)
+    commands = [text for text in re.findall(r"`(fedspeed run [^`]+)`", DOCS.read_text()) if "huggingface" not in text]
+    assert len(commands) >= 4
+    for number, text in enumerate(commands):  # mine.npz and pets are there now
+        words = [*shlex.split(text)[1:], "--rounds", "1", "--local-epochs", "1", "--out", f"run{number}", "--quiet"]
+        assert main(words) == 0, text
 
 
 def colour(path: Path, size: tuple[int, int], shade: int, mode: str = "RGB") -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import layouts
 import numpy as np
