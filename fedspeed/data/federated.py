@@ -82,22 +82,24 @@ class Federated:
             classes: their number; by default the largest label and one.
         """
         found = convert(x, y, test, name, classes, known=len(class_names))
-        lists = client_rows(clients, len(found.x), name)
+        lists, n = client_rows(clients, len(found.x), name), len(found.x)
+        sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
+        indices = np.concatenate([np.empty(0, np.int64), *lists])
+        if len(indices) and (indices.min() < 0 or indices.max() >= n):
+            raise UserError(
+                f"data {name}: client indices must lie in 0..{n - 1}, found {indices.min()}..{indices.max()}"
+            )
+        after = ""
         if found.x_test is None and holdout:
-            held = hold_out(found.y, holdout, name)[1]
+            held, after = np.zeros(n, bool), f" after holdout = {holdout}"
+            held[hold_out(found.y, holdout, name)[1]] = True
             found = found._replace(x_test=found.x[held], y_test=found.y[held])
-            lists = [rows[~np.isin(rows, held)] for rows in lists]
-        empty = [i for i, rows in enumerate(lists) if not len(rows)]
-        if not lists or empty:
-            after = f" after holdout = {holdout}" if test is None and holdout else ""
-            raise UserError(
-                f"data {name}: every client needs at least one sample; clients {empty[:5]} have none{after}"
-            )
-        indices, offsets = np.concatenate(lists), np.cumsum([0] + [len(rows) for rows in lists])
-        if indices.min() < 0 or indices.max() >= len(found.x):
-            raise UserError(
-                f"data {name}: client indices must lie in 0..{len(found.x) - 1}, found {indices.min()}..{indices.max()}"
-            )
+            owner, left = np.repeat(np.arange(len(sizes)), sizes), ~held[indices]
+            sizes, indices = np.bincount(owner[left], minlength=len(sizes)), indices[left]
+        if not len(indices) or not sizes.all():
+            none = np.flatnonzero(sizes == 0)[:5].tolist()
+            raise UserError(f"data {name}: every client needs at least one sample; clients {none} have none{after}")
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
         x_test, y_test = (None if a is None else _tensor(a) for a in (found.x_test, found.y_test))
         return cls(
             _tensor(found.x), _tensor(found.y), indices, offsets, x_test, y_test, name, found.classes, split,

@@ -209,6 +209,9 @@ def test_the_holdout_is_the_same_rows_in_both() -> None:
     assert Federated.from_arrays(x, y, given).x_test is None, "none by default: the lists are the user's"
     with pytest.raises(UserError, match=r"have none after holdout = 0\.5"):
         Federated.from_arrays(x, y, [[i] for i in range(100)], holdout=0.5)
+    for wrong in ([[0, 1], [100]], [[-1], [3]]):
+        with pytest.raises(UserError, match=r"client indices must lie in 0\.\.99"):
+            Federated.from_arrays(x, y, wrong, holdout=0.2)
     with pytest.raises(UserError, match="between 0 and 1"):
         Federated.from_arrays(x, y, given, holdout=1.5)
 
