@@ -84,12 +84,20 @@ class Config(Plan):
     model: Spec = Spec("mlp")
     data: Spec = Spec("digits")
     split: str = param("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
-    clients: int = param(100, "[1, inf)", "the number of clients, m")
+    clients: int = param(
+        0, "[0, inf)", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"
+    )
+    validation: str = param(
+        "", about="what nobody trains on, to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
+    )
     augment: str = param("paper", about="the augmentation of pictures: paper, released, flip or none")
     data_dir: str = param("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        share: Any = self.validation
+        if isinstance(share, int | float):
+            object.__setattr__(self, "validation", str(share))
         super().__post_init__()
         for key, kind in (("method", Method), ("model", Spec), ("data", Spec)):
             if not isinstance(getattr(self, key), kind):
@@ -103,12 +111,26 @@ class Config(Plan):
         bad = [a for a in self.targets if not 0 < a < 1]
         if bad:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
-        if self.active > self.clients:
+        self._settle_clients()
+
+    def _settle_clients(self) -> None:
+        """Put numbers to clients and active where they were left open; a natural split knows them with its data."""
+        if not self.clients and self.split.strip() != "natural":
+            object.__setattr__(self, "clients", 100)
+        train = self.clients
+        if self.validation:
+            from .data.validation import clients_that_train
+
+            train = clients_that_train(self.validation, self.clients)
+        if not train:
+            return
+        object.__setattr__(self, "active", self.cohort_size(train))
+        if self.active > train:
             raise UserError(
-                f"active must be at most the number of clients, got {self.active} active of {self.clients}; "
+                f"active must be at most the number of clients, got {self.active} active of {train}; "
                 f"lower --active or raise --clients"
             )
-        self.method.check(self.lr, self.active if self.cohort == "fixed" else 1, self.clients)
+        self.method.check(self.lr, self.active if self.cohort == "fixed" else 1, train)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:

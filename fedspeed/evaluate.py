@@ -25,19 +25,22 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def shards(data: Federated) -> list[tuple[int, int]]:
-    """The test set in fixed pieces, (start, stop) each."""
-    n = 0 if data.y_test is None else len(data.y_test)
+def shards(data: Federated, validation: bool = False) -> list[tuple[int, int]]:
+    """The test set, or the validation set, in fixed pieces, (start, stop) each."""
+    rows = data.validation if validation else data.y_test
+    n = 0 if rows is None else len(rows)
     return [(a, min(a + SHARD, n)) for a in range(0, n, SHARD)]
 
 
-def score_shard(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, start: int, stop: int) -> Score:
-    """Sums, not means, over one piece of the test set."""
+def score_shard(
+    flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, start: int, stop: int, validation: bool = False
+) -> Score:
+    """Sums, not means, over one piece of the test set, or of the validation set."""
     flat.load(x)
     flat.model.eval()
     seed_device(flat.device, start)  # a model that draws in evaluation, too, gives the same bits on every back end
     with torch.no_grad():
-        inputs, targets = data.test_batch(start, stop)
+        inputs, targets = (data.validation_batch if validation else data.test_batch)(start, stop)
         output = flat.model(inputs)
         right = _right(output, targets) if data.classes is not None else math.nan
         return Score(float(loss(output, targets)) * len(targets), right)
@@ -51,10 +54,10 @@ def total(parts: Iterable[Score], n: int) -> Score:
     return Score(loss / n, right / n) if n else Score(math.nan, math.nan)
 
 
-def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss) -> Score:
-    """Score of the vector x on the test set; plain mean loss, no weight decay in it."""
-    pieces = shards(data)
-    parts = (score_shard(flat, x, data, loss, a, b) for a, b in pieces)
+def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, validation: bool = False) -> Score:
+    """Score of the vector x on the test set, or on the validation set; plain mean loss, no weight decay in it."""
+    pieces = shards(data, validation)
+    parts = (score_shard(flat, x, data, loss, a, b, validation) for a, b in pieces)
     return total(parts, pieces[-1][1] if pieces else 0)
 
 

@@ -180,6 +180,11 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     builder = MODELS[name]
+    if builder.__module__ == __name__ and not data.x.dtype.is_floating_point and data.x.dtype != torch.uint8:
+        raise UserError(
+            f"model {name}: expected floating inputs or bytes, found {data.x.dtype}; use data.floats(), or for token "
+            f"ids a model of your own with an embedding"
+        )
     known = {p.name: p.default for p in list(inspect.signature(builder).parameters.values())[2:]}
     for option, value in options.items():
         if option not in known:

@@ -17,7 +17,7 @@ class Plan(Params):
     """
 
     rounds: int = param(100, "[1, inf)", "the number of communication rounds T")
-    active: int = param(10, "[1, inf)", "the number of clients active in a round, S")
+    active: int = param(0, "[0, inf)", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
     cohort: str = param("fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone")
     local_epochs: int = param(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
     local_steps: int = param(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
@@ -67,6 +67,10 @@ class Plan(Params):
     checkpoint_every: int = param(
         0, "[0, inf)", "the number of rounds between checkpoints; 0 takes every round while they are small"
     )
+
+    def cohort_size(self, clients: int) -> int:
+        """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
+        return self.active or min(10, clients)
 
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""

@@ -35,14 +35,14 @@ def prepare(
 
     given: dict[str, Any] = {
         "split": config.split,
-        "clients": config.clients,
+        "clients": config.clients or None,
         "seed": config.seed,
         "augment": config.augment,
         "data_dir": config.data_dir or None,
     }
     for spec, kind in ((config.data, "data"), (config.model, "model")):
         for key in spec.options:
-            if key in given or key in ("progress", "data"):
+            if key in given or key in ("progress", "data", "validation"):
                 raise UserError(f"config: {kind}.{key} is no option of the {kind}; set the config's own key instead")
     if config.data_dir and not Path(config.data_dir).expanduser().exists():
         raise UserError(
@@ -51,6 +51,11 @@ def prepare(
     if config.model.name not in MODELS:  # before the data, which may be a download away
         raise unknown("model", config.model.name, MODELS)
     data = load(config.data.name, **given, progress=progress, **config.data.options)
+    config = replace(config, clients=config.clients or data.clients)
+    if config.validation:
+        data = data.with_validation(config.validation, config.seed)
+    if MODELS[config.model.name].__module__ == build_model.__module__:  # ours compute with numbers: no embeddings
+        data = data.floats()
     model = build_model(config.model.name, data, seed=config.seed, **config.model.options)
     loss = mse_loss if data.classes is None else cross_entropy
     return Simulation(config.method, model, data, config, loss, folder=folder)
@@ -94,7 +99,8 @@ def run_config(
         if not fresh:
             claim(out)
             clear_code(out)
-        config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
+        plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
+        config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
         write_config(out, config)
         return _rounds(config, out, simulation, [], on_round)
 
@@ -158,7 +164,9 @@ def _as_if_longer(record: Record, config: Config) -> Record:
     """A record as a run of `config.rounds` rounds has it: what was evaluated only because it was the last is not."""
     if record.round % config.eval_every == 0 or record.round >= config.rounds:
         return record
-    return replace(record, test_loss=None, test_accuracy=None, eval_seconds=0.0)
+    return replace(
+        record, test_loss=None, test_accuracy=None, validation_loss=None, validation_accuracy=None, eval_seconds=0.0
+    )
 
 
 @contextmanager
@@ -229,6 +237,8 @@ def save_model(simulation: Simulation, path: Path) -> None:
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
     """What a run came to: accuracies, totals, cost to the targets, and where it was made."""
+    chosen_on = "test" if simulation.data.validation is None else "validation"
+    best = best_record(records, chosen_on)
     scored = [r for r in records if r.test_accuracy is not None]
     accuracies = [r.test_accuracy for r in scored if r.test_accuracy is not None]
     last5 = accuracies[-5:]
@@ -246,7 +256,9 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "status": status,
         "rounds": len(records),
         "last_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
+        "best_accuracy": best and best.test_accuracy,
+        "best_round": best and best.round,
+        "chosen_on": chosen_on,
         "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
         "last_test_loss": tested[-1] if tested and math.isfinite(tested[-1]) else None,
         "last_train_loss": records[-1].train_loss if records else None,
@@ -262,6 +274,17 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "split_fingerprint": data.split_fingerprint,
         "environment": environment(simulation.work.flat.device.type),
     }
+
+
+def best_record(records: list[Record], chosen_on: str) -> Record | None:
+    """The first round with the highest accuracy on the `test` or `validation` set; without accuracies, with the lowest
+    finite loss there."""
+    right, wrong = f"{chosen_on}_accuracy", f"{chosen_on}_loss"
+    scored = [r for r in records if getattr(r, right) is not None]
+    if scored:
+        return max(scored, key=lambda r: getattr(r, right))
+    finite = [r for r in records if getattr(r, wrong) is not None and math.isfinite(getattr(r, wrong))]
+    return min(finite, key=lambda r: getattr(r, wrong), default=None)
 
 
 def environment(device: str) -> dict[str, Any]:

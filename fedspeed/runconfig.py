@@ -134,10 +134,11 @@ def write_config(out: Path, config: Config) -> None:
 
 
 def same_run(stored: Config, given: Config) -> bool:
-    """Whether two configs are one run: the same but for where it is computed, more rounds, and an engine still to be
+    """Whether two configs are one run: the same but for where it is computed, more rounds, and what is still to be
     resolved."""
     given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
     given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
+    given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
     rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
     return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 FOLDERS = ("states", "checkpoints")
 
-LATER: dict[str, list[int]] = {"dropped": [], "stragglers": []}
-"""Fields of a record that the first version of format 1 did not write."""
+LATER: dict[str, Any] = {"dropped": [], "stragglers": [], "validation_loss": None, "validation_accuracy": None}
+"""Fields of a record that the first version of format 1 did not write, and that runs without validation do not."""
 
 REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
             "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip

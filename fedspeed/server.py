@@ -23,7 +23,7 @@ from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
-from .evaluate import Score
+from .evaluate import Score, shards
 from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
 from .method import Method, Round
 from .plan import Plan
@@ -51,10 +51,14 @@ class Record:
     stragglers: list[int]  # counted clients that finished only some of their steps
     seconds: float  # without evaluation
     eval_seconds: float
+    validation_loss: float | None = None  # as test_loss, on the validation set; None without one
+    validation_accuracy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it: a loss that is not finite becomes None."""
+        """The record as JSON takes it: a loss that is not finite becomes None; without validation, not a word of it."""
         plain = asdict(self)
+        if self.validation_loss is None and self.validation_accuracy is None:
+            del plain["validation_loss"], plain["validation_accuracy"]
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
 
@@ -108,6 +112,7 @@ class Simulation:
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
     ) -> None:
+        plan = replace(plan, active=plan.cohort_size(data.clients))
         if plan.active > data.clients:
             raise UserError(
                 f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
@@ -202,7 +207,7 @@ class Simulation:
                 f"try a lower server rate or a lower --lr (now {lr:.4g})"
             )
         trained = time.perf_counter()
-        score = self._evaluate(server.x, t + 1)
+        score, validation = self._evaluate(server.x, t + 1)
         evaluated = time.perf_counter()
         self.states.commit()
         self.server, self.t = server, t + 1
@@ -212,7 +217,7 @@ class Simulation:
             lr=lr,
             train_loss=_average(replies, "train_loss"),
             test_loss=score and score.loss,
-            test_accuracy=None if score is None or math.isnan(score.accuracy) else score.accuracy,
+            test_accuracy=_accuracy(score),
             drift=_average(replies, "drift"),
             update_norm=update_norm,
             bytes_down=bytes_down,
@@ -222,6 +227,8 @@ class Simulation:
             stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
             seconds=time.perf_counter() - started - (evaluated - trained),
             eval_seconds=evaluated - trained,
+            validation_loss=validation and validation.loss,
+            validation_accuracy=_accuracy(validation),
         )
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
@@ -282,12 +289,20 @@ class Simulation:
     def _weight(self, reply: Reply) -> float:
         return float(reply.n) if self.plan.weighting == "samples" else 1.0
 
-    def _evaluate(self, x: torch.Tensor, t: int) -> Score | None:
-        """The score of the server's vector after t rounds, None in a round that is not evaluated."""
-        test = self.work.data.y_test
-        if test is None or not len(test) or (t % self.plan.eval_every and t != self.plan.rounds):
-            return None
-        return self.backend.evaluate(x.to(self.work.flat.dtype, copy=True))
+    def _evaluate(self, x: torch.Tensor, t: int) -> tuple[Score | None, Score | None]:
+        """Scores of the server's vector after t rounds on test and validation set; None where there is none."""
+        if t % self.plan.eval_every and t != self.plan.rounds:
+            return None, None
+        vector = x.to(self.work.flat.dtype, copy=True)
+        test, validation = (bool(shards(self.work.data, kind)) for kind in (False, True))
+        return (
+            self.backend.evaluate(vector) if test else None,
+            self.backend.evaluate(vector, validation=True) if validation else None,
+        )
+
+
+def _accuracy(score: Score | None) -> float | None:
+    return None if score is None or math.isnan(score.accuracy) else score.accuracy
 
 
 def _average(replies: list[Reply], name: str) -> float:

@@ -247,9 +247,9 @@ def _unlike(again: Record, before: Record | None) -> list[str]:
         return [f"round {again.round} is missing in rounds.jsonl"]
     new, old = again.to_dict(), before.to_dict()
     return [
-        f"round {again.round}: {key} is {old[key]!r} in rounds.jsonl, run again it is {new[key]!r}"
-        for key in new
-        if key not in TIMES and old[key] != new[key]
+        f"round {again.round}: {key} is {old.get(key)!r} in rounds.jsonl, run again it is {new.get(key)!r}"
+        for key in new | old
+        if key not in TIMES and old.get(key) != new.get(key)
     ]
 
 

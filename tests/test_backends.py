@@ -267,9 +267,9 @@ def test_auto_takes_processes_for_long_runs_only():
 
     data, _ = digits()
     cpu = torch.device("cpu")
-    small = Plan(backend="auto", workers=2, rounds=10)
+    small = Plan(backend="auto", workers=2, rounds=10, active=10)
     assert worker_count(small, cpu, data, 5_000) == 0
-    assert worker_count(Plan(backend="auto", workers=2, rounds=10_000), cpu, data, 5_000) == 2
+    assert worker_count(Plan(backend="auto", workers=2, rounds=10_000, active=10), cpu, data, 5_000) == 2
     assert worker_count(small, cpu, data, 11_000_000) == 2
     assert worker_count(small, torch.device("meta"), data, 11_000_000) == 0
 

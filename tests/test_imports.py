@@ -43,7 +43,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "backends": LOCAL | {"methods"},
     "given": DATA | {"method", "methods", "models", "plan"},
     "server": LOCAL | {"backends", "checkpoint", "given"},
-    "config": {"errors", "files", "params", "plan", "method", "methods"},
+    "config": {"errors", "files", "params", "plan", "method", "methods", "data"},
     "rundir": {"errors", "files", "server"},
     "runconfig": {"errors", "config", "files", "methods", "rundir"},
     "verify": LOCAL | {"config", "inspection", "run", "runconfig", "rundir", "server", "methods", "checkpoint"},

@@ -56,10 +56,10 @@ class Block:
                     replies = self._block(group[a : a + rows], down, state)
                 yield from replies
 
-    def evaluate(self, x: torch.Tensor) -> Score:
-        """Test loss and accuracy of a vector."""
+    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
+        """Loss and accuracy of a vector on the test set, or on the validation set."""
         with one_thread(), own_randomness(self.work):
-            return evaluate(self.work.flat, x, self.work.data, self.work.loss)
+            return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
 
     def close(self) -> None:
         """Nothing to stop."""

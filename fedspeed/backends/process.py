@@ -148,12 +148,12 @@ class Processes:
         (kept, up), (state, upload) = self._like, self._setups[w].slots[slot]
         return Reply(job, at(self._segment, up, upload), at(self._segment, kept, state), *facts)
 
-    def evaluate(self, x: torch.Tensor) -> Score:
-        """Test loss and accuracy of a vector, shared among the workers, summed in order."""
+    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
+        """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
         self._segment.write(self._vectors[0], x)
-        pieces = shards(self.work.data)
+        pieces = shards(self.work.data, validation)
         shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
-        ask = [partial(self._ask, w, ("evaluate", share)) for w, share in enumerate(shares)]
+        ask = [partial(self._ask, w, ("evaluate", share, validation)) for w, share in enumerate(shares)]
         for send in ask:
             send()
         scores: dict[tuple[int, int], Score] = {}

@@ -94,8 +94,8 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
         put(segment, state, reply.client)
         return reply.K, reply.n, reply.train_loss, reply.drift, reply.grad_evals
 
-    def evaluate(pieces: list[tuple[int, int]]) -> list[Any]:
-        return [score_shard(flat, x, data, work.loss, a, b) for a, b in pieces]
+    def evaluate(pieces: list[tuple[int, int]], validation: bool) -> list[Any]:
+        return [score_shard(flat, x, data, work.loss, a, b, validation) for a, b in pieces]
 
     return run, evaluate
 

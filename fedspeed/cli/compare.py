@@ -151,7 +151,8 @@ def folder_name(text: str) -> str:
 
 
 def _title(config: Config, seeds: int) -> str:
-    return f"{config.data.name}, {config.split}, {config.active} of {config.clients} clients, {seeds} seed(s)"
+    size = f"{config.active} of {config.clients} clients, " if config.clients else ""
+    return f"{config.data.name}, {config.split}, {size}{seeds} seed(s)"
 
 
 def _print(console: Console, header: tuple[str, ...], lines: list[tuple[str, ...]], drawing: str) -> None:

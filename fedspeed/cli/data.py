@@ -78,8 +78,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--set", action="append", default=[], metavar="OPTION=VALUE", dest="sets", help="an option of the data set"
         )
     show.add_argument("--split", default="dirichlet:0.6", metavar="SPLIT", help="see below; default %(default)s")
-    show.add_argument("--clients", type=int, default=100, metavar="N", help="default %(default)s")
+    show.add_argument("--clients", type=int, metavar="N", help="default 100, or as many as the data have (natural)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
+    show.add_argument("--validation", default="", metavar="SPEC", help="0.1, clients:0.1 or clients:5; default none")
     show.add_argument("--out", metavar="DIR", help="where to write the figures (default: figures/)", default="figures")
     show.add_argument("--no-figures", action="store_true", help="numbers only")
     show.add_argument("--json", action="store_true", help="print the numbers as JSON and nothing else")
@@ -123,7 +124,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise UserError(f"--set: expected OPTION=VALUE, found {text!r}")
         key = key.strip().removeprefix("data.")
-        if key in ("name", "split", "clients", "seed", "data_dir", "progress"):
+        if key in ("name", "split", "clients", "seed", "data_dir", "validation", "progress"):
             raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"]
@@ -180,6 +181,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
             clients=args.clients,
             seed=args.seed,
             data_dir=args.data_dir,
+            validation=args.validation,
             progress=report,
             **_options(args),
         )
@@ -213,6 +215,8 @@ def _print(s: Summary, console: Console) -> None:
     shares = s.counts.max(1) / s.sizes
     console.out(f"data          {s.name}: {s.samples:,} training samples, {s.test_samples:,} for testing")
     console.out(f"split         {s.split} over {s.clients} clients")
+    if s.validation_samples:
+        console.out(f"validation    {s.validation_samples:,} training samples, which nobody trains on")
     console.out(f"sizes         {low} to {high} samples a client, median {middle}")
     if s.classes > 1:
         console.out(
@@ -235,6 +239,7 @@ def _json(s: Summary) -> str:
             "classes": s.classes,
             "samples": s.samples,
             "test_samples": s.test_samples,
+            "validation_samples": s.validation_samples,
             "sizes": s.sizes.tolist(),
             "half_mass": s.half.tolist(),
             "repeats": s.repeats,

@@ -18,7 +18,7 @@ GROUPS = {
     "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
     "model and local work": ("model", "local_epochs", "local_steps", "batch_size", "lr", "lr_decay", "weight_decay"),
     "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
-    "run": ("rounds", "eval_every", "targets", "seed", "checkpoint_every"),
+    "run": ("rounds", "eval_every", "validation", "targets", "seed", "checkpoint_every"),
     "faults": ("on_client_error", "dropout", "stragglers"),
     "machine": ("device", "precision", "engine", "backend", "workers", "states", "state_dtype"),
 }

@@ -69,9 +69,11 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 
 def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     if summary["last_accuracy"] is not None:
+        chosen = "validation" if summary.get("chosen_on") == "validation" else "the test set"
         console.print(
             f"{config.method.label}: accuracy last {summary['last_accuracy']:.2%}, "
-            f"best {summary['best_accuracy']:.2%}, mean of last 5 {summary['mean_last5_accuracy']:.2%}"
+            f"best {summary['best_accuracy']:.2%} (chosen on {chosen}), "
+            f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(

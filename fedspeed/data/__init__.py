@@ -62,6 +62,8 @@ DATASETS: Mapping[str, Callable[..., Samples]] = _Registry(
         "huggingface": "own:huggingface",
     }
 )
+CLIENTS = 100
+"""How many clients there are where neither the user nor the data say."""
 GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it
 
 
@@ -77,7 +79,7 @@ def load(
     name: str,
     *,
     split: str = "dirichlet:0.6",
-    clients: int | None = 100,
+    clients: int | None = None,
     seed: int = 0,
     augment: str = "paper",
     data_dir: str | Path | None = None,
@@ -85,6 +87,7 @@ def load(
     test_size: int | None = None,
     shrink: int = 1,
     held_out: int = 0,
+    validation: str | float = "",
     progress: Progress | None = None,
     **given: Any,
 ) -> Federated:
@@ -93,13 +96,15 @@ def load(
     Args:
         name: one of `DATASETS`.
         split: one of `partition.SPLITS` with its parameter, `dirichlet:0.6` say.
-        clients: how many; None with `split="natural"` means as many as the data have ids.
+        clients: how many; left out, 100, or with `split="natural"` as many as the data have ids.
         seed: fixes the split (and generated data); the same seed gives the same split on every machine.
         augment: `paper`, `released`, `flip` or `none`.
         data_dir: a copy you already have; otherwise the cache, the public home, or a mirror.
         train_size, test_size: use only the first so many samples, class-balanced.
         shrink: average pictures over blocks of so many pixels a side.
         held_out: split over so many clients more, which do not train: their data take the place of the test set.
+        validation: what nobody trains on, to choose rounds and settings with: 0.1 of every client's samples,
+            `"clients:0.1"` or `"clients:5"` of the clients; none by default.
         progress: called as `progress(what, done, total)` during downloads and decoding.
         given: the data set's own options, `alpha` and `beta` of `synthetic` say.
 
@@ -108,10 +113,12 @@ def load(
         >>> data.clients, data.shape, int(data.sizes.sum())
         (10, (1, 8, 8), 1437)
     """
-    context = {"clients": clients, "seed": seed}
+    context = {"clients": CLIENTS if clients is None else clients, "seed": seed}
     samples = read(name, data_dir=data_dir, progress=progress, context=context, **given)
     samples = samples.first(train_size, test_size).shrink(shrink)
-    return federate(samples, split=split, clients=clients, seed=seed, augment=augment, held_out=held_out)
+    return federate(
+        samples, split=split, clients=clients, seed=seed, augment=augment, held_out=held_out, validation=validation
+    )
 
 
 def read(
@@ -137,26 +144,27 @@ def federate(
     samples: Samples,
     *,
     split: str = "dirichlet:0.6",
-    clients: int | None = 100,
+    clients: int | None = None,
     seed: int = 0,
     augment: str = "paper",
     held_out: int = 0,
+    validation: str | float = "",
 ) -> Federated:
     """Split samples over clients; arguments as in `load`."""
     from .federated import Federated
     from .partition import parse_split
 
     chosen = parse_split(split)
-    if clients is None and chosen.name != "natural":
-        raise UserError(f"split {split}: say how many clients")
-    if not isinstance(held_out, int) or isinstance(held_out, bool) or held_out < 0 or (held_out and clients is None):
+    if clients is None:
+        clients = 0 if chosen.name == "natural" else CLIENTS
+    if not isinstance(held_out, int) or isinstance(held_out, bool) or held_out < 0 or (held_out and not clients):
         raise UserError(f"data {samples.name}: held_out must be a whole number >= 0 beside clients, found {held_out!r}")
-    rows = chosen(samples.y, (clients or 0) + held_out, seed, samples.owner)
+    rows = chosen(samples.y, clients + held_out, seed, samples.owner)
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
     if held_out:
         scored = np.sort(np.concatenate(rows[clients:]))
         rows, test = rows[:clients], (samples.x[scored], samples.y[scored])
-    return Federated.from_arrays(
+    data = Federated.from_arrays(
         samples.x,
         samples.y,
         rows,
@@ -167,6 +175,7 @@ def federate(
         classes=samples.classes,
         class_names=samples.labels,
     )
+    return data.with_validation(validation, seed) if validation != "" else data
 
 
 def _check(

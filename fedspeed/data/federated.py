@@ -6,20 +6,25 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UserError
+from ..sampling import rng
 from .augment import Pipeline
+from .convert import client_rows, convert, hold_out
+from .samples import shown
+from .validation import parse_validation
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federated:
-    """All the data of a federation: two tensors, who owns which rows, and a test set.
+    """All the data of a federation: two tensors, who owns which rows, a test set and perhaps a validation set.
 
-    Pictures stay `uint8` (NCHW) in memory and become floats a batch at a time; floating inputs are used as
-    they are. Client i owns rows `indices[offsets[i]:offsets[i + 1]]`, so a million clients cost two arrays.
+    Pictures stay `uint8` (NCHW) in memory and become floats a batch at a time; other inputs are used as they are.
+    Client i owns rows `indices[offsets[i]:offsets[i + 1]]`, so a million clients cost two arrays.
 
     Args:
         x, y: the training inputs and targets, row by row.
@@ -29,6 +34,7 @@ class Federated:
         classes: number of classes, or None for regression.
         pipeline: how a batch of rows becomes model input (normalisation, augmentation).
         class_names: of the classes, if they have any.
+        validation: row numbers of x and y that nobody trains on, to choose rounds and settings with; None without.
 
     Example:
         >>> x, y = np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1])
@@ -48,45 +54,69 @@ class Federated:
     split: str = "given"
     pipeline: Pipeline = field(default_factory=Pipeline)
     class_names: tuple[str, ...] = ()
+    validation: np.ndarray | None = None
 
     @classmethod
     def from_arrays(
         cls,
-        x: np.ndarray | torch.Tensor,
-        y: np.ndarray | torch.Tensor,
-        clients: Sequence[Sequence[int] | np.ndarray] | np.ndarray,
-        test: tuple[np.ndarray | torch.Tensor, np.ndarray | torch.Tensor] | None = None,
+        x: Any,
+        y: Any,
+        clients: Sequence[Any] | np.ndarray | torch.Tensor,
+        test: tuple[Any, Any] | None = None,
         *,
+        holdout: float = 0.0,
         name: str = "arrays",
         split: str = "given",
         pipeline: Pipeline | None = None,
         classes: int | None = None,
         class_names: tuple[str, ...] = (),
     ) -> Federated:
-        """Build from arrays; `clients` is a list of index lists, or one owner id a row."""
-        x, y = _tensor(x), _targets(y)
-        if len(x) != len(y):
-            raise UserError(f"data: expected as many targets as inputs, found {len(x)} inputs and {len(y)} targets")
-        if isinstance(clients, np.ndarray) and clients.ndim == 1 and clients.dtype != object:
-            _, owner = np.unique(clients, return_inverse=True)
-            if len(owner) != len(x):
-                raise UserError(f"data: expected one client id a row ({len(x)}), found {len(owner)}")
-            clients = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-        lists = [np.asarray(rows, dtype=np.int64) for rows in clients]
-        empty = [i for i, rows in enumerate(lists) if not len(rows)]
-        if not lists or empty:
-            raise UserError(f"data: every client needs at least one sample; clients {empty[:5]} have none")
-        indices, offsets = np.concatenate(lists), np.cumsum([0] + [len(rows) for rows in lists])
-        if indices.min() < 0 or indices.max() >= len(x):
-            raise UserError(f"data: client indices must lie in 0..{len(x) - 1}, found {indices.min()}..{indices.max()}")
-        x_test, y_test = (_tensor(test[0]), _targets(test[1])) if test else (None, None)
-        if not y.is_floating_point() and y.ndim == 1:
-            parts = [y] if y_test is None or not len(y_test) else [y, y_test]
-            low, high = min(int(a.min()) for a in parts), max(int(a.max()) for a in parts)
-            classes = high + 1 if classes is None else classes
-            if low < 0 or high >= classes:
-                raise UserError(f"data {name}: labels must lie in 0..{classes - 1}, found {low}..{high}")
-        return cls(x, y, indices, offsets, x_test, y_test, name, classes, split, pipeline or Pipeline(), class_names)
+        """Build from arrays and a split of your own; conversion and checks are those of `fedspeed.data.from_arrays`.
+
+        Args:
+            x, y: inputs and targets, as there; nothing is augmented unless `pipeline` says so.
+            clients: a list with the row numbers (or a boolean mask) of every client, or one client id per row.
+            test: the test set `(x_test, y_test)`.
+            holdout: without a test set, this fraction of every class is set aside as one and leaves the clients'
+                rows; by default none, and then nothing is evaluated.
+            classes: their number; by default the largest label and one.
+        """
+        found = convert(x, y, test, name, classes, known=len(class_names))
+        lists, n = client_rows(clients, len(found.x), name), len(found.x)
+        sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
+        indices = np.concatenate([np.empty(0, np.int64), *lists])
+        if len(indices) and (indices.min() < 0 or indices.max() >= n):
+            raise UserError(
+                f"data {name}: client indices must lie in 0..{n - 1}, found {indices.min()}..{indices.max()}"
+            )
+        after = ""
+        if found.x_test is None and holdout:
+            held, after = np.zeros(n, bool), f" after holdout = {holdout}"
+            held[hold_out(found.y, holdout, name)[1]] = True
+            found = found._replace(x_test=found.x[held], y_test=found.y[held])
+            owner, left = np.repeat(np.arange(len(sizes)), sizes), ~held[indices]
+            sizes, indices = np.bincount(owner[left], minlength=len(sizes)), indices[left]
+        if not len(indices) or not sizes.all():
+            none = np.flatnonzero(sizes == 0)[:5].tolist()
+            raise UserError(f"data {name}: every client needs at least one sample; clients {none} have none{after}")
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        x_test, y_test = (None if a is None else _tensor(a) for a in (found.x_test, found.y_test))
+        return cls(
+            _tensor(found.x), _tensor(found.y), indices, offsets, x_test, y_test, name, found.classes, split,
+            pipeline or Pipeline(), class_names,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        low, middle, high = np.percentile(self.sizes, [0, 50, 100], method="nearest").tolist()
+        sizes = f"{low:,} each" if low == high else f"{low:,} to {high:,} each, median {middle:,}"
+        other = "regression" if self.y.is_floating_point() else "no classes"
+        kind = other if self.classes is None else f"{self.classes} classes"
+        test = "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"
+        valid = "" if self.validation is None else f", {len(self.validation):,} for validation"
+        return (
+            f"<Federated {self.name}: {self.clients:,} clients, {len(self.indices):,} samples ({sizes}), "
+            f"{shown(self.x)}, {kind}, split {self.split}, {test}{valid}>"
+        )
 
     @property
     def clients(self) -> int:
@@ -118,6 +148,55 @@ class Federated:
             raise UserError(f"data {self.name}: there is no test set; give one, or do not evaluate")
         return self.pipeline(self.x_test[start:stop], None), self.y_test[start:stop]
 
+    def validation_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets `start..stop-1` of the validation set, never augmented."""
+        if self.validation is None:
+            raise UserError(f"data {self.name}: there is no validation set; take one off with with_validation(0.1)")
+        return self.batch(self.validation[start:stop])
+
+    def with_validation(self, spec: str | float, seed: int = 0) -> Federated:
+        """The same data with a validation set taken off, which nobody trains on; the same rows for every method.
+
+        Args:
+            spec: `0.1`, that fraction of every client's rows (one always stays); `"clients:0.1"` or `"clients:5"`, all
+                rows of so many clients, who then do not train.
+            seed: decides which.
+
+        Example:
+            >>> data = Federated.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, np.arange(20) // 10)
+            >>> data.with_validation(0.2).sizes.tolist(), data.with_validation("clients:1").sizes.tolist()
+            ([8, 8], [10])
+        """
+        chosen, m = parse_validation(spec), self.clients
+        if self.validation is not None:
+            raise UserError(f"data {self.name}: there is a validation set already; take one off only once")
+        owner, taken, trains = np.repeat(np.arange(m), self.sizes), np.zeros(len(self.indices), bool), np.ones(m, bool)
+        if chosen.of_clients:
+            trains[rng(seed, "validation").choice(m, chosen.count(m), replace=False)] = False
+            taken = ~trains[owner]
+        for i in () if chosen.of_clients else range(m):
+            drawn = rng(seed, "validation", i).permutation(self.sizes[i])[: chosen.count(int(self.sizes[i]))]
+            taken[self.offsets[i] + drawn] = True
+        mark = np.zeros(len(self.x), bool)
+        mark[self.indices[taken]] = True
+        left = ~mark[self.indices]  # where a split repeats samples, nobody else trains on a taken one either
+        sizes = np.bincount(owner[left], minlength=m)[trains]
+        if not mark.any() or not sizes.all():
+            what = "have too few samples each to take any off" if not mark.any() else "would be left without a sample"
+            raise UserError(f"data {self.name}: validation {spec}: clients {what}; take clients:0.1, or another split")
+        return replace(
+            self,
+            indices=self.indices[left],
+            offsets=np.concatenate([[0], np.cumsum(sizes)]),
+            validation=np.flatnonzero(mark),
+        )
+
+    def floats(self) -> Federated:
+        """The same data with whole-number inputs as float32, for models that compute with them (bytes stay bytes)."""
+        if self.x.is_floating_point() or self.x.dtype == torch.uint8:
+            return self
+        return replace(self, x=self.x.float(), x_test=None if self.x_test is None else self.x_test.float())
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Federated:
         """The same data on a device; floating tensors (and batches of pictures) in `dtype`."""
 
@@ -133,13 +212,6 @@ class Federated:
             pipeline=replace(self.pipeline, dtype=dtype),
         )
 
-    def share(self) -> Federated:
-        """The same data in memory that worker processes map instead of copying."""
-        for a in (self.x, self.y, self.x_test, self.y_test):
-            if a is not None:
-                a.share_memory_()  # type: ignore[no-untyped-call]
-        return self
-
     @cached_property
     def fingerprint(self) -> str:
         """Digest of inputs, targets and test set as bytes."""
@@ -152,18 +224,14 @@ class Federated:
 
     @cached_property
     def split_fingerprint(self) -> str:
-        """Digest of who owns which row: two splits are the same if and only if this is."""
+        """Digest of who owns which row, and what is for validation: two splits are the same if and only if this is."""
         digest = hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=8)
         digest.update(self.indices.astype("<i8").tobytes())
+        if self.validation is not None:
+            digest.update(b"validation" + self.validation.astype("<i8").tobytes())
         return digest.hexdigest()
 
 
-def _tensor(a: np.ndarray | torch.Tensor) -> torch.Tensor:
+def _tensor(a: np.ndarray) -> torch.Tensor:
     """The same memory as a tensor; a copy of arrays that may not be written to, which torch does not have."""
-    return torch.as_tensor(a.copy() if isinstance(a, np.ndarray) and not a.flags.writeable else a)
-
-
-def _targets(y: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Class labels as int64, which the losses want; anything else as it is."""
-    y = _tensor(y)
-    return y if y.is_floating_point() else y.long()
+    return torch.from_numpy(a if a.flags.writeable else a.copy())

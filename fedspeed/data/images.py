@@ -53,7 +53,7 @@ def images(
         np.array([label for _, label in files]),
         x_test if test else None,
         np.array([label for _, label in test]) if test else None,
-        owner=_clients(root, files),
+        clients=_clients(root, files),
         holdout=holdout,
         name=root.name,
         labels=tuple(names),

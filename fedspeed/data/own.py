@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..sampling import rng
 from .augment import Recipe
+from .convert import convert, hold_out, owner_ids
 from .samples import Progress, Samples, silent
 
 
@@ -36,92 +36,55 @@ def from_arrays(
     x_test: Any = None,
     y_test: Any = None,
     *,
-    owner: Any = None,
+    clients: Any = None,
+    test: tuple[Any, Any] | None = None,
     holdout: float = 0.2,
+    classes: int | None = None,
     name: str = "arrays",
     labels: tuple[str, ...] = (),
+    owner: Any = None,
 ) -> Samples:
-    """Samples from arrays; bytes are pictures, floats are used as they are, whole-number targets are classes.
+    """Samples from arrays, to be split by name; `Federated.from_arrays` is for a split of your own. Same rules in both.
+
+    Bytes are pictures, other whole numbers stay whole (token ids), floats are used as they are; whole-number targets
+    are classes, floating ones regression. NaN, Inf and whatever else cannot be trained on is refused.
 
     Args:
         x, y: training inputs and targets. Pictures may be (n, h, w), (n, h, w, channels) or (n, channels, h, w).
-        x_test, y_test: the test set; without one, a fraction `holdout` of every class is set aside (always the same).
-        owner: the client id of every row (numbers or text), for `split="natural"`.
+        x_test, y_test: the test set, also as `test=(x_test, y_test)`.
+        clients: the client id of every row (numbers or text), for `split="natural"`; `owner` is its old name.
+        holdout: without a test set, this fraction of every class is set aside as one, always the same rows; 0: none.
+        classes: their number; by default the largest label and one.
+        labels: names of the classes.
 
     Example:
-        >>> data = from_arrays(np.zeros((10, 28, 28), "uint8"), np.arange(10) % 2, owner=list("aabbccddee"))
+        >>> data = from_arrays(np.zeros((10, 28, 28), "uint8"), np.arange(10) % 2, clients=list("aabbccddee"))
         >>> data.x.shape, data.x_test.shape, data.classes
         ((8, 1, 28, 28), (2, 1, 28, 28), 2)
     """
-    x, y = _inputs(x, name), _targets(y, name)
-    ids = None if owner is None else np.asarray(owner)
-    if ids is not None and ids.shape != (len(x),):
-        raise UserError(f"data {name}: expected one client id a row ({len(x)}), found shape {ids.shape}")
-    if (x_test is None) != (y_test is None):
-        raise UserError(f"data {name}: a test set needs both x_test and y_test")
-    if len(x) != len(y):
-        raise UserError(f"data {name}: {len(x)} inputs but {len(y)} targets")
-    if x_test is not None:
-        x_test, y_test = _inputs(x_test, name), _targets(y_test, name)
-    elif holdout:
-        train, test = _hold_out(y, holdout, name)
-        x, y, x_test, y_test = x[train], y[train], x[test], y[test]
+    if x_test is not None or y_test is not None:
+        if test is not None:
+            raise UserError(f"data {name}: expected one test set, found test= beside x_test and y_test; leave one out")
+        test = (x_test, y_test)
+    if owner is not None and clients is not None:
+        raise UserError(f"data {name}: clients= and its old name owner=: expected one of them; leave owner out")
+    found = convert(x, y, test, name, classes, known=len(labels))
+    ids = owner if clients is None else clients
+    ids = None if ids is None else owner_ids(ids, len(found.x), name)
+    if found.x_test is None and holdout:
+        train, held = hold_out(found.y, holdout, name)
+        found = found._replace(x=found.x[train], y=found.y[train], x_test=found.x[held], y_test=found.y[held])
         ids = None if ids is None else ids[train]
-    classes = None
-    if y.dtype == np.int64 and y.ndim == 1:
-        classes = max(len(labels), 1 + int(max(a.max() for a in (y, y_test) if a is not None and len(a))))
-    return Samples(
-        name, x, y, x_test, y_test, classes, ids, own_recipe(x.shape[1:] if x.dtype == np.uint8 else ()), labels
-    )
+    recipe = own_recipe(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
+    return Samples(name, *found, ids, recipe, labels)
 
 
-def _inputs(given: Any, name: str) -> np.ndarray:
-    x: np.ndarray = np.asarray(given)
-    if x.dtype.kind not in "uifb" or x.ndim < 1:
-        raise UserError(f"data {name}: expected numeric inputs, one row a sample, found {x.dtype} of shape {x.shape}")
-    if x.dtype == np.uint8 and x.ndim == 3:
-        return x[:, None]
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    if x.dtype == np.uint8:
-        return x
-    x = x.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
-    if len(bad):
-        raise UserError(f"data {name}: inputs must be finite; row {bad[0]} is not ({len(bad)} such rows)")
-    return x
-
-
-def _targets(given: Any, name: str) -> np.ndarray:
-    y: np.ndarray = np.asarray(given)
-    if y.dtype.kind not in "uifb":
-        raise UserError(f"data {name}: expected numbers as targets, found {y.dtype}; number your classes from 0")
-    if y.dtype.kind == "f":
-        return y.astype(np.float32)
-    if y.size and y.min() < 0:
-        row = int(np.argmin(y))
-        raise UserError(f"data {name}: class labels must be 0, 1, 2, ..., found {y.flat[row]} in row {row}")
-    return y.astype(np.int64)
-
-
-def _hold_out(y: np.ndarray, fraction: float, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows to test on: the same fraction of every class, always the same rows."""
-    if not 0 < fraction < 1:
-        raise UserError(f"data {name}: holdout must lie between 0 and 1, found {fraction}")
-    order = rng(0, "holdout").permutation(len(y))
-    if y.dtype == np.int64 and y.ndim == 1:
-        order = order[np.argsort(y[order], kind="stable")]
-    mark = np.floor((np.arange(len(y)) + 1) * fraction) > np.floor(np.arange(len(y)) * fraction)
-    if mark.all() or not mark.any():
-        raise UserError(f"data {name}: {len(y)} samples cannot be divided with holdout = {fraction}")
-    return np.sort(order[~mark]), np.sort(order[mark])
-
-
-def arrays(holdout: float = 0.2, *, data_dir: str | Path | None = None) -> Samples:
-    """A `.npz` file, or a folder of `.npy` files: x, y and, if you like, x_test, y_test, client.
+def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | None = None) -> Samples:
+    """A `.npz` file, or a folder of `.npy` files: x, y and, if you like, x_test, y_test, client; floats as float32.
 
     Args:
         holdout: the fraction of every class set aside as test set where the file has none.
+        classes: their number; 0 takes the largest label and one.
         data_dir: the file or the folder.
     """
     if data_dir is None:
@@ -146,18 +109,28 @@ def arrays(holdout: float = 0.2, *, data_dir: str | Path | None = None) -> Sampl
     missing = [n for n in ("x", "y") if n not in found]
     if missing:
         raise UserError(f"data arrays: {path} has no array {missing[0]!r}; expected x, y [x_test, y_test, client]")
-    owner = found.pop("client", None)
-    return from_arrays(**found, owner=owner, holdout=holdout, name=path.stem)
+    ids = found.pop("client", None)
+    with np.errstate(over="ignore"):  # what does not fit becomes Inf, which is refused
+        found = {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in found.items()}
+    samples = from_arrays(**found, clients=ids, holdout=holdout, classes=classes or None, name=path.stem)
+    if samples.classes is None and samples.y.dtype.kind != "f":
+        raise UserError(
+            f"data arrays: expected y with one class label per row, or floats for regression, found {samples.y.dtype} "
+            f"of shape {found['y'].shape}; whole-number targets of other shapes need a loss of your own, from Python"
+        )
+    return samples
 
 
 def from_torch(
     dataset: Any,
     test: Any = None,
     *,
-    owner: Any = None,
+    clients: Any = None,
     holdout: float = 0.2,
+    classes: int | None = None,
     name: str = "torch",
     progress: Progress | None = None,
+    owner: Any = None,
 ) -> Samples:
     """Samples from a torch `Dataset` of (input, target) pairs, read once from front to back.
 
@@ -165,8 +138,8 @@ def from_torch(
     can: PIL pictures and `uint8` tensors stay bytes. Arguments as in `from_arrays`.
     """
     parts = [_stack(part, name, progress or silent) for part in (dataset, test) if part is not None]
-    x_test, y_test = parts[1] if len(parts) == 2 else (None, None)
-    return from_arrays(*parts[0], x_test, y_test, owner=owner, holdout=holdout, name=name)
+    pair = parts[1] if len(parts) == 2 else None
+    return from_arrays(*parts[0], test=pair, clients=clients, holdout=holdout, classes=classes, name=name, owner=owner)
 
 
 def _stack(pairs: Any, name: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
@@ -212,10 +185,10 @@ def from_hugging_face(
     if client and client not in kinds:
         raise UserError(f"data {name}: no column {client!r}; there are {', '.join(kinds)}")
     parts = [_stack(_Pairs(part, image, label), name, progress or silent) for part in (train, test) if part is not None]
-    x_test, y_test = parts[1] if len(parts) == 2 else (None, None)
-    owner = np.asarray(train[client]) if client else None
+    pair = parts[1] if len(parts) == 2 else None
+    ids = np.asarray(train[client]) if client else None
     labels: Iterable[str] = getattr(train.features[label], "names", None) or ()
-    return from_arrays(*parts[0], x_test, y_test, owner=owner, holdout=holdout, name=name, labels=tuple(labels))
+    return from_arrays(*parts[0], test=pair, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
 
 
 def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str) -> str:

@@ -81,9 +81,11 @@ class Split:
             raise UserError(
                 f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at least one"
             )
-        if self.name not in ("iid", "lognormal-size") and not np.issubdtype(labels.dtype, np.integer):
+        labelled = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
+        if self.name not in ("iid", "lognormal-size") and not labelled:
+            found = labels.dtype if labels.ndim == 1 else f"{labels.dtype} of shape {labels.shape}"
             raise UserError(
-                f"split {self}: needs class labels (whole numbers), found {labels.dtype}; use "
+                f"split {self}: needs class labels (one whole number per row), found {found}; use "
                 f"{'iid' if owner is None else 'natural, or iid'}"
             )
         extra = () if self.parameter is None else (self.parameter,)

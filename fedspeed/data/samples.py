@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from .augment import Recipe
+from .convert import check_labels, labelled
 
 Progress = Callable[[str, int, int], None]
 """`progress(what, done, total)`, called now and then while something long is under way (total 0: not
@@ -21,9 +23,9 @@ def silent(what: str, done: int, total: int) -> None:
     """The progress callback that shows nothing."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """A data set as arrays: pictures as `uint8` (n, channels, height, width), or floats of any shape.
+    """A data set as arrays: pictures as `uint8` (n, channels, height, width), or int64 or floats of any shape.
 
     Args:
         name: what the data set calls itself.
@@ -49,7 +51,9 @@ class Samples:
         if not len(self.x):
             raise UserError(f"data {self.name}: expected at least one sample, found none")
         if self.owner is not None and len(self.owner) != len(self.x):
-            raise UserError(f"data {self.name}: expected one client id a row ({len(self.x)}), found {len(self.owner)}")
+            raise UserError(
+                f"data {self.name}: expected one client id per row ({len(self.x)}), found {len(self.owner)}"
+            )
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             if (x is None) != (y is None):
                 raise UserError(f"data {self.name}: the {part} set needs both inputs and targets")
@@ -59,13 +63,14 @@ class Samples:
                 raise UserError(f"data {self.name}: {len(x)} {part} inputs but {len(y)} {part} targets")
             if x.shape[1:] != self.x.shape[1:]:
                 raise UserError(f"data {self.name}: {part} inputs of shape {x.shape[1:]}, others {self.x.shape[1:]}")
-            if self.classes is not None:
-                bad = np.flatnonzero((y < 0) | (y >= self.classes))
-                if len(bad):
-                    raise UserError(
-                        f"data {self.name}: labels must lie in 0..{self.classes - 1}, found {y[bad[0]]} in row "
-                        f"{bad[0]} of the {part} set ({len(bad)} such rows)"
-                    )
+            check_labels(self.name, part, y, self.classes)
+
+    def __repr__(self) -> str:
+        other = "regression" if self.y.dtype.kind == "f" else "no classes"
+        kind = other if self.classes is None else f"{self.classes} classes"
+        test = "no test set" if self.x_test is None else f"{len(self.x_test):,} for testing"
+        ids = "no client ids" if self.owner is None else f"{len(np.unique(self.owner)):,} client ids"
+        return f"<Samples {self.name}: {len(self.x):,} samples, {test}, {shown(self.x)}, {kind}, {ids}>"
 
     def digest(self) -> str:
         """SHA-256 of the decoded data: shapes, types and bytes of inputs and targets, training and test."""
@@ -107,12 +112,22 @@ class Samples:
         )
 
 
+def shown(x: Any) -> str:
+    """Shape and type of the inputs of an array or a tensor, for people.
+
+    Example:
+        >>> shown(np.zeros((5, 3, 32, 32), "uint8"))
+        'inputs 3 x 32 x 32 uint8'
+    """
+    return f"inputs {' x '.join(map(str, x.shape[1:])) or 'scalar'} {str(x.dtype).removeprefix('torch.')}"
+
+
 def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarray | slice:
     if size is None or size == len(y):
         return slice(None)
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= len(y):
         raise UserError(f"data {name}: {option} must be a whole number in 1..{len(y)}, found {size!r}")
-    if not np.issubdtype(y.dtype, np.integer):
+    if not labelled(y):
         return slice(size)
     order = np.argsort(y, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(y[order]) != 0])

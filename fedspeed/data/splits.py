@@ -54,7 +54,7 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
         [[0, 1], [0, 1]]
     """
     stream = rng(seed, "split")
-    whole = np.issubdtype(labels.dtype, np.integer)
+    whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
     rows = np.concatenate(_pools(labels if whole else np.zeros(len(labels), np.int64), stream))
     return _gather(stream.permutation(clients)[np.arange(len(rows)) % clients], rows, clients)
 
@@ -195,10 +195,21 @@ def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | Non
     """One client an id, numbered by the sorted ids; `clients` must be their number, or 0 for "as many"."""
     if owner is None:
         raise UserError("split natural: these data have no client ids; use another split, or give one id a row")
-    ids, number = np.unique(owner, return_inverse=True)
-    if clients not in (0, len(ids)):
+    rows = by_owner(owner)
+    if clients not in (0, len(rows)):
         raise UserError(
-            f"split natural: the data come with {len(ids)} clients, found clients = {clients}; say {len(ids)}, or "
+            f"split natural: the data come with {len(rows)} clients, found clients = {clients}; say {len(rows)}, or "
             "leave the number out"
         )
+    return rows
+
+
+def by_owner(owner: np.ndarray) -> Rows:
+    """The rows of every id, in the order of the sorted ids.
+
+    Example:
+        >>> [rows.tolist() for rows in by_owner(np.array(["b", "a", "b"]))]
+        [[1], [0, 2]]
+    """
+    ids, number = np.unique(owner, return_inverse=True)
     return _gather(number, np.arange(len(owner)), len(ids))

@@ -17,7 +17,7 @@ class Summary:
         counts: samples of every class (columns) at every client (rows); one column for regression.
         sizes: samples of every client.
         half: how many of its largest classes hold half of a client's data, client by client.
-        samples: training samples there are; `unused` of them belong to nobody.
+        samples: training samples there are; `unused` of them belong to nobody, nor to the validation set.
         repeats: how many places in clients' lists repeat a sample that has an owner already.
     """
 
@@ -32,6 +32,7 @@ class Summary:
     test_samples: int
     unused: int
     repeats: int
+    validation_samples: int = 0
 
     @property
     def clients(self) -> int:
@@ -75,6 +76,7 @@ def describe(data: Federated) -> Summary:
     """
     counts = class_counts(data)
     used = len(np.unique(data.indices))
+    held = 0 if data.validation is None else len(data.validation)
     return Summary(
         name=data.name,
         split=data.split,
@@ -85,6 +87,7 @@ def describe(data: Federated) -> Summary:
         half=half_mass(counts),
         samples=len(data.x),
         test_samples=0 if data.x_test is None else len(data.x_test),
-        unused=len(data.x) - used,
+        unused=len(data.x) - used - held,
         repeats=len(data.indices) - used,
+        validation_samples=held,
     )

@@ -151,6 +151,8 @@ def run_key(config: Config, digest: str) -> str:
     tables = config.to_dict()
     for name in (*PLACEMENT, "targets"):
         tables.pop(name, None)
+    if not tables.get("validation"):
+        tables.pop("validation", None)  # younger than the results that are stored
     given = {"config": tables, "data": digest, "results": RESULTS_VERSION}
     return hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -58,6 +58,9 @@ def test_options_reach_the_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "alpha=0.5", "--set", "size=20", "--split", "natural", "--clients", "5", "--no-figures"]
     assert main(["data", "show", "synthetic", *options]) == 0
     assert "20 to 20 samples a client" in capsys.readouterr().out
+    as_in_run = [text.replace("alpha", "data.alpha").replace("size", "data.size") for text in options]
+    assert main(["data", "show", "synthetic", *as_in_run]) == 0
+    assert "20 to 20 samples a client" in capsys.readouterr().out
 
 
 def test_fetch_checks_your_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

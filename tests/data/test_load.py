@@ -109,12 +109,6 @@ def test_to_moves_and_casts_floats_only() -> None:
     assert (data.x.dtype, data.y.dtype, data.pipeline.dtype) == (torch.float64, torch.int64, torch.float64)
 
 
-def test_share_keeps_the_values() -> None:
-    data = load("digits", split="iid", clients=3)
-    assert data.share().x.is_shared()
-    assert data.fingerprint == load("digits", split="iid", clients=3).fingerprint
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "digit"}, "did you mean 'digits'"),
     ({"name": "digits", "alpha": 1.0}, "takes no options, found 'alpha'"),
@@ -126,7 +120,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "digits", "data_dir": "here"}, "takes no data_dir"),
     ({"name": "digits", "split": "natural"}, "no client ids"),
     ({"name": "digits", "clients": 2000}, "2000 clients but only 1437 samples"),
-    ({"name": "digits", "clients": None}, "say how many clients"),
+    ({"name": "digits", "clients": 0}, "expected at least 1 client, found 0"),
     ({"name": "digits", "augment": "lots"}, "unknown augmentation 'lots'"),
     ({"name": "digits", "train_size": 0}, "train_size must be a whole number in 1..1437"),
     ({"name": "digits", "test_size": 361}, "test_size must be a whole number in 1..360"),
@@ -150,11 +144,11 @@ def test_labels_out_of_range_are_named() -> None:
     x = np.zeros((3, 2), np.float32)
     with pytest.raises(UserError, match=r"labels must lie in 0\.\.1, found 5 in row 2 of the training set"):
         Samples("mine", x, np.array([0, 1, 5]), classes=2)
-    with pytest.raises(UserError, match=r"labels must lie in 0\.\.1, found -1\.\.1"):
+    with pytest.raises(UserError, match=r"class labels must be 0, 1, 2, \.\.\., found -1 in row 2"):
         Federated.from_arrays(x, np.array([0, 1, -1]), [[0, 1, 2]], classes=2)
     with pytest.raises(UserError, match="3 training inputs but 2 training targets"):
         Samples("mine", x, np.array([0, 1]))
-    with pytest.raises(UserError, match="one client id a row"):
+    with pytest.raises(UserError, match="one client id per row"):
         Samples("mine", x, np.array([0, 1, 1]), owner=np.array([0]))
     with pytest.raises(UserError, match="at least one sample"):
         Samples("mine", x[:0], np.array([]))
@@ -166,5 +160,11 @@ def test_labels_out_of_range_are_named() -> None:
 
 def test_natural_ids_decide_the_number_of_clients() -> None:
     samples = Samples("mine", np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1]), owner=np.array([7, 7, 3, 9]))
-    data = federate(samples, split="natural", clients=None)
-    assert [data.rows(i).tolist() for i in range(3)] == [[2], [0, 1], [3]]
+    for left_out in ({}, {"clients": None}, {"clients": 3}):
+        data = federate(samples, split="natural", **left_out)
+        assert [data.rows(i).tolist() for i in range(3)] == [[2], [0, 1], [3]]
+
+
+def test_where_nobody_says_there_are_100_clients() -> None:
+    assert load("digits").clients == load("digits", clients=None).clients == 100
+    assert load("synthetic", size=2, split="natural").clients == 100

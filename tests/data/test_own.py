@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspeed.cli import main
 from fedspeed.data import federate, from_arrays, from_hugging_face, from_torch, load, read
 from fedspeed.errors import UserError
 
@@ -28,6 +30,11 @@ def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
         if HAS_HF or "needs: datasets" not in block:
             exec(compile(block, "docs/data.md", "exec"), names)
     assert names["data"].clients == (2 if HAS_HF else 5)
+    commands = [text for text in re.findall(r"`(fedspeed run [^`]+)`", DOCS.read_text()) if "huggingface" not in text]
+    assert len(commands) >= 4
+    for number, text in enumerate(commands):  # mine.npz and pets are there now
+        words = [*shlex.split(text)[1:], "--rounds", "1", "--local-epochs", "1", "--out", f"run{number}", "--quiet"]
+        assert main(words) == 0, text
 
 
 def colour(path: Path, size: tuple[int, int], shade: int, mode: str = "RGB") -> None:
@@ -153,8 +160,8 @@ def test_holding_out_keeps_the_classes() -> None:
         ({"x": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "number your classes from 0"),
         ({"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)}, "row 1 is not"),
         ({"x": np.array([None, None]), "y": np.arange(2)}, "expected numeric inputs"),
-        ({"x": np.zeros((3, 2)), "y": np.arange(3), "owner": [1, 2]}, "one client id a row"),
-        ({"x": np.zeros((3, 2)), "y": np.arange(3), "x_test": np.zeros((1, 2))}, "both x_test and y_test"),
+        ({"x": np.zeros((3, 2)), "y": np.arange(3), "owner": [1, 2]}, "one client id per row"),
+        ({"x": np.zeros((3, 2)), "y": np.arange(3), "x_test": np.zeros((1, 2))}, "both inputs and targets"),
         ({"x": np.zeros((3, 2)), "y": np.arange(3), "holdout": 1.5}, "between 0 and 1"),
         ({"x": np.zeros((1, 2)), "y": np.arange(1)}, "cannot be divided"),
     ],

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import layouts
 import numpy as np
@@ -91,20 +90,6 @@ def test_a_batch_costs_under_3_percent_of_a_step(cifar10: Federated) -> None:
         assert bench.pipeline_cost(cifar10, batches=60)["share"] < 0.03
     finally:
         torch.set_num_threads(threads)
-
-
-def test_workers_share_the_pictures(cifar10: Federated) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    small = load("digits", split="iid", clients=3).share()
-    worker = context.Process(target=_worker, args=(small, queue))
-    worker.start()
-    assert queue.get(timeout=120) == (True, small.fingerprint)
-    worker.join()
-
-
-def _worker(data: Federated, queue: Any) -> None:
-    queue.put((data.x.is_shared(), data.fingerprint))
 
 
 def test_tinyimagenet_pictures(tiny: str) -> None:
