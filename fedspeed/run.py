@@ -57,6 +57,7 @@ def run_config(
     overwrite: bool = False,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config into a directory and return its summary.
 
@@ -84,7 +85,7 @@ def run_config(
             claim(out)
         config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
         write(out / "config.toml", config.to_toml())
-        return _rounds(config, out, simulation, [], on_round)
+        return _rounds(config, out, simulation, [], on_round, on_client)
 
 
 def resume(
@@ -92,6 +93,7 @@ def resume(
     *,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    on_client: Callable[[int, int], None] | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
     """Go on with a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
@@ -121,7 +123,7 @@ def resume(
             write(out / "rounds.jsonl", "".join(line(record) for record in records))
             for name in ("summary.json", "model.safetensors"):
                 (out / name).unlink(missing_ok=True)
-        return _rounds(config, out, simulation, records, on_round)
+        return _rounds(config, out, simulation, records, on_round, on_client)
 
 
 @contextmanager
@@ -142,12 +144,13 @@ def _rounds(
     simulation: Simulation,
     records: list[Record],
     on_round: Callable[[Record], None] | None,
+    on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """The rounds that are left, each written down, then the model and the summary."""
     from .checkpoint import Checkpoints
 
     checkpoints = Checkpoints(out, config.checkpoint_every)
-    status = "running"
+    status, simulation.on_client = "running", on_client
     try:
         with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:

@@ -26,6 +26,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "errors": set(),
     "params": {"errors"},
     "plan": {"params"},
+    "pool": {"errors"},
     "method": {"params"},
     "methods": {"errors", "params", "method"},
     "sampling": set(),
@@ -49,6 +50,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "report": {"errors", "theory"},
     "reproduce": {
         "errors",
+        "pool",
         "data",
         "evaluate",
         "backends",
@@ -61,7 +63,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
+NO_TORCH = {"", "errors", "params", "plan", "pool", "method", "methods", "config", "report", "reproduce", "theory"}
 PUBLIC = [
     "Config",
     "Diverged",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..run import resume
 from ..rundir import finished, read_config
@@ -44,6 +44,7 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if finished(out) is not None and show:
         console.print(f"{out} is finished already; nothing to do")
     with Live(console, config.rounds, config.method.name, show=show) as live:
-        summary = resume(out, on_round=live.on_round, progress=live.on_progress, allow_code=args.allow_code)
+        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
+        summary = resume(out, allow_code=args.allow_code, **watch)
     run.report(args, console, config, summary, out)
     return 0

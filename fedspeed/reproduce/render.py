@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..report import sheets
 from ..report.cells import Sheet
-from ..report.runs import markdown
 from ..report.splits import heat_map
+from ..report.tables import markdown
 from ..report.verdicts import Verdict, judge
 from ..rundir import write
 from . import Reproduction, facts
