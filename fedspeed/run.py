@@ -68,6 +68,7 @@ def run_config(
     overwrite: bool = False,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config into a directory and return its summary.
 
@@ -102,7 +103,7 @@ def run_config(
         plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
         config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
         write_config(out, config)
-        return _rounds(config, out, simulation, [], on_round)
+        return _rounds(config, out, simulation, [], on_round, on_client)
 
 
 def resume(
@@ -110,6 +111,7 @@ def resume(
     *,
     on_round: Callable[[Record], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    on_client: Callable[[int, int], None] | None = None,
     allow_code: bool = False,
     rounds: int = 0,
     data_dir: str = "",
@@ -147,7 +149,7 @@ def resume(
             write(out / "rounds.jsonl", "".join(line(record) for record in records))
             for name in ("summary.json", "model.safetensors"):
                 (out / name).unlink(missing_ok=True)
-        return _rounds(config, out, simulation, records, on_round)
+        return _rounds(config, out, simulation, records, on_round, on_client)
 
 
 def longer(config: Config, rounds: int) -> Config:
@@ -187,12 +189,13 @@ def _rounds(
     simulation: Simulation,
     records: list[Record],
     on_round: Callable[[Record], None] | None,
+    on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """The rounds that are left, each written down, then the model and the summary."""
     from .checkpoint import Checkpoints
 
     checkpoints = Checkpoints(out, config.checkpoint_every)
-    status = "running"
+    status, simulation.on_client = "running", on_client
     try:
         with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:

@@ -27,6 +27,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "files": set(),
     "params": {"errors"},
     "plan": {"params"},
+    "pool": {"errors"},
     "method": {"params"},
     "methods": {"errors", "files", "params", "method"},
     "sampling": set(),
@@ -53,6 +54,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "reproduce": {
         "errors",
         "files",
+        "pool",
         "data",
         "evaluate",
         "backends",
@@ -66,7 +68,20 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "files", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
+NO_TORCH = {
+    "",
+    "errors",
+    "files",
+    "params",
+    "plan",
+    "pool",
+    "method",
+    "methods",
+    "config",
+    "report",
+    "reproduce",
+    "theory",
+}
 PUBLIC = [
     "Config",
     "Diverged",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_config
 from fedspeed.config import Spec
-from fedspeed.report.runs import COLUMNS, Row, RunFiles, chart, markdown, spread, table
+from fedspeed.report.runs import RunFiles
 from fedspeed.run import prepare, summarise
 from fedspeed.rundir import FILES, FOLDERS
 
@@ -266,69 +266,6 @@ def test_a_regression_runs_from_a_config(tmp_path):
     weights = load_file(tmp_path / "run" / "model.safetensors")
     found = next(a for name, a in weights.items() if name.endswith("weight"))
     np.testing.assert_allclose(found.numpy().ravel(), [1.0, -2.0, 0.5], atol=1e-2)
-
-
-def run_files(accuracies: list[float | None], status: str = "finished", **summary) -> RunFiles:
-    rounds = [{"round": t, "test_accuracy": a} for t, a in enumerate(accuracies, 1)]
-    scored = [a for a in accuracies if a is not None]
-    plain = {
-        "status": status,
-        "last_accuracy": scored[-1] if scored else None,
-        "best_accuracy": max(scored, default=None),
-        "mean_last5_accuracy": None,
-        "last_train_loss": 0.5,
-        "bytes_down": 1_500_000,
-        "bytes_up": 500_000,
-        "grad_evals": 100.0,
-        "seconds": 2.0,
-    }
-    return RunFiles(Path("x"), rounds, {**plain, **summary})
-
-
-def test_a_table_by_hand():
-    rows = [
-        Row("a", [run_files([0.5, 0.7]), run_files([0.4, 0.5])]),
-        Row("b", [run_files([0.5], status="diverged: NaN"), run_files([])]),
-    ]
-    a, b = (dict(zip(COLUMNS, line, strict=True)) for line in table(rows))
-    assert a["method"] == "a"
-    assert a["last %"] == "60.00 +- 14.14"  # standard deviation of 50 and 70 with n - 1
-    assert a["best %"] == "60.00 +- 14.14"
-    assert (a["MB sent"], a["gradients"], a["seconds"]) == ("2.0", "100", "2.0")
-    assert b["method"] == "b (1 of 2 diverged)"
-    assert b["last %"] == "50.00"
-    assert b["last-5 mean %"] == "-"
-
-
-def test_spread_and_markdown():
-    assert spread([]) == "-"
-    assert spread([1.0], digits=0) == "1"
-    assert markdown(("x", "y"), [("1", "2")]) == "| x | y |\n| --- | --- |\n| 1 | 2 |\n"
-
-
-def test_mean_curve_takes_the_rounds_all_seeds_have():
-    row = Row("a", [run_files([0.5, None, 0.7]), run_files([0.3, 0.4, 0.5]), run_files([0.1, 0.2, 0.3])])
-    assert row.mean_curve() == [(1, pytest.approx(0.3)), (3, pytest.approx(0.5))]
-
-
-def test_the_chart_puts_a_mark_where_the_curve_is():
-    """Highest value top row, last round last column; nothing to draw is nothing drawn."""
-    drawing = chart([Row("up", [run_files([0.1, 0.3, 0.5, 0.9])])], width=10, height=5).splitlines()
-    assert drawing[0].startswith("    90% |")
-    assert drawing[0][-1] == "o"
-    assert "o up" in drawing[-1]
-    assert "round 4" in drawing[-2]
-    assert chart([Row("none", [run_files([])])]) == ""
-    assert "o flat" in chart([Row("flat", [run_files([0.5, 0.5])])])
-
-
-def test_a_figure_is_a_picture(tmp_path):
-    from fedspeed.report.figures import curves
-
-    rows = [Row("a", [run_files([0.1, 0.5]), run_files([0.2, 0.6])])]
-    path = curves(rows, tmp_path / "new" / "figure.png", title="t")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    curves([Row("nothing", [run_files([])])], tmp_path / "empty.png")  # and no warning of an empty legend
 
 
 @pytest.mark.parametrize("broken", ["rounds.jsonl", "summary.json"])

@@ -235,6 +235,45 @@ def test_the_papers_numbers_have_a_panel_of_their_own(kind, monkeypatch, tmp_pat
     assert len(panels(sheet(DRAWN, COLUMNS, figure=kind), monkeypatch, tmp_path)) == 1
 
 
+def test_a_curve_that_diverged_ends_in_a_cross_and_the_legend_has_the_word(monkeypatch, tmp_path):
+    runs = [record(0, 30.0, [10.0, 30]), record(1, 20.0, [10.0], status="diverged: round 13")]
+    (axes,) = panels(sheet({"A": runs, "B": finals(50, 51)}), monkeypatch, tmp_path)
+    crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in crosses] == [([10], [10.0])]
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["A", "B", "diverged"]
+    (axes,) = panels(sheet({"B": finals(50, 51)}), monkeypatch, tmp_path)
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["B"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "places"),
+    [
+        (("w=0.1", "w=1", "w=100"), [-1, 0, 2]),
+        (("w=0", "w=1", "w=100"), [0, 1, 2]),
+        (("E=1", "w=10", "w=100"), [0, 1, 2]),
+        (("IID", "Dir-0.6", "Dir-0.3"), [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_numbers_stand_on_a_logarithmic_axis_and_lines_on_each_other_are_told_apart(
+    columns, places, monkeypatch, tmp_path
+):
+    table = {f"{row}/{column}": finals(50, 51) for row in "AB" for column in columns}
+    (axes,) = panels(sheet(table, columns, figure="lines"), monkeypatch, tmp_path)
+    assert list(axes.get_xticks()) == pytest.approx(places)
+    a, b = (next(c for c in axes.containers if c.get_label() == row).lines[0] for row in "AB")
+    assert list(a.get_xdata()) == pytest.approx(places)
+    assert a.get_linewidth() > b.get_linewidth()
+    assert (a.get_linestyle(), a.get_marker()) != (b.get_linestyle(), b.get_marker())
+
+
+def test_accuracies_and_the_papers_have_one_scale(monkeypatch, tmp_path):
+    made = sheet(DRAWN, COLUMNS, figure="bars", values={"FedAvg/IID": 77.01})
+    ours, theirs = panels(made, monkeypatch, tmp_path)
+    assert ours.get_ylim() == theirs.get_ylim()
+    assert ours.get_ylim()[1] > 77.01
+
+
 def test_no_figure(tmp_path):
     assert sheets.figure(replace(SHEET, figure="none"), tmp_path / "x") == []
     assert sheets.figure(sheet({"A": []}), tmp_path / "x") == []

@@ -122,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = build_parser()
         args = parser.parse_args(argv)
+        args.argv = sys.argv[1:] if argv is None else list(argv)
         if not args.command:
             parser.print_help()
             return 0
@@ -141,8 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(f"error: {error}", argv, 2)
     except Diverged as error:
         return _failed(str(error), argv, 1)
-    except KeyboardInterrupt:
-        sys.stderr.write("fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n")
+    except KeyboardInterrupt as stopped:
+        then = str(stopped) or "`fedspeed resume RUN` goes on"
+        sys.stderr.write(f"fedspeed: interrupted; what was done is kept, {then}\n")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

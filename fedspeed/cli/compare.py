@@ -4,102 +4,173 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import Diverged, UserError
-from ..methods import METHODS
-from ..run import run_config
-from ..rundir import refuse_a_run
+from ..errors import UserError
+from ..methods import METHODS, WRAPPERS
 from . import options
-from .progress import Live
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..report.runs import Row
 
-ONE_DECAY = 0.998
-"""The learning-rate decay every method gets unless told otherwise: FedAvg's in the paper."""
-
 EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100. All methods get the same splits, initial models,
 cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
 
+A command that was stopped goes on when it is repeated with the same --out: finished runs are kept. With folders in
+place of methods nothing is run: table, figure and differences are made of the runs that are there.
+
 examples:
-  fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3
-  fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5
+  fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
+  fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5 --jobs 2
   fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5
   fedspeed compare fedspeed fedinit:base=fedspeed,beta=0.05
+  fedspeed compare runs/first --baseline fedspeed      a folder of runs, or several run directories
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `compare`."""
     parser.epilog = EPILOG
-    parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., or `all`")
+    parser.add_argument(
+        "methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., `all`; or folders of runs"
+    )
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    parser.add_argument("--seeds", default="3", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
-    parser.add_argument("--paper-decay", action="store_true", help="give each method the paper's learning-rate decay")
+    parser.add_argument("--seeds", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
+    parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs side by side; 0: one per core; default 1"
+    )
+    parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run every method with every seed, then one table, one chart, one PNG."""
-    from ..report.figures import curves
-    from ..report.runs import COLUMNS, Row, RunFiles, chart, markdown, table
+    """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
+    from .comparison import Comparison
 
+    show = not (args.quiet or args.json)
+    out = options.output_folder(args, "compare")
+    folders = [text for text in args.methods if is_folder(text)]
+    if folders and len(folders) < len(args.methods):
+        other = next(text for text in args.methods if text not in folders)
+        raise UserError(f"compare: expected methods to run or folders of runs, got both ({other}, {folders[0]})")
+    failed: dict[str, str] = {}
+    if folders:
+        rows, out = _read(args, out, [Path(text) for text in folders], console if show else None)
+        targets = args.targets or rows[0].runs[0].config.get("targets", [])
+    else:
+        rows, failed, targets = _run(args, out, console, show)
+    lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed, which is told already
+    result = Comparison(rows, targets, "" if lost else args.baseline)
+    result.write(out)
+    if args.json:
+        console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
+    elif show:
+        result.show(console, out)
+        name = str(rows[-1].runs[0].config["method"]["name"])
+        console.print(f"next: fedspeed methods {shlex.quote(name)}   (what it does, and what its fields mean)")
+    return 2 if failed else 0
+
+
+def is_folder(text: str) -> bool:
+    """Whether an argument names a folder of runs and not a method; `./fedavg` is a folder, `fedavg` the method."""
+    if text in (*METHODS, *WRAPPERS, "all"):
+        return False
+    path = Path(text)
+    if not path.is_dir() and os.sep in text and ".py" not in text:
+        raise UserError(f"compare: there is no folder {text}; expected methods, or folders of runs")
+    return path.is_dir()
+
+
+def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
+    """The rows of runs that are there, and where to write: beside them if they are in one folder."""
+    from ..report.runs import folders_of_runs, gather
+
+    asked = [*(key for key in options.tables(args) if key != "targets"), *(["seeds"] if args.seeds else [])]
+    if asked:
+        raise UserError(
+            f"compare: with folders nothing is run, so --{asked[0].replace('_', '-')} has no use; leave it out"
+        )
+    folders = [folder for path in given for folder in folders_of_runs(path)]
+    usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
+    rows, left_out = gather(folders, usual)
+    if len(given) == 1:
+        rank = {name: i for i, name in enumerate(usual)}
+        rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
+    if not rows:
+        raise UserError(f"{given[0]}: expected finished runs, found none; {left_out[0]}")
+    for reason in left_out if console else ():
+        assert console is not None
+        console.print(f"left out: {reason}", style="yellow")
+    return rows, given[0] if len(given) == 1 and folders != given and not args.out else out
+
+
+def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
+    """Make the runs that are missing; the rows of all, why some failed, and the targets."""
+    from ..pool import cores
+    from ..report.runs import Row, RunFiles
+    from .batch import Order, carry_out, is_done
+
+    base, seeds = _base(args), parse_seeds(args.seeds or "3")
+    if args.jobs < 0:
+        raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
+    names = expand(args.methods, base, console if show else None)
+    if args.baseline and args.baseline not in names:
+        raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
+    folders: dict[tuple[str, int], Path] = {}
+    orders, kept = [], 0
+    for seed in seeds:  # a stopped comparison has all methods for the first seeds
+        for text in names:
+            config = Config.from_dict({**base, "method": parse_method(text), "seed": seed})
+            folder = out / f"{folder_name(text)}-s{seed}"
+            if folder in folders.values():
+                raise UserError(
+                    f"compare: expected different methods and seeds, got {folder.name} twice; leave one out"
+                )
+            folders[text, seed] = folder
+            if not args.overwrite and is_done(folder, config):
+                kept += 1
+            else:
+                orders.append(Order(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite))
+    if kept and show:
+        console.print(f"{kept} of {len(folders)} runs are done already and kept")
+    try:
+        failed = carry_out(orders, args.jobs or cores(), console, show, args.traceback)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"`{_again(args, out)}` goes on") from None
+    rows = [Row(text, [RunFiles.read(folders[text, seed]) for seed in seeds if f"{text} seed {seed}" not in failed])
+            for text in names]  # fmt: skip
+    rows = [row for row in rows if row.runs]
+    if not rows:
+        raise UserError(f"compare: every run failed; the first: {next(iter(failed.values()))}")
+    return rows, failed, config.targets
+
+
+def _base(args: argparse.Namespace) -> dict[str, Any]:
+    """The config of all methods, with one learning-rate decay unless the paper's are asked for."""
     for text in args.sets:
         if text.strip().startswith("method."):
             raise UserError(f"--set: compare has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
     if args.paper_decay and args.lr_decay is not None:
         raise UserError("--paper-decay and --lr-decay: expected one of them, got both; leave one out")
-    show = not (args.quiet or args.json)
-    base, seeds = options.tables(args), parse_seeds(args.seeds)
+    base = options.tables(args)
     base.pop("method", None)
     if args.paper_decay:
-        base["lr_decay"] = 0.0
-    elif args.lr_decay is None:
-        base["lr_decay"] = base.get("lr_decay") or ONE_DECAY
-    plans = [(text, [Config.from_dict({**base, "method": parse_method(text), "seed": s}) for s in seeds])
-             for text in expand(args.methods, base, console if show else None)]  # fmt: skip
-    out = options.output_folder(args, "compare")
-    folders = [out / f"{folder_name(text)}-s{config.seed}" for text, configs in plans for config in configs]
-    for i, folder in enumerate(folders):
-        if folder in folders[:i]:
-            raise UserError(f"compare: expected different methods and seeds, got {folder.name} twice; leave one out")
-        refuse_a_run(folder, args.overwrite)
-    rows: list[Row] = []
-    with Live(console, plans[0][1][0].rounds, "compare", show, runs=len(plans) * len(seeds)) as live:
-        for text, configs in plans:
-            runs = []
-            for config in configs:
-                live.begin(f"{text} seed {config.seed}")
-                folder = out / f"{folder_name(text)}-s{config.seed}"
-                try:
-                    run_config(config, folder, overwrite=args.overwrite,
-                               on_round=live.on_round, progress=live.on_progress)  # fmt: skip
-                except Diverged as error:
-                    if show:
-                        console.print(f"{error}", style="red")
-                runs.append(RunFiles.read(folder))
-            rows.append(Row(text, runs))
-    lines = table(rows)
-    picture = curves(rows, out / "accuracy.png", title=_title(plans[0][1][0], len(seeds)))
-    (out / "table.md").write_text(markdown(COLUMNS, lines), encoding="utf-8")
-    if args.json:
-        console.print_json(
-            json.dumps({"out": str(out), "rows": [dict(zip(COLUMNS, line, strict=True)) for line in lines]})
-        )
-    elif show:
-        _print(console, COLUMNS, lines, chart(rows))
-        console.print(f"\nmean +- standard deviation over {len(seeds)} seed(s); decay "
-                      f"{base['lr_decay'] or 'of the paper'}")  # fmt: skip
-        console.print(f"figure: {picture}\ntable:  {out / 'table.md'}")
-        console.print(
-            f"next: fedspeed methods {plans[-1][1][0].method.name}   (what it does, and what its fields mean)"
-        )
-    return 0
+        base["lr_decay"] = 0.0  # the paper's own for each
+    return base
+
+
+def _again(args: argparse.Namespace, out: Path) -> str:
+    """The command that goes on: as it was given, with the folder it wrote to, and without --overwrite."""
+    given = [text for text in args.argv if text != "--overwrite"]
+    return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
 
 
 def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[str]:
@@ -148,22 +219,3 @@ def parse_method(text: str) -> dict[str, Any]:
 def folder_name(text: str) -> str:
     """A method's text as a folder's name."""
     return "".join(c if c.isalnum() or c in "-._=" else "_" for c in text)
-
-
-def _title(config: Config, seeds: int) -> str:
-    size = f"{config.active} of {config.clients} clients, " if config.clients else ""
-    return f"{config.data.name}, {config.split}, {size}{seeds} seed(s)"
-
-
-def _print(console: Console, header: tuple[str, ...], lines: list[tuple[str, ...]], drawing: str) -> None:
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False)
-    for i, title in enumerate(header):
-        shown.add_column(title, justify="left" if i == 0 else "right", no_wrap=True)
-    for line in lines:
-        shown.add_row(*line)
-    console.print()
-    console.print(shown)
-    console.print()
-    console.print(drawing, markup=False)

@@ -11,8 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from ..config import PRESETS, Config, read_tables
 from ..errors import UserError, unknown
+from ..method import Method
+from ..methods import find
 
 GROUPS = {
     "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
@@ -117,6 +121,54 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         if isinstance(given.get(target), dict):
             given[target].setdefault("name", name)
     return given
+
+
+def as_given(config: Config) -> list[str]:
+    """The options that make this config, method and seed aside: all that differ from the defaults.
+
+    Example:
+        >>> from fedspeed.config import Spec
+        >>> as_given(Config(clients=50, data=Spec("synthetic", {"alpha": 0.5})))
+        ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
+    """
+    found: list[str] = []
+    for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
+        value, default, flag = getattr(config, name), getattr(Config(), name), "--" + name.replace("_", "-")
+        if name in TABLES:
+            found += [flag, value.name] if value.name != default.name else []
+        elif value != default and isinstance(value, bool):
+            found += [flag if value else flag.replace("--", "--no-", 1)]
+        elif value != default:
+            found += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    for target in ("data", "model"):
+        found += [part for key, value in getattr(config, target).options.items()
+                  for part in ("--set", f"{target}.{key}={_toml(value)}")]  # fmt: skip
+    return found
+
+
+def as_text(method: Method) -> str | None:
+    """A method as `compare` takes it, `fedspeed:rho=0.05`; None for one that cannot be written so.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedSpeed
+        >>> as_text(FedSpeed(rho=0.05)), as_text(FedAvg())
+        ('fedspeed:rho=0.05', 'fedavg')
+    """
+    table, plain = method.to_dict(), type(method).from_fields({}).to_dict()
+    fields = {key: value for key, value in table.items() if key != "name" and value != plain.get(key)}
+    base = fields.get("base")
+    if isinstance(base, dict):
+        fields["base"] = base["name"] if base == find(base["name"]).from_fields({}).to_dict() else base
+    if any(isinstance(value, dict | list) for value in fields.values()):
+        return None
+    return ":".join([str(table["name"]), *([",".join(f"{k}={_toml(v)}" for k, v in fields.items())] if fields else [])])
+
+
+def _toml(value: Any) -> str:
+    """A value as `--set` takes it; words without quotes where they are read back as words."""
+    text = tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
+    text = " ".join(part.strip() for part in text.splitlines())
+    return value if isinstance(value, str) and parse_value(value) == value else text
 
 
 def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ..report.runs import short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,20 +17,25 @@ if TYPE_CHECKING:
 LINES = 20
 """About how many plain lines a run prints when nobody watches live."""
 
+QUIET = 30.0
+"""Seconds after which something that takes long says in a plain line how far it is."""
+
+BLINK = 0.2
+"""Seconds between two changes of what a terminal shows inside a round."""
+
 
 class Live:
-    """Shows rounds as they finish: round, accuracy, loss, time left.
+    """Shows rounds as they finish: round, accuracy, loss, time left; inside a long round, its clients.
 
     Args:
-        rounds: of each run; `runs` of them share one bar.
         show: False prints nothing at all.
     """
 
-    def __init__(self, console: Console, rounds: int, title: str, show: bool = True, runs: int = 1) -> None:
-        self.console, self.rounds, self.title, self.show, self.runs = console, rounds, title, show, runs
+    def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
+        self.console, self.rounds, self.title, self.show = console, rounds, title, show
         self.live = show and console.is_terminal
         self.last: Any = None
-        self.percent = -1
+        self.percent, self.round, self.score, self.said = -1, 0, "", time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -34,13 +43,13 @@ class Live:
 
             self.bar = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(),
+                BarColumn(bar_width=max(8, min(40, self.console.width - 70))),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[score]}"),
+                TextColumn("{task.fields[score]}", markup=False),
                 TimeRemainingColumn(),
                 console=self.console,
             )
-            self.task = self.bar.add_task(self.title, total=self.rounds * self.runs, score="")
+            self.task = self.bar.add_task(self.title, total=self.rounds, score="")
             self.bar.start()
         return self
 
@@ -48,26 +57,33 @@ class Live:
         if self.live:
             self.bar.stop()
 
-    def begin(self, title: str) -> None:
-        """Another run of the same batch starts."""
-        self.title, self.last = title, None
-        if self.live:
-            self.bar.update(self.task, description=title)
-
     def on_round(self, record: Record) -> None:
         """A round is done."""
         if not self.show:
             return
         if record.test_accuracy is not None or record.test_loss is not None:
             self.last = record
-        score = _score(self.last) if self.last else f"train loss {record.train_loss:.4f}"
+        self.round = record.round
+        self.score = score_of(self.last) if self.last else f"train loss {short(record.train_loss)}"
         if self.live:
-            if self.runs == 1:
-                self.bar.update(self.task, completed=record.round, score=score)
-            else:
-                self.bar.update(self.task, advance=1, score=score)
+            self.said = time.monotonic()
+            self.bar.update(self.task, completed=record.round, score=self.score)
         elif record.round == self.rounds or record.round % max(1, self.rounds // LINES) == 0:
-            self.console.print(f"{self.title}: round {record.round}/{self.rounds}  {score}  {record.seconds:.2f} s")
+            self._say(f"round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
+
+    def on_client(self, done: int, total: int) -> None:
+        """A client of the round that is going on has answered."""
+        passed = time.monotonic() - self.said
+        if self.live and passed > BLINK:
+            self.said += passed
+            score = f"{self.score}  client {done}/{total}".strip()
+            self.bar.update(self.task, completed=self.round + done / total, score=score)
+        elif self.show and not self.live and passed > QUIET:
+            self._say(f"round {self.round + 1}/{self.rounds}, client {done}/{total}")
+
+    def _say(self, text: str) -> None:
+        self.said = time.monotonic()
+        self.console.print(f"{self.title}: {text}")
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         """Something slow before round 1, a download or a decoding, moves on."""
@@ -81,6 +97,92 @@ class Live:
             self.console.print(f"{what}: {percent}%")
 
 
-def _score(record: Record) -> str:
+def score_of(record: Record) -> str:
+    """Accuracy and loss of an evaluated round; a loss that diverges in short form."""
     accuracy = "" if record.test_accuracy is None else f"accuracy {record.test_accuracy:.2%}  "
-    return f"{accuracy}test loss {record.test_loss:.4f}"
+    return f"{accuracy}test loss {'-' if record.test_loss is None else short(record.test_loss)}"
+
+
+class Costly(Protocol):
+    """A run of several: its key, what to call it, and about how much work it is."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def cost(self) -> float: ...
+
+
+class Runs:
+    """One bar for several runs, side by side or not: runs done, time left by the work that is left.
+
+    Args:
+        every: seconds between two plain lines about runs that are done; 0 for a line per run.
+    """
+
+    def __init__(self, console: Console, title: str, orders: Sequence[Costly], show: bool, every: float = 0.0) -> None:
+        self.console, self.title, self.orders, self.show, self.every = console, title, orders, show, every
+        self.live = show and console.is_terminal
+        self.total = sum(order.cost for order in orders)
+        self.done: dict[str, float] = {}
+        self.before: dict[str, float] = {}  # what had been done of runs that go on
+        self.runs, self.began, self.said = 0, 0.0, time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.live:
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
+            texts = [
+                TextColumn("{task.fields[left]}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            ]
+            wide = max(8, min(30, self.console.width - 68))
+            self.bar = Progress(BarColumn(bar_width=wide), *texts, console=self.console, transient=True)
+            self.task = self.bar.add_task(self.title, total=self.total, left="")
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def on_part(self, order: Costly, part: float, note: str = "") -> None:
+        """So much of a run is done; one that was resumed counts from where it was."""
+        self.began = self.began or time.monotonic()  # without what it takes to start
+        self.done[order.key] = order.cost * part
+        self.before.setdefault(order.key, order.cost * part)
+        told = f"{order.label}: {note}" if note else order.label
+        if self.live:
+            self.bar.update(self.task, completed=sum(self.done.values()), description=told, left=self._left())
+        elif self.show and time.monotonic() - self.said > QUIET and not self.every:
+            self._say(f"{told}  ({self._left()})")
+
+    def on_done(self, order: Costly, note: str = "", bad: bool = False) -> None:
+        """A run is done; one that ended badly is named also on a terminal."""
+        self.began = self.began or time.monotonic()
+        self.runs, self.done[order.key] = self.runs + 1, order.cost
+        self.before.setdefault(order.key, order.cost)
+        if self.live:
+            self.bar.update(self.task, completed=sum(self.done.values()), description=order.label, left=self._left())
+        if self.show and (bad or (not self.live and time.monotonic() - self.said >= self.every)):
+            told = f"{order.label}: {note}" if note else self.title
+            self._say(told if self.live else f"{told}  ({self._left()})", "red" if bad else None)
+
+    def _left(self) -> str:
+        done, passed = sum(self.done.values()), time.monotonic() - self.began
+        new = done - sum(self.before.values())
+        left = (
+            f", {minutes(passed * (self.total - done) / new)} left" if new > 0 and self.runs < len(self.orders) else ""
+        )
+        return f"{self.runs}/{len(self.orders)} runs{left}"
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self.said = time.monotonic()
+        self.console.print(text, style=style)
+
+
+def minutes(seconds: float) -> str:
+    """A time in words: seconds up to 90, then minutes."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

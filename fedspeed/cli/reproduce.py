@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from . import options
+from .progress import Runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,63 +117,20 @@ def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, con
 
 
 def _make(work: Reproduction, title: str, orders: list[Order], args: argparse.Namespace, console: Console) -> None:
-    from ..reproduce.pool import cores, make
+    from ..pool import cores
+    from ..reproduce.pool import make
 
     if not orders:
         return
     small = all(order.config.backend == "serial" for order in orders)
     jobs = args.jobs or (cores() if small else 1)
-    with Overall(console, title, orders, min(jobs, len(orders)), not args.quiet) as overall:
-        make(orders, work.store, jobs, overall.on_round, overall.on_done)
-
-
-class Overall:
-    """One bar for all runs of a command: runs done, time left by the work that is left."""
-
-    def __init__(self, console: Console, title: str, orders: list[Order], jobs: int, show: bool) -> None:
-        self.console, self.title, self.orders, self.jobs, self.show = console, title, orders, jobs, show
-        self.live = show and console.is_terminal
-        self.total = sum(order.cost for order in orders)
-        self.done: dict[str, float] = {}
-        self.runs, self.began, self.said = 0, time.monotonic(), 0.0
-
-    def __enter__(self) -> Overall:
-        if self.show:
-            side = f", {self.jobs} side by side" if self.jobs > 1 else ""
-            self.console.print(f"{self.title}: {len(self.orders)} runs to make{side}")
-        if self.live:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[left]}")]
-            self.bar = Progress(texts[0], BarColumn(), texts[1], TimeElapsedColumn(), console=self.console)
-            self.task = self.bar.add_task(self.title, total=self.total, left="")
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.live:
-            self.bar.stop()
-
-    def on_round(self, order: Order, rounds: int) -> None:
-        """A round of a run is done; one that was resumed counts from where it was."""
-        self.done[order.key] = order.cost * rounds / order.config.rounds
-        self._tell(order.label)
-
-    def on_done(self, record: dict[str, Any]) -> None:
-        """A run is done."""
-        order = next(order for order in self.orders if order.key == record["key"])
-        self.runs, self.done[order.key] = self.runs + 1, order.cost
-        self._tell(order.label, True)
-
-    def _tell(self, label: str, whole: bool = False) -> None:
-        done, passed = sum(self.done.values()), time.monotonic() - self.began
-        left = passed * (self.total - done) / done if done else 0.0
-        text = f"{self.runs}/{len(self.orders)} runs, {_minutes(left)} left"
-        if self.live:
-            self.bar.update(self.task, completed=done, description=label, left=text)
-        elif self.show and (whole and passed - self.said > 10):
-            self.said = passed
-            self.console.print(f"{self.title}: {text}")
+    by_key = {order.key: order for order in orders}
+    if not args.quiet:
+        side = f", {min(jobs, len(orders))} side by side" if min(jobs, len(orders)) > 1 else ""
+        console.print(f"{title}: {len(orders)} runs to make{side}")
+    with Runs(console, title, orders, not args.quiet, every=10.0) as runs:
+        make(orders, work.store, jobs, lambda order, rounds: runs.on_part(order, rounds / order.config.rounds),
+             lambda record: runs.on_done(by_key[record["key"]]))  # fmt: skip
 
 
 def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> int:
@@ -213,7 +171,3 @@ def _list(console: Console) -> None:
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
     console.print("\nnext: fedspeed reproduce table7 --preset smoke")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..run import longer, resume
 from ..runconfig import read_config
@@ -49,13 +49,8 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if finished(out, config.rounds) is not None and show:
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        summary = resume(
-            out,
-            on_round=live.on_round,
-            progress=live.on_progress,
-            allow_code=args.allow_code,
-            rounds=args.rounds,
-            data_dir=args.data_dir,
-        )
+        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
+        given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
+        summary = resume(out, **given, **watch)
     run.report(args, console, config, summary, out)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if going_on and not same_run(read_config(out, own), config):
         raise UserError(f"{out} holds a run of another config; choose another --out, or resume it as it is")
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
-        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress}
+        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
         if going_on:
             summary = resume(out, allow_code=own, rounds=config.rounds, **watch)
         else:
@@ -62,9 +63,18 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:
         _report(console, config, summary)
-        rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
-        console.print(f"run directory: {out}\nnext: fedspeed compare {rival} {config.method.name} --seeds 3 "
-                      f"--data {config.data.name}   (is the difference real?)")  # fmt: skip
+        console.print(f"run directory: {out}")
+        hint = _next(config)
+        if hint:
+            console.print(f"next: {hint}   (is the difference real?)")
+
+
+def _next(config: Config) -> str:
+    """The command that compares the run's method with another in the same setting; nothing if it cannot be written."""
+    method = options.as_text(config.method)
+    rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
+    given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]
+    return shlex.join(given) if method else ""
 
 
 def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
@@ -82,3 +92,6 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         f"lr {config.lr:g}, decay {config.lr_decay or config.method.lr_decay:g} per round; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )
+    for target, cost in summary["targets"].items():
+        reached = f"in round {cost['round']}, after {cost['bytes'] / 1e6:.1f} MB" if cost else "not reached"
+        console.print(f"{100 * float(target):g}% accuracy: {reached}")

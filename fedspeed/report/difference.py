@@ -102,6 +102,19 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
     return found
 
 
+def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one.
+
+    Example:
+        >>> flat({"lr": 0.1, "method": {"name": "fedavg"}})
+        {'lr': 0.1, 'method.name': 'fedavg'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
 def _config(run: Path) -> dict[str, Any]:
     try:
         return _shallow(tomllib.loads(read_text(run / "config.toml", 100_000)))

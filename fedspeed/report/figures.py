@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .runs import Row
+from .runs import Row, measured
 
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
+LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = "os^Dv*XPp<>h"
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None},
+}  # fmt: skip
+"""Without what would make other bytes of the same figure."""
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
@@ -20,24 +28,85 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def curves(rows: list[Row], path: Path, key: str = "test_accuracy", title: str = "") -> Path:
-    """Mean over seeds against the round, with every seed drawn thin behind it."""
-    figure, axes = new_figure()
+def style(i: int) -> dict[str, Any]:
+    """Of the i-th thing: seven colours that the colour-blind tell apart, then again with another line."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+
+
+def marker(i: int, points: int, of: int) -> dict[str, Any]:
+    """About six marks on the i-th of some curves, not where the next one has its own."""
+    every = max(1, points // 6)
+    return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
+
+
+def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
+    """Write `stem`.png, .svg, .pdf, each whole or not at all and the same bytes every time."""
+    import matplotlib
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG are drawn anew every time
+        for kind in kinds:
+            path = stem.with_name(f"{stem.name}.{kind}")
+            part = path.with_name(f".{path.name}.part")
+            figure.savefig(part, format=kind, dpi=150, metadata=METADATA[kind])
+            paths.append(part.replace(path))
+    return paths
+
+
+def curves(
+    rows: Sequence[Row], stem: Path, title: str = "", kinds: Sequence[str] = ("png", "svg", "pdf")
+) -> list[Path]:
+    """Mean over seeds against the round in a band of one standard deviation; a run that diverged ends in a cross."""
+    return save(draw_curves(rows, title), stem, kinds)
+
+
+def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
+    """The figure of `curves`."""
+    key, many = measured(rows), len(rows) > 4
+    labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
+    aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
+    figure, axes = new_figure(6.4 + aside, max(4.0, 0.19 * len(rows) + 0.8))
     scale = 100 if key == "test_accuracy" else 1
-    for i, row in enumerate(rows):
-        colour = f"C{i % 10}"
-        for run in row.runs:
-            _plot(axes, run.curve(key), scale, color=colour, alpha=0.25, linewidth=0.8)
-        _plot(axes, row.mean_curve(key), scale, color=colour, linewidth=1.8, label=row.label)
+    for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        line = {**style(i), **marker(i, len(row.band(key)), len(rows)), "linewidth": 1.6, "zorder": 3}
+        _draw_row(axes, row, key, scale, line, label, 1.5 / (8 + len(rows)))
     axes.set(xlabel="communication round", ylabel=Y_LABELS[key], title=title)
     axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    limits = _limits(rows, key, scale)
+    if limits:
+        axes.set_ylim(*limits)
+    handles, names = axes.get_legend_handles_labels()
+    short = [name if len(name) <= 50 else f"{name[:49]}…" for name in names]
+    if many:
+        figure.legend(handles, short, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
+    elif handles:
+        axes.legend(handles, short, framealpha=0.8, edgecolor="none", handlelength=3.2)
+    return figure
 
 
-def _plot(axes: Any, curve: list[tuple[int, float]], scale: float, **style: Any) -> None:
-    if curve:
-        axes.plot([t for t, _ in curve], [scale * value for _, value in curve], **style)
+def _draw_row(axes: Any, row: Row, key: str, scale: float, line: dict[str, Any], label: str, alpha: float) -> None:
+    band = row.band(key)
+    t, mean = [point[0] for point in band], [scale * point[1] for point in band]
+    axes.plot(t, mean, **line, label=label)  # also where empty: the legend says why
+    if len(row.runs) > 1:
+        low, high = ([scale * (m + side * s) for _, m, s in band] for side in (-1, 1))
+        axes.fill_between(t, low, high, color=line["color"], alpha=alpha, linewidth=0)
+    for run in row.runs if row.diverged else ():
+        curve = [(t, scale * value) for t, value in run.curve(key)]
+        axes.plot(*zip(*curve, strict=True), color=line["color"], alpha=0.5, linewidth=0.7) if curve else None
+        if curve and run.diverged:
+            axes.plot(*curve[-1], "x", color=line["color"], markersize=9, markeredgewidth=2, zorder=4)
+
+
+def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] | None:
+    """A range filled by what the methods do after the first quarter: the climb before it may leave the picture."""
+    bands = [band for row in rows if (band := row.band(key))]
+    last = max((band[-1][0] for band in bands), default=0)
+    settled = [scale * (m + side * s) for band in bands for t, m, s in band if 4 * t >= last for side in (-1, 1)]
+    settled += [scale * run.curve(key)[-1][1] for row in rows for run in row.runs if run.diverged and run.curve(key)]
+    if not settled or not max(settled) < 1e30:
+        return None
+    room = 0.06 * (max(settled) - min(settled)) or 0.01 * scale
+    return min(settled) - room, max(settled) + room

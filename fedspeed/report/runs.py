@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import read_text
+from .difference import flat
+
+ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine")
+"""Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
 
 
 @dataclass(frozen=True)
@@ -19,23 +27,64 @@ class RunFiles:
     path: Path
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
-        """Read a finished run directory."""
+        """Read a run directory that is finished, or has diverged. Nothing in it is executed."""
         try:
-            lines = (path / "rounds.jsonl").read_text("utf-8").splitlines()
-            return cls(
-                path,
+            lines = read_text(path / "rounds.jsonl").splitlines()
+            rounds, summary = (
                 [json.loads(line) for line in lines],
-                json.loads((path / "summary.json").read_text("utf-8")),
+                json.loads(read_text(path / "summary.json")),
             )
-        except (OSError, json.JSONDecodeError) as error:
+            config = tomllib.loads(read_text(path / "config.toml"))
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
+        run = cls(path, rounds, summary, config)
+        try:
+            run.numbers((0.5,))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is not a finished run directory: it lacks {error}") from None
+        return run
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to run: finished, or diverged."""
+        return self.summary["status"] == "finished" or self.diverged
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended with NaN or Inf."""
+        return str(self.summary["status"]).startswith("diverged")
 
     def curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
         """(round, value) where the value was measured."""
-        return [(r["round"], r[key]) for r in self.rounds if r[key] is not None]
+        return [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
+
+    def numbers(self, targets: Sequence[float] = ()) -> dict[str, float | None]:
+        """Everything the run came to, by machine names; None for what was not measured or not reached."""
+        plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
+        plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
+        for target in targets:
+            first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
+            spent = [r["bytes_down"] + r["bytes_up"] for r in self.rounds if first and r["round"] <= first]
+            plain |= {to("rounds", target): first, to("bytes", target): sum(spent) if first else None}
+        return plain
+
+
+SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
+           "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
+
+
+def to(cost: str, target: float) -> str:
+    """The name of what a target cost.
+
+    Example:
+        >>> to("rounds", 0.825)
+        'rounds_to_82.5'
+    """
+    return f"{cost}_to_{100 * target:g}"
 
 
 @dataclass(frozen=True)
@@ -45,15 +94,43 @@ class Row:
     label: str
     runs: list[RunFiles]
 
-    def values(self, key: str) -> list[float]:
-        """The summary's value of every seed that has one."""
-        return [run.summary[key] for run in self.runs if run.summary[key] is not None]
+    def values(self, key: str, targets: Sequence[float] = ()) -> list[float]:
+        """The number of every seed that has one."""
+        found = [run.numbers(targets)[key] for run in self.runs]
+        return [value for value in found if value is not None]
 
     def mean_curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
         """(round, mean over seeds) where every seed has a value."""
+        return [(t, mean) for t, mean, _ in self.band(key)]
+
+    def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
+        """(round, mean, standard deviation over seeds) where every seed has a value."""
         curves = [dict(run.curve(key)) for run in self.runs]
         shared = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-        return [(t, statistics.fmean(curve[t] for curve in curves)) for t in shared]
+        found = [(t, [curve[t] for curve in curves]) for t in shared]
+        return [(t, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for t, v in found]
+
+    @property
+    def diverged(self) -> int:
+        """How many of its runs diverged."""
+        return sum(run.diverged for run in self.runs)
+
+
+def measured(rows: Iterable[Row]) -> str:
+    """What the runs were tested by: `test_accuracy`, or `test_loss` where there is only that."""
+    runs = [run for row in rows for run in row.runs]
+    losses_only = any(run.curve("test_loss") for run in runs) and not any(run.curve() for run in runs)
+    return "test_loss" if losses_only else "test_accuracy"
+
+
+def short(value: float, digits: int = 4) -> str:
+    """A number with so many decimals; a huge one, a loss that diverges for example, in short form.
+
+    Example:
+        >>> short(0.51234), short(3.0617e25)
+        ('0.5123', '3.1e+25')
+    """
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.1e}"
 
 
 def spread(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
@@ -65,62 +142,93 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
     """
     if not values:
         return "-"
-    mean = f"{scale * statistics.fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} +- {scale * statistics.stdev(values):.{digits}f}"
+    mean = short(scale * statistics.fmean(values), digits)
+    return mean if len(values) < 2 else f"{mean} +- {short(scale * statistics.stdev(values), digits)}"
 
 
-COLUMNS = ("method", "last %", "best %", "last-5 mean %", "train loss", "MB sent", "gradients", "seconds")
+def seeds_of(rows: Iterable[Row]) -> str:
+    """How many seeds the rows have, in words: `1 seed`, `3 seeds`, `2 to 3 seeds`."""
+    counts = sorted({len(row.runs) for row in rows})
+    if not counts or counts == [1]:
+        return "1 seed"
+    return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seeds"
 
 
-def table(rows: list[Row]) -> list[tuple[str, ...]]:
-    """One line a method: accuracies with their deviation over seeds, and what they cost; says which diverged."""
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        sent = [(run.summary["bytes_down"] + run.summary["bytes_up"]) / 1e6 for run in row.runs]
-        diverged = sum(run.summary["status"].startswith("diverged") for run in row.runs)
-        lines.append((
-            row.label + (f" ({diverged} of {len(row.runs)} diverged)" if diverged else ""),
-            spread(row.values("last_accuracy"), 100),
-            spread(row.values("best_accuracy"), 100),
-            spread(row.values("mean_last5_accuracy"), 100),
-            spread(row.values("last_train_loss"), 1, 4),
-            f"{statistics.fmean(sent):.1f}" if sent else "-",
-            f"{statistics.fmean(row.values('grad_evals')):.0f}" if sent else "-",
-            f"{statistics.fmean(row.values('seconds')):.1f}" if sent else "-",
-        ))  # fmt: skip
-    return lines
+def setting(rows: Iterable[Row]) -> str:
+    """Data, split and cohort, as far as all runs have the same."""
+    tables = [flat(run.config) for row in rows for run in row.runs]
+    shared = (
+        {key: value for key, value in tables[0].items() if all(t.get(key) == value for t in tables)} if tables else {}
+    )
+    parts = [str(shared[key]) for key in ("data.name", "split") if key in shared]
+    if {"active", "clients"} <= set(shared):
+        parts.append(f"{shared['active']} of {shared['clients']} clients")
+    return ", ".join(parts)
 
 
-def markdown(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    rule = tuple("---" for _ in header)
-    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *lines))
+def folders_of_runs(given: Path) -> list[Path]:
+    """A run directory itself, or those in a folder, `rho=0.1-s10` after `rho=0.1-s2`."""
+    if (given / "config.toml").is_file():
+        return [given]
+    found = [path.parent for path in given.glob("*/config.toml")]
+    if not found:
+        raise UserError(f"{given} holds no runs: expected a run directory, or a folder of them")
+    return sorted(found, key=lambda path: [float(p) if i % 2 else p for i, p in enumerate(_NUMBER.split(path.name))])
 
 
-def chart(rows: list[Row], width: int = 72, height: int = 14) -> str:
-    """Mean accuracy against rounds, drawn with characters; one mark a method."""
-    marks = "o+x*#@%&=~"
-    curves = [(row.label, row.mean_curve()) for row in rows if row.mean_curve()]
-    points = [point for _, curve in curves for point in curve]
-    if not points:
-        return ""
-    last = max(t for t, _ in points)
-    settled = [value for t, value in points if 4 * t >= last]  # the climb of the first quarter may leave the picture
-    low, high = math.floor(min(settled) * 20) / 20, math.ceil(max(value for _, value in points) * 20) / 20
-    high = high if high > low else low + 0.05
-    grid = [[" "] * width for _ in range(height)]
-    for mark, (_, curve) in zip(marks * 9, curves, strict=False):
-        for t, value in curve:
-            column = round((t / last) * (width - 1))
-            row = round((high - value) / (high - low) * (height - 1))
-            if row < height:
-                grid[row][column] = mark
-    lines = []
-    for i, cells in enumerate(grid):
-        level = high - (high - low) * i / (height - 1)
-        axis = f"{level:7.0%} |" if i % 3 == 0 or i == height - 1 else "        |"
-        lines.append(axis + "".join(cells))
-    lines.append("        +" + "-" * width)
-    lines.append("         0" + f"round {last}".rjust(width - 1))
-    legend = "   ".join(f"{mark} {label}" for mark, (label, _) in zip(marks * 9, curves, strict=False))
-    return "\n".join([*lines, "         " + legend])
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+def gather(folders: Iterable[Path], usual: dict[str, dict[str, Any]] | None = None) -> tuple[list[Row], list[str]]:
+    """Finished runs as rows, seeds in order, named by method and by whatever differs; and why others are left out.
+
+    Args:
+        usual: the fields of methods by default; others are named too.
+    """
+    runs: dict[str, dict[int, RunFiles]] = {}
+    out = []
+    for folder in dict.fromkeys(folders):
+        try:
+            run = RunFiles.read(folder)
+        except UserError:
+            out.append(f"{folder}: not finished")
+            continue
+        seeds = runs.setdefault(json.dumps(_kind(run), sort_keys=True, default=str), {})
+        seed = int(run.summary["seed"])
+        if not run.done:
+            out.append(f"{folder}: {str(run.summary['status']).splitlines()[0]}")
+        elif seed in seeds:
+            out.append(f"{folder}: the same run as {seeds[seed].path}")
+        else:
+            seeds[seed] = run
+    kept = [[seeds[seed] for seed in sorted(seeds)] for seeds in runs.values() if seeds]
+    labels = _labels([_kind(seeds[0]) for seeds in kept], usual or {})
+    return [Row(label, seeds) for label, seeds in zip(labels, kept, strict=True)], out
+
+
+def _kind(run: RunFiles) -> dict[str, Any]:
+    """What makes a run another method or setting, flat."""
+    kind = flat({key: value for key, value in run.config.items() if key not in ELSEWHERE})
+    for key in [key for key in kind if key.startswith("method.") and key.endswith(".origin")]:
+        table = key.removesuffix(".origin")  # a method from a file is known by the user's file, not by the run's copy
+        kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
+        kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
+    return kind
+
+
+def _labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
+    """`NAME:field=value,... key=value`: fields that differ within a name, or are not usual; keys that differ."""
+    found = []
+    for kind in kinds:
+        name = str(kind.get("method.name", "?"))
+        alike = [other for other in kinds if other.get("method.name") == name]
+        alike += [flat({"method": usual[name]})] if name in usual else []
+        own = [key for key in kind if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike)]
+        rest = [key for key in kind if not key.startswith("method.") and any(o.get(key) != kind[key] for o in kinds)]
+        fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
+        found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
+    return found
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value).replace(" ", "")

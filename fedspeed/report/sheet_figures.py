@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unknown
-from .cells import Sheet, estimate, label
-from .figures import Y_LABELS, new_figure
+from .cells import UNITS, Sheet, base, estimate, is_diverged, label
+from .figures import LINES, MARKERS, Y_LABELS, marker, new_figure, save, style
 
 Points = list[tuple[float, float, bool] | None]
 """Value, standard error and whether it is only a bound, for every column; None where there is none."""
@@ -23,59 +23,58 @@ def figure(sheet: Sheet, stem: Path) -> list[Path]:
     draw = kinds[sheet.figure]
     if draw is None or not any(cell.records for cell in sheet.cells.values()):
         return []
-    import matplotlib
-
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG are drawn anew every time
-        picture = draw(sheet)
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-            path = stem.with_name(f"{stem.name}.{kind}")
-            part = path.with_name(f".{path.name}.part")
-            picture.savefig(part, format=kind, dpi=150, metadata=metadata)
-            paths.append(part.replace(path))
-    return paths
+    return save(draw(sheet), stem, ("png", "svg"))
 
 
 def _curves(sheet: Sheet) -> Any:
-    """One panel a column: mean over seeds against the round, every seed drawn thin behind it."""
+    """One panel per column: mean over seeds, every seed drawn thin behind it; one that diverged ends in a cross."""
     if sheet.curve not in Y_LABELS:
         raise unknown("curve", sheet.curve, Y_LABELS)
     picture, panels = _panels(len(sheet.columns), 3)
-    scale = 100 if sheet.curve == "test_accuracy" else 1
+    scale, crossed = 100 if sheet.curve == "test_accuracy" else 1, False
     for panel, column in zip(panels, sheet.columns, strict=True):
         for i, row in enumerate(sheet.rows):
             cell = sheet.cell(row, column)
             seeds = [_curve(record, sheet.curve, scale) for record in cell.records] if cell else []
-            for curve in seeds:
-                panel.plot(list(curve), list(curve.values()), **_style(i), alpha=0.25, linewidth=0.7)
+            for curve, record in zip(seeds, cell.records if cell else (), strict=True):
+                panel.plot(list(curve), list(curve.values()), **style(i), alpha=0.25, linewidth=0.7)
+                if curve and is_diverged(record):
+                    panel.plot(*list(curve.items())[-1], "x", color=style(i)["color"], markersize=8, markeredgewidth=2)
+                    crossed = True
             shared = sorted(set.intersection(*map(set, seeds))) if seeds else []
             mean = [statistics.fmean(curve[t] for curve in seeds) for t in shared]
-            panel.plot(shared, mean, **_style(i), linewidth=1.6, label=row)  # also where empty: one legend for all
+            marks = marker(i, len(shared), len(sheet.rows))
+            panel.plot(shared, mean, **style(i), **marks, linewidth=1.6, label=row)  # also if empty: one legend for all
         panel.set(title=column, xlabel="communication round", ylabel=Y_LABELS[sheet.curve])
+    if crossed:
+        panels[0].plot([], [], "x", color="grey", markersize=8, markeredgewidth=2, label="diverged")
     return _finish(picture, panels, sheet)
 
 
 def _lines(sheet: Sheet) -> Any:
-    """x = columns, one line a row with standard errors; the paper's dashed beside it. `^`: never reached, a bound."""
+    """x = columns, one line per row with standard errors; the paper's beside it. `^`: never reached, a bound.
+
+    Lines that lie on each other differ in width, dashes and marks.
+    """
     picture, panels = _panels(2 if _has_paper(sheet) else 1)
     for i, row in enumerate(sheet.rows):
+        line = {**style(i), "linestyle": LINES[i % len(LINES)], "linewidth": max(1.2, 3.0 - 0.6 * i)}
         for panel, points in zip(panels, (_ours(sheet, row), _papers(sheet, row)), strict=False):
-            style = {**_style(i), **({"linestyle": "--"} if panel is not panels[0] else {})}
-            kept = [(x, *point) for x, point in enumerate(points) if point]
+            kept = [(x, *point) for x, point in zip(_places(sheet), points, strict=True) if point]
             xs, ys, errors = ([point[k] for point in kept] for k in range(3))
-            panel.errorbar(xs, ys, errors, **style, marker="o", markersize=4, capsize=2, label=row)
+            panel.errorbar(xs, ys, errors, **line, marker=MARKERS[i % len(MARKERS)], markersize=6, capsize=2,
+                           markerfacecolor="none", elinewidth=1.0, label=row)  # fmt: skip
             bounds = [(x, y) for x, y, _, missed in kept if missed]
-            panel.plot([x for x, _ in bounds], [y for _, y in bounds], "^", color=style["color"], markersize=8)
+            panel.plot([x for x, _ in bounds], [y for _, y in bounds], "^", color=line["color"], markersize=8)
     return _finish(picture, panels, sheet)
 
 
 def _bars(sheet: Sheet) -> Any:
-    """Groups of bars with standard errors; the paper's as hollow marks in a panel of their own scale."""
+    """Groups of bars with standard errors; the paper's as hollow marks in a panel of their own."""
     picture, panels = _panels(2 if _has_paper(sheet) else 1)
     width = 0.8 / len(sheet.rows)
     for i, row in enumerate(sheet.rows):
-        colour = _style(i)["color"]
+        colour = style(i)["color"]
         for panel, points in zip(panels, (_ours(sheet, row), _papers(sheet, row)), strict=False):
             kept = [(x + (i + 0.5) * width - 0.4, *point) for x, point in enumerate(points) if point]
             xs, ys, errors = ([point[k] for point in kept] for k in range(3))
@@ -113,11 +112,6 @@ def _curve(record: dict[str, Any], key: str, scale: float) -> dict[int, float]:
     return {t: scale * value for t, value in points if value is not None and math.isfinite(value)}
 
 
-def _style(i: int) -> dict[str, Any]:
-    """Of the i-th row, the same in every panel: ten colours, then again with another line."""
-    return {"color": f"C{i % 10}", "linestyle": ("-", "--", ":", "-.")[i // 10 % 4]}
-
-
 def _panels(count: int, wide: int = 2) -> tuple[Any, list[Any]]:
     """A figure of `count` panels, at most `wide` beside each other."""
     wide = min(wide, count)
@@ -135,12 +129,31 @@ def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
     if sheet.figure != "curves":
         for panel, title in zip(panels, ("ours", "paper"), strict=False):
             panel.set(title=f"{title}, preset {sheet.preset}" if title == "ours" else title, ylabel=label(sheet.metric))
-            panel.set_xticks(range(len(sheet.columns)), sheet.columns, rotation=20 if _long(sheet.columns) else 0)
-            panel.set_xlim(-0.5, len(sheet.columns) - 0.5)  # the same in both, also where the paper lacks a column
+            at = _places(sheet)
+            panel.set_xticks(at, sheet.columns, rotation=20 if _long(sheet.columns) else 0)
+            room = 0.5 if sheet.figure == "bars" or len(at) < 2 else 0.15 * (max(at) - min(at))
+            panel.set_xlim(min(at) - room, max(at) + room)  # the same in both, also where the paper lacks a column
+        if UNITS.get(base(sheet.metric)) == "%":  # accuracies are compared by eye
+            limits = [panel.get_ylim() for panel in panels]
+            for panel in panels:
+                panel.set_ylim(min(low for low, _ in limits), 1.03 * max(high for _, high in limits))
     handles, names = panels[0].get_legend_handles_labels()
-    picture.legend(handles, names, loc="outside right upper", frameon=False, fontsize=8)
+    picture.legend(handles, names, loc="outside right center", frameon=False, fontsize=8, handlelength=3.0)
     picture.suptitle(sheet.title, fontsize=11)
     return picture
+
+
+def _places(sheet: Sheet) -> list[float]:
+    """Where the columns stand: `E=1`, `E=5`, `E=20` on a logarithmic axis, others side by side."""
+    parts = [column.rpartition("=") for column in sheet.columns]
+    try:
+        numbers = [float(number) for _, _, number in parts]
+    except ValueError:
+        numbers = []
+    numeric = len(numbers) > 2 and min(numbers) > 0 and len(set(numbers)) == len(numbers) == len(sheet.columns)
+    if sheet.figure == "lines" and numeric and len({name for name, _, _ in parts}) == 1:
+        return [math.log10(number) for number in numbers]
+    return [float(i) for i in range(len(sheet.columns))]
 
 
 def _long(names: tuple[str, ...]) -> bool:

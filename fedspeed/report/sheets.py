@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .cells import DIGITS, UNITS, Cell, Sheet, base, cell_name, estimate, is_diverged, label
-from .runs import markdown as markdown_table
 from .sheet_figures import figure as figure
+from .tables import markdown as markdown_table
+from .tables import tabular
 from .verdicts import FAILS, HOLDS, UNDECIDED, Contrast, Verdict
 
 CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_error", "n", "not_reached", "paper")
@@ -60,10 +61,7 @@ def csv(sheet: Sheet) -> str:
 
 def latex(sheet: Sheet) -> str:
     """The table of the primary metric as a plain tabular."""
-    header, lines = _primary(sheet)
-    body = [" & ".join(map(_escape, line)) + r" \\" for line in (header, *lines)]
-    rows = [body[0], r"\hline", *body[1:]]
-    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
+    return tabular(*_primary(sheet))
 
 
 def _primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -196,13 +194,6 @@ def _number(value: float) -> str:
         ('1.23', '-0.00421', '2.5e+07')
     """
     return f"{value:.2f}" if 1 <= abs(value) < 1e5 else f"{value:.3g}"
-
-
-def _escape(text: str) -> str:
-    """Text for LaTeX."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
-    special.update({sign: "\\" + sign for sign in "&%$#_{}"})
-    return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
 
 
 def _seconds(record: dict[str, Any]) -> float:

@@ -8,8 +8,8 @@ from pathlib import Path
 from ..files import write
 from ..report import sheets
 from ..report.cells import Sheet
-from ..report.runs import markdown
 from ..report.splits import heat_map
+from ..report.tables import markdown
 from ..report.verdicts import Verdict, judge
 from . import Reproduction, facts
 from .recipes import Recipe, recipes

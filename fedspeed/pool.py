@@ -1,0 +1,174 @@
+"""Orders carried out one after another, here or side by side in processes; a process that dies is replaced."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol, TypeVar
+
+from .errors import UserError
+
+ATTEMPTS = 3
+"""How often an order whose process dies is taken up again."""
+
+Tell = Callable[[Any], None]
+
+
+class Order(Protocol):
+    """Something to do, with a key of its own; it must be possible to send it to another process."""
+
+    @property
+    def key(self) -> str:
+        """What it is known by."""
+        ...
+
+
+O = TypeVar("O", bound=Order)
+
+
+def carry_out(
+    orders: Sequence[O],
+    work: Callable[[O, Tell], Any],
+    jobs: int,
+    *,
+    on_told: Callable[[O, Any], None],
+    on_done: Callable[[O, Any], None],
+    on_failed: Callable[[O, str], None],
+    here: bool = False,
+) -> None:
+    """Carry out orders, `jobs` at a time in processes of their own.
+
+    Args:
+        work: carries one out; what it tells on the way goes to `on_told`, its result to `on_done`.
+        on_failed: called with what an order raised (one line of a `UserError`, else a traceback), or that its process
+            died; the others go on unless this raises.
+        here: one after another in this process.
+    """
+    if here:
+        for order in orders:
+            _settle(order, *_attempt(work, order, partial(on_told, order)), on_done, on_failed)
+    elif orders:
+        _Processes(orders, work, on_told, on_done, on_failed).run(jobs)
+
+
+class _Processes:
+    """The processes that are at work, each with the order that it has."""
+
+    def __init__(self, orders: Sequence[Any], work: Any, on_told: Any, on_done: Any, on_failed: Any) -> None:
+        self.waiting, self.work = list(orders), work
+        self.on_told, self.on_done, self.on_failed = on_told, on_done, on_failed
+        self.tries = dict.fromkeys((order.key for order in orders), 0)
+        self.running: dict[Connection, tuple[Any, Any]] = {}
+
+    def run(self, jobs: int) -> None:
+        try:
+            for _ in range(min(jobs, len(self.waiting))):
+                self.start()
+            while self.running:
+                for pipe in wait(list(self.running)):
+                    assert isinstance(pipe, Connection)
+                    self.hear(pipe)
+        finally:
+            for process, _ in self.running.values():
+                process.terminate()
+            for process, _ in self.running.values():
+                process.join()
+
+    def start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=_serve, args=(there, self.work))
+        with _interrupts_held():
+            process.start()
+        there.close()
+        self.running[here] = (process, None)
+        self.hand_over(here)
+
+    def hand_over(self, pipe: Connection) -> None:
+        """The next order to a process; one that has none left ends."""
+        order = self.waiting.pop(0) if self.waiting else None
+        process, _ = self.running[pipe]
+        self.running[pipe] = (process, order)
+        if order is None:
+            pipe.close()
+            self.running.pop(pipe)[0].join()
+        else:
+            self.tries[order.key] += 1
+            pipe.send(order)
+
+    def hear(self, pipe: Connection) -> None:
+        process, order = self.running[pipe]
+        try:
+            kind, told = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.running.pop(pipe)
+            process.join()
+            if self.tries[order.key] < ATTEMPTS:
+                self.waiting.insert(0, order)
+            else:
+                self.on_failed(
+                    order,
+                    f"its process died {ATTEMPTS} times (exit code {process.exitcode}); what it had done is kept. Free "
+                    f"memory or use fewer --jobs, then repeat this",
+                )
+            if self.waiting:
+                self.start()
+            return
+        if kind == "told":
+            self.on_told(order, told)
+        elif kind == "warning":
+            warnings.warn(told, stacklevel=1)
+        else:
+            _settle(order, kind, told, self.on_done, self.on_failed)
+            self.hand_over(pipe)
+
+
+def _settle(order: Any, kind: str, told: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
+    (on_done if kind == "done" else on_failed)(order, told)
+
+
+def _attempt(work: Callable[[Any, Tell], Any], order: Any, tell: Tell) -> tuple[str, Any]:
+    """`done` with the result, or `failed` with what was raised."""
+    try:
+        return "done", work(order, tell)
+    except UserError as error:
+        return "failed", str(error)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def _serve(pipe: Connection, work: Callable[[Any, Tell], Any]) -> None:
+    """A process that carries out orders; it ends when whoever gives them does."""
+    warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
+    try:
+        while True:
+            pipe.send(_attempt(work, pipe.recv(), lambda told: pipe.send(("told", told))))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, also not while they import: whoever started them decides."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

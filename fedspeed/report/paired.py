@@ -1,0 +1,96 @@
+"""Is the difference real? Every method against a baseline, paired over seeds, with a 95% t-interval.
+
+Pairing removes what a seed brings to all methods: split, initial model, cohorts and batches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import unknown
+from .runs import Row, RunFiles, measured
+from .verdicts import interval
+
+SMALL = 0.005
+"""Accuracies that differ by less, half a point, are called the same once the interval shows it."""
+
+YES, NO, UNDECIDED, UNKNOWN = "yes", "no", "undecided", "unknown: 1 seed"
+METRICS = {"test_accuracy": ("mean_last5_accuracy", "last_accuracy"), "test_loss": ("last_test_loss",)}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A method minus the baseline in one metric.
+
+    Args:
+        values: of every seed that both have; a diverged run counts with what it had reached, 0 if nothing.
+        low, high: 95% t-interval of the mean; infinite with fewer than two seeds.
+    """
+
+    method: str
+    metric: str
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    mean: float | None
+    low: float
+    high: float
+
+    @property
+    def real(self) -> str:
+        """`yes` if the interval leaves out 0, `no` if it shows that there is less than half a point, or undecided.
+
+        Seeds that agree to the last digit say that a test set is small, not that the difference is sure.
+        """
+        if len(self.values) < 2:
+            return UNKNOWN if self.values else "no seed in common"
+        if (self.low > 0 or self.high < 0) and self.high - self.low > 1e-9:
+            return YES
+        small = SMALL if "accuracy" in self.metric else 0.0
+        return NO if max(-self.low, self.high) <= small else UNDECIDED
+
+    @property
+    def answer(self) -> str:
+        """`real`, and which is better."""
+        if self.real != YES:
+            return self.real
+        better = (self.low > 0) == ("accuracy" in self.metric)
+        return "yes, better" if better else "yes, worse"
+
+
+def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
+    """All methods but the baseline (the first row unless named) against it, metric by metric."""
+    against = find(rows, baseline)
+    metrics = METRICS[measured(rows)]
+    return [_gap(row, against, metric) for row in rows if row is not against for metric in metrics]
+
+
+def find(rows: Sequence[Row], label: str) -> Row:
+    """The row of a label, the first for ""."""
+    for row in rows:
+        if row.label == label or not label:
+            return row
+    raise unknown("--baseline", label, [row.label for row in rows])
+
+
+def _gap(row: Row, against: Row, metric: str) -> Gap:
+    ours, theirs = (_by_seed(r, metric) for r in (row, against))
+    seeds = tuple(sorted(set(ours) & set(theirs)))
+    values = tuple(ours[seed] - theirs[seed] for seed in seeds)
+    low, high = interval(values)
+    return Gap(row.label, metric, seeds, values, statistics.fmean(values) if values else None, low, high)
+
+
+def _by_seed(row: Row, metric: str) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for run in row.runs:
+        value = _value(run, metric)
+        if value is not None:
+            found[int(run.summary["seed"])] = value
+    return found
+
+
+def _value(run: RunFiles, metric: str) -> float | None:
+    value = run.numbers()[metric]
+    return 0.0 if value is None and run.diverged and "accuracy" in metric else value

@@ -1,0 +1,254 @@
+"""The table of a comparison: as text that fits a width, Markdown, CSV, LaTeX and plain data."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .paired import Gap
+from .runs import Row, RunFiles, measured, short, spread, to
+
+Lines = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Args:
+        keep: how long it stays when there is little room; the least goes first.
+        deviation: whether the deviation over seeds is shown.
+    """
+
+    title: str
+    key: str
+    keep: int
+    scale: float = 1.0
+    digits: int = 2
+    deviation: bool = True
+
+
+METHOD = "method"
+ACCURACIES = (
+    Column("last %", "last_accuracy", 7, 100),
+    Column("best %", "best_accuracy", 3, 100),
+    Column("last-5 mean %", "mean_last5_accuracy", 9, 100),
+)
+TEST_LOSS = Column("test loss", "last_test_loss", 9, digits=4)
+OTHERS = (
+    Column("train loss", "last_train_loss", 5, digits=4),
+    Column("MB sent", "bytes", 4, 1e-6, 1, False),
+    Column("gradients", "grad_evals", 2, 1, 0, False),
+    Column("seconds", "seconds", 1, 1, 1, False),
+)
+
+
+def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
+    """Accuracies, or the loss where there are none; what the targets took; what all of it cost."""
+    scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
+    reached = [
+        Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, 1)
+        for target in targets
+        for title, cost, keep, scale in (("rounds", "rounds", 8, 1.0), ("MB", "bytes", 6, 1e-6))
+    ]
+    return (*scores, *reached, *OTHERS)
+
+
+def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str, ...], Lines]:
+    """Header and one line per method, mean +- deviation over seeds; says which diverged and which lack seeds."""
+    shown, most = columns(rows, targets), max((len(row.runs) for row in rows), default=0)
+    lines = [(_name(row, most), *(_cell(row, column, targets) for column in shown)) for row in rows]
+    return (METHOD, *(column.title for column in shown)), lines
+
+
+def _name(row: Row, most: int) -> str:
+    notes = [f"{row.diverged} of {len(row.runs)} diverged"] if row.diverged else []
+    notes += [f"{len(row.runs)} of {most} seeds"] if len(row.runs) < most else []
+    return row.label + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _cell(row: Row, column: Column, targets: Sequence[float]) -> str:
+    values = row.values(column.key, targets)
+    if "_to_" in column.key and len(values) < len(row.runs):
+        return _bound(row, column, targets)
+    if column.deviation or not values:
+        return spread(values, column.scale, column.digits)
+    return short(column.scale * statistics.fmean(values), column.digits)
+
+
+def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
+    """A target that not every run reached: a lower bound, one that never did counting with all it was given."""
+    values, reached = [], 0
+    for run in row.runs:
+        value = run.numbers(targets)[column.key]
+        reached += value is not None
+        values.append(_given(run, column.key) if value is None else value)
+    mean = column.scale * statistics.fmean(values)
+    text = short(mean, 0 if mean == round(mean) else column.digits)
+    return f"> {text} ({reached} of {len(values)})" if reached else f"> {text}"
+
+
+def _given(run: RunFiles, key: str) -> float:
+    """All rounds of the config, also of a run that diverged early; all bytes that were sent."""
+    if key.startswith("rounds"):
+        return float(run.config.get("rounds") or len(run.rounds))
+    return float(run.numbers()["bytes"] or 0.0)
+
+
+GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
+GAP_LOSS = ("method", "test loss", "95% interval", "real?")
+GAP_KEEP = (9, 9, 9, 2, 2, 2)
+
+
+def gap_table(found: Sequence[Gap]) -> tuple[tuple[str, ...], Lines]:
+    """A line per method: its difference to the baseline with its interval; accuracies in points."""
+    by_method: dict[str, list[str]] = {}
+    for gap in found:
+        scale, digits = (100.0, 2) if "accuracy" in gap.metric else (1.0, 4)
+        mean, low, high = (_signed(v, scale, digits) for v in (gap.mean, gap.low, gap.high))
+        bounds = f"[{low}, {high}]" if math.isfinite(gap.low) else "-"
+        by_method.setdefault(gap.method, []).extend([mean, bounds, gap.answer])
+    header = GAP if any("accuracy" in gap.metric for gap in found) else GAP_LOSS
+    return header, [(method, *cells) for method, cells in by_method.items()]
+
+
+def _signed(value: float | None, scale: float, digits: int) -> str:
+    if value is None:
+        return "-"
+    text = short(scale * value, digits)
+    return text if text.startswith("-") else f"+{text}"
+
+
+# --- formats ---
+
+
+def markdown(header: tuple[str, ...], lines: Lines) -> str:
+    """A Markdown table."""
+    rule = tuple("---" for _ in header)
+    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *lines))
+
+
+def tabular(header: tuple[str, ...], lines: Lines) -> str:
+    """A plain LaTeX tabular."""
+    body = [" & ".join(map(escape, line)) + r" \\" for line in (header, *lines)]
+    rows = [body[0], r"\hline", *body[1:]]
+    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
+
+
+def escape(text: str) -> str:
+    """Text for LaTeX."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
+    special.update({sign: "\\" + sign for sign in "&%$#_{}"})
+    return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
+
+
+def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
+    """One line per run, numbers only; nothing where a target was not reached."""
+    out = io.StringIO()
+    write = csv_format.writer(out, lineterminator="\n").writerow
+    runs = [(row.label, run, run.numbers(targets)) for row in rows for run in row.runs]
+    write(["method", "status", *(runs[0][2] if runs else ()), "folder"])
+    for label, run, numbers in runs:
+        write([label, "diverged" if run.diverged else "finished", *numbers.values(), run.path.name])
+    return out.getvalue()
+
+
+def data(rows: Sequence[Row], targets: Sequence[float], found: Sequence[Gap], baseline: str) -> dict[str, Any]:
+    """The comparison as JSON takes it: numbers by machine names, of every seed, with mean and standard deviation."""
+    return {
+        "rows": [_row(row, targets) for row in rows],
+        "baseline": baseline,
+        "differences": [
+            {
+                "method": gap.method,
+                "metric": gap.metric,
+                "seeds": list(gap.seeds),
+                "values": list(gap.values),
+                "mean": gap.mean,
+                "low": gap.low if math.isfinite(gap.low) else None,
+                "high": gap.high if math.isfinite(gap.high) else None,
+                "real": gap.real,
+            }
+            for gap in found
+        ],
+    }
+
+
+def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
+    of_runs = [run.numbers(targets) for run in row.runs]
+    plain: dict[str, Any] = {
+        "method": row.label,
+        "seeds": [numbers.pop("seed") for numbers in of_runs],
+        "status": ["diverged" if run.diverged else "finished" for run in row.runs],
+    }
+    for key in of_runs[0] if of_runs else ():
+        values = [numbers[key] for numbers in of_runs]
+        known = [value for value in values if value is not None]
+        plain[key] = {
+            "values": values,
+            "mean": statistics.fmean(known) if known else None,
+            "std": statistics.stdev(known) if len(known) > 1 else None,
+            "n": len(known),
+        }
+    return plain
+
+
+# --- text ---
+
+
+MATTERS, LONG = 5, 20
+"""Columns with less `keep` go before names longer than this get a line of their own; of shorter names, all can go."""
+
+
+def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) -> tuple[str, list[str]]:
+    """A table of text at most `width` wide, and the titles of the columns there was no room for.
+
+    Numbers are never cut. With too little room titles take two lines, then the columns with the least `keep` go (one
+    number per column but the first); long names that leave no room for what matters take a line of their own.
+    """
+    levels = [0, *sorted(set(keep))[:-1]]  # columns up to a level are dropped together
+    short_names = max((len(line[0]) for line in lines), default=0) <= LONG
+    first = levels if short_names else [level for level in levels if level < MATTERS]
+    tries = [(False, False, 0), *((True, False, level) for level in first), *((True, True, level) for level in levels)]
+    for stacked, apart, level in tries:
+        left = [0, *(i for i, own in enumerate(keep, 1) if own > level)]
+        text = _text([header, *lines], left, stacked, apart, width)
+        if max(map(len, text)) <= width:
+            break
+    return "\n".join(text), [title for i, title in enumerate(header) if i not in left]
+
+
+def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int) -> list[str]:
+    """Aligned lines; `stacked` titles take two lines, names stand `apart` above their numbers."""
+    titles = [_halves(table[0][i]) if stacked else ("", table[0][i]) for i in left]
+    body = [[line[i] for i in left] for line in table[1:]]
+    if apart:
+        titles, names, body = titles[1:], [line[0] for line in body], [line[1:] for line in body]
+    widths = [
+        max(map(len, cells)) for cells in zip(*(list(pair) for pair in zip(*titles, strict=True)), *body, strict=True)
+    ]
+
+    def aligned(cells: Sequence[str]) -> str:
+        first = cells[0].rjust(widths[0]) if apart else cells[0].ljust(widths[0])
+        rest = (cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True))
+        return ("  " * apart + "  ".join([first, *rest])).rstrip()
+
+    upper, lower = (aligned(part) for part in zip(*titles, strict=True))
+    text = [upper] * bool(upper.strip()) + [lower]
+    for i, line in enumerate(body):
+        text += textwrap.wrap(names[i], width, break_on_hyphens=False) if apart else []
+        text.append(aligned(line))
+    return text
+
+
+def _halves(title: str) -> tuple[str, str]:
+    """A title on two lines, split where they come out about as long."""
+    words = title.split()
+    cuts = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
+    return min(cuts, key=lambda pair: max(map(len, pair)))

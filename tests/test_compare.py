@@ -1,0 +1,341 @@
+"""`fedspeed compare`: it goes on where it was stopped, runs side by side, reads folders, and says what it found."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from test_cli import in_a_terminal
+
+from fedspeed import Config
+from fedspeed.cli import batch, compare, main
+from fedspeed.report.runs import RunFiles
+
+QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
+MODULE = [sys.executable, "-c", "import sys; from fedspeed.cli import main; sys.exit(main())"]
+TITLES = ("method", "last %", "best %", "last-5 mean %", "train loss", "MB sent", "gradients", "seconds")
+OWN = """
+from dataclasses import dataclass
+from fedspeed.methods import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    def update(self, server, mean, round):
+        if round.t == 1:
+            raise RuntimeError("as I wrote it")
+        return super().update(server, mean, round)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def bits(folder: str) -> dict[str, tuple[bytes, list]]:
+    """Model and rounds without times of every run in a folder."""
+    found = {}
+    for path in sorted(Path(folder).glob("*/config.toml")):
+        rounds = [json.loads(line) for line in (path.parent / "rounds.jsonl").read_text().splitlines()]
+        timeless = [{k: v for k, v in r.items() if "seconds" not in k} for r in rounds]
+        found[path.parent.name] = ((path.parent / "model.safetensors").read_bytes(), timeless)
+    return found
+
+
+def test_compare_prints_a_table_a_chart_and_where_the_files_are(capsys):
+    assert main(["compare", "fedavg", "fedspeed:rho=0,lam=100", *QUICK, "--seeds", "5,7", "--out", "c"]) == 0
+    out = capsys.readouterr().out
+    table = Path("c/table.md").read_text()
+    for title in TITLES:
+        assert title in out
+        assert title in table
+    assert re.search(r"^fedavg +\d+\.\d\d \+- \d+\.\d\d ", out, re.M)
+    assert "o fedavg   + fedspeed:rho=0,lam=100" in out
+    for text in (out, table):
+        assert "mean +- standard deviation over 2 seeds; learning-rate decay 0.998 per round" in text
+        assert "Is the difference to fedavg real? (points, paired over seeds, 95% t-interval)" in text
+    assert re.search(r"^fedspeed:rho=0,lam=100 +[+-]\d+\.\d\d +\[.*\] +(yes|no|undecided)", out, re.M)
+    assert "next: fedspeed methods fedspeed" in out
+    kinds = {"accuracy.png": b"\x89PNG", "accuracy.pdf": b"%PDF", "accuracy.svg": b"<?xml", "table.tex": b"\\begin"}
+    assert all(Path("c", name).read_bytes().startswith(start) for name, start in kinds.items())
+    assert len(list(csv_format.DictReader(Path("c/table.csv").read_text().splitlines()))) == 4
+    folders = ["fedavg-s5", "fedavg-s7", "fedspeed_rho=0_lam=100-s5", "fedspeed_rho=0_lam=100-s7"]
+    assert sorted(path.name for path in Path("c").iterdir() if path.is_dir()) == folders
+    config = Config.from_toml(Path("c", folders[-1], "config.toml"))
+    assert (config.method.lam, config.method.rho, config.seed, config.lr_decay) == (100.0, 0.0, 7, 0.998)
+
+
+def test_one_seed_says_that_nothing_can_be_known(capsys):
+    assert main(["compare", "fedavg", "fedspeed", *QUICK, "--seeds", "1", "--out", "c"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^1 seed; learning-rate decay", out, re.M)
+    assert re.search(r"^fedspeed +[+-]\d+\.\d\d +- +unknown: 1 seed", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("flags", "decay", "said"),
+    [
+        ([], 0.998, "decay 0.998"),
+        (["--paper-decay"], 0.9995, "decay 0.9995"),
+        (["--lr-decay", "0.9"], 0.9, "decay 0.9 "),
+        (["--file", "own.toml"], 0.998, "decay 0.998"),
+        (["--file", "given.toml"], 0.95, "decay 0.95 "),
+        (["--file", "given.toml", "--paper-decay"], 0.9995, "decay 0.9995"),
+    ],
+    ids=str,
+)
+def test_compare_gives_all_methods_one_decay_unless_asked(capsys, flags, decay, said):
+    Path("own.toml").write_text(Config().to_toml())
+    Path("given.toml").write_text("lr_decay = 0.95")
+    assert main(["compare", "fedspeed", *QUICK, "--seeds", "1", "--out", "c", *flags]) == 0
+    assert Config.from_toml(Path("c/fedspeed-s0/config.toml")).lr_decay == decay
+    assert said in capsys.readouterr().out
+
+
+def test_json_is_numbers_and_nothing_else(capsys):
+    given = ["--seeds", "2", "--targets", "0.01,0.999", "--json", "--out", "b"]
+    assert main(["compare", "fedavg", "fedspeed:rho=0", *QUICK, *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, second = told["rows"]
+    assert [first["method"], second["method"]] == ["fedavg", "fedspeed:rho=0"]
+    summaries = [json.loads(Path(f"b/fedavg-s{s}/summary.json").read_text()) for s in (0, 1)]
+    assert first["last_accuracy"]["values"] == [s["last_accuracy"] for s in summaries]
+    assert first["last_accuracy"]["mean"] == pytest.approx(sum(s["last_accuracy"] for s in summaries) / 2)
+    assert first["rounds_to_1"]["values"] == [s["targets"]["0.01"]["round"] for s in summaries]
+    assert first["bytes_to_1"]["values"] == [s["targets"]["0.01"]["bytes"] for s in summaries]
+    assert first["rounds_to_99.9"]["n"] == 0
+    assert [gap["metric"] for gap in told["differences"]] == ["mean_last5_accuracy", "last_accuracy"]
+    assert told["differences"][0]["values"] == pytest.approx(
+        [b - a for a, b in zip(*(r["mean_last5_accuracy"]["values"] for r in told["rows"]), strict=True)]
+    )
+    written = json.loads(Path("b/table.json").read_text())
+    assert written == {key: told[key] for key in written}
+
+
+def test_off_a_terminal_a_line_per_run_and_the_targets(capsys):
+    given = ["--rounds", "40", "--seeds", "2", "--targets", "0.3,0.999", "--out", "c"]
+    assert main(["compare", "fedavg", "fedspeed", *QUICK, *given]) == 0
+    out = capsys.readouterr().out
+    lines = re.findall(r"^(\w+ seed \d): accuracy \d+\.\d\d%, 40 rounds, \d+\.\d s  \((\d)/4 runs", out, re.M)
+    assert lines == [("fedavg seed 0", "1"), ("fedspeed seed 0", "2"), ("fedavg seed 1", "3"), ("fedspeed seed 1", "4")]
+    assert "round 2/40" not in out
+    header = next(line for line in out.splitlines() if line.startswith("method"))
+    assert re.search(r"rounds to 30% +MB to 30% +rounds to 99.9% +MB to 99.9%", header)
+    assert re.search(r"^fedavg .* > 40 ", out, re.M)
+
+
+def test_what_a_run_needed_for_its_targets_is_said(capsys):
+    assert main(["run", *QUICK, "--targets", "0.01,0.999", "--out", "a"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^1% accuracy: in round 1, after \d+\.\d MB$", out, re.M)
+    assert "99.9% accuracy: not reached\n" in out
+
+
+def test_a_comparison_that_diverges_says_so_and_goes_on(capsys):
+    flags = ["--lr", "1e30", "--local-steps", "9", "--seeds", "2", "--out", "c"]
+    assert main(["compare", "fedavg", "fedcm", *QUICK, *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.count("diverged (NaN or Inf)") == 4
+    assert re.search(r"^fedcm \(2 of 2 diverged\)", out, re.M)
+    assert main(["compare", "fedavg", "fedcm", *QUICK, *flags]) == 0
+    assert "4 of 4 runs are done already and kept" in capsys.readouterr().out  # it would diverge again
+
+
+# --- going on ---
+
+
+def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_stopped(monkeypatch, capsys):
+    given = ["compare", "fedavg", "fedspeed", *QUICK, "--rounds", "6", "--seeds", "2"]
+    assert main([*given, "--quiet", "--out", "whole"]) == 0
+    seen = 0
+
+    def stop(self, record, on_round=batch._Watch.on_round):
+        nonlocal seen
+        seen += 1
+        if seen == 10:  # round 4 of the second run
+            raise KeyboardInterrupt
+        on_round(self, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch._Watch, "on_round", stop)
+        assert main([*given, "--quiet", "--out", "c", "--overwrite"]) == 130
+    again = " ".join([*given, "--quiet", "--out", "c"])
+    assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` goes on\n"
+    assert sorted(path.name for path in Path("c").iterdir()) == ["fedavg-s0", "fedspeed-s0"]
+    kept = Path("c/fedavg-s0/summary.json").stat().st_mtime_ns
+    rounds = []
+    with monkeypatch.context() as patched:
+        on_round = batch._Watch.on_round
+        patched.setattr(batch._Watch, "on_round", lambda self, r: (rounds.append(r.round), on_round(self, r)))
+        assert main([*given, "--out", "c"]) == 0
+    assert "1 of 4 runs are done already and kept" in capsys.readouterr().out
+    assert rounds == [5, 6, *range(1, 7), *range(1, 7)]
+    assert Path("c/fedavg-s0/summary.json").stat().st_mtime_ns == kept
+    assert bits("c") == bits("whole")
+
+
+def test_without_out_the_message_names_the_folder(monkeypatch, capsys):
+    monkeypatch.setattr(batch._Watch, "on_round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["compare", "fedavg", *QUICK, "--quiet"]) == 130
+    (folder,) = Path("runs").iterdir()
+    assert f"--quiet --out {folder}` goes on\n" in capsys.readouterr().err
+
+
+def test_other_targets_and_another_place_are_no_other_run(capsys):
+    given = ["compare", "fedavg", *QUICK, "--seeds", "1", "--out", "c"]
+    assert main([*given, "--quiet"]) == 0
+    assert main([*given, "--targets", "0.01", "--backend", "auto"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 runs are done already and kept" in out
+    assert "rounds to 1%" in out
+    assert main([*given, "--lr", "0.2"]) == 2
+    assert "c/fedavg-s0 holds a run of another config (it differs in lr)" in capsys.readouterr().err
+    assert main([*given, "--lr", "0.2", "--overwrite", "--quiet"]) == 0
+    assert Config.from_toml(Path("c/fedavg-s0/config.toml")).lr == 0.2
+
+
+def test_more_methods_and_seeds_join_what_is_there(capsys):
+    assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--out", "c", "--quiet"]) == 0
+    assert main(["compare", "fedspeed", "fedavg", *QUICK, "--seeds", "2", "--out", "c"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 4 runs are done already" in out
+    assert "Is the difference to fedspeed real?" in out
+
+
+def test_control_c_of_runs_side_by_side_and_then_the_same_command(tmp_path):
+    Path("own.py").write_text(OWN)
+    given = ["compare", "fedavg", "own.py:Mine", *QUICK, "--rounds", "60", "--seeds", "2", "--jobs", "2", "--out", "c"]
+    with subprocess.Popen([*MODULE, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not any(path.read_text().count("\n") > 3 for path in Path("c").glob("*/rounds.jsonl")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == f"fedspeed: interrupted; what was done is kept, `fedspeed {' '.join(given)}` goes on\n"
+    before = {path: path.read_text() for path in Path("c").glob("*/rounds.jsonl")}
+    assert before
+    assert main([*given, "--quiet"]) == 0
+    assert main([*given, "--quiet", "--jobs", "1", "--out", "alone"]) == 0
+    assert bits("c") == bits("alone")
+    assert len(bits("c")) == 4
+    for path, text in before.items():  # with times: these rounds were not run again
+        done = text[: text.rfind("\n", 0, len(text) // 2) + 1]
+        assert path.read_text().startswith(done)
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_that_fails_is_named_and_the_others_go_on(capfd, jobs):
+    Path("own.py").write_text(OWN)
+    given = ["compare", "fedavg", "own.py:Broken", "fedcm", *QUICK, "--seeds", "2", "--jobs", jobs, "--out", "c"]
+    assert main(given) == 2
+    out, err = capfd.readouterr()
+    assert len(re.findall(r"^fedspeed: own.py:Broken seed [01]: .*as I wrote it.*$", err, re.M)) == 2
+    assert "Traceback" not in err
+    assert re.search(r"^fedavg .*\+-", out, re.M)
+    assert re.search(r"^fedcm .*\+-", out, re.M)
+    assert not re.search(r"^own.py:Broken +\d", out, re.M)
+
+
+def test_a_setting_that_no_run_can_start_with_stops_at_once(capsys):
+    assert main(["compare", "fedavg", "fedspeed", "--data", "synthetic", "--model", "cnn", "--out", "c"]) == 2
+    assert re.fullmatch(r"fedspeed: error: .*use linear or mlp\n", capsys.readouterr().err)
+    assert not Path("c").exists()
+
+
+def test_warnings_of_other_processes_are_one_line(capfd):
+    flags = ["--seeds", "2", "--jobs", "2", "--backend", "process", "--engine", "block", "--out", "c", "--quiet"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["compare", "fedavg", *QUICK, *flags]) == 0
+    assert capfd.readouterr().err.count("engine block: runs in this process") == 1
+
+
+# --- folders ---
+
+
+def test_a_table_from_runs_that_are_there(capsys):
+    """Nothing is run, also no Python file that a config names."""
+    Path("own.py").write_text(OWN)
+    given = ["fedspeed:rho=0", "own.py:Mine", "fedavg", *QUICK, "--seeds", "2"]
+    assert main(["compare", *given, "--targets", "0.01", "--out", "c"]) == 0
+    capsys.readouterr()
+    first = json.loads(Path("c/table.json").read_text())
+    for path in Path("c").glob("[at]*.*"):
+        path.unlink()
+    Path("own.py").unlink()
+    (Path("c/fedavg-s1/summary.json")).unlink()
+    assert main(["compare", "c", "--baseline", "fedspeed:rho=0"]) == 0
+    out = capsys.readouterr().out
+    assert "left out: c/fedavg-s1: not finished" in out
+    assert "fedavg (1 of 2 seeds)" in out
+    assert "Is the difference to fedspeed:rho=0 real?" in out
+    assert "rounds to 1%" in out  # of the configs
+    again = {row["method"]: row for row in json.loads(Path("c/table.json").read_text())["rows"]}
+    assert list(again) == ["fedavg", "fedspeed:rho=0", "own.py:Mine"]
+    assert [again[row["method"]] for row in first["rows"][:2]] == first["rows"][:2]
+    assert Path("c/accuracy.png").exists()
+    assert main(["compare", "c/own.py_Mine-s0", "c/fedavg-s0", "--quiet", "--out", "d"]) == 0
+    assert [row["method"] for row in json.loads(Path("d/table.json").read_text())["rows"]] == ["own.py:Mine", "fedavg"]
+
+
+def test_a_method_s_name_is_the_method_also_where_a_folder_is_called_so(capsys):
+    assert main(["run", "--method", "fedcm", *QUICK, "--quiet", "--out", "fedavg"]) == 0
+    assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--json", "--out", "c"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["method"] == "fedavg"
+    assert main(["compare", "./fedavg", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["method"] == "fedcm"
+
+
+# --- screen ---
+
+
+def test_on_a_terminal_everything_fits():
+    name = "fedspeed:rho=0.05,lam=100"
+    given = ["fedavg", name, *QUICK, "--seeds", "2", "--targets", "0.01", "--quiet", "--out", "c"]
+    assert main(["compare", *given]) == 0
+    for wide in (60, 80, 120, 200):
+        code, shown = in_a_terminal([*MODULE, "compare", "c"], (40, wide))
+        assert code == 0, shown
+        assert max(map(len, shown.splitlines())) <= wide
+        assert "…" not in shown
+        assert re.search(r"^fedspeed:lam=100,rho=0.05\s+\d+\.\d\d \+- \d+\.\d\d", shown, re.M)
+        assert ("no room for" in shown) == (wide < 200)
+
+
+# --- parsing ---
+
+
+def test_parsing_of_methods_and_seeds():
+    assert compare.parse_method("fedspeed") == {"name": "fedspeed"}
+    assert compare.parse_method("fedspeed:rho=0.05, server=active") == {
+        "name": "fedspeed", "rho": 0.05, "server": "active",
+    }  # fmt: skip
+    assert compare.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
+    assert compare.parse_seeds("3") == [0, 1, 2]
+    assert compare.parse_seeds("3,1") == [3, 1]
+
+
+def test_a_damaged_summary_is_no_finished_run(tmp_path):
+    assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--quiet", "--out", "c"]) == 0
+    assert RunFiles.read(Path("c/fedavg-s0")).done
+    Path("c/fedavg-s0/summary.json").write_text('{"status": "finished"}')
+    assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--quiet", "--out", "c"]) == 0  # goes on
+    assert RunFiles.read(Path("c/fedavg-s0")).done
