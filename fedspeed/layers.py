@@ -7,9 +7,9 @@ A convolution of a small map with a 3x3 filter w is bilinear in both, so it can 
 with constant matrices: each row of G w and B x is one matrix product over channels, A puts the products together. On
 maps of 1x1, 2x2, 4x4 and 8x8 this needs 1, 9, 36 and 144 products where the plain sum over taps takes 9, 36, 144 and
 576: on the smallest most taps only meet the padding, on the others Winograd's algorithms save the rest. Dead taps keep
-their zero gradient, so weight decay and the method's terms reach them as before. Of larger filters over many channels
-(`RowConv`) only the gradient is summed in another order. Max-pooling before ReLU is the same function as after it, on a
-map a quarter of the size.
+their zero gradient, so weight decay and the method's terms reach them as before; `trim.py` leaves them out. Of larger
+filters over many channels (`RowConv`) only the gradient is summed in another order. Max-pooling before ReLU is the same
+function as after it, on a map a quarter of the size.
 
 Reference: Winograd, Arithmetic Complexity of Computations, 1980; Lavin & Gray, Fast Algorithms for Convolutional
 Neural Networks, CVPR 2016.

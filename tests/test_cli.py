@@ -404,6 +404,9 @@ def test_lists(capsys, argv):
         assert re.search(r"x, H +h +1 / 1 +2 +0\.9995", line)  # server, client, down, up, gradients, decay
     elif argv[0] == "models":
         assert "widths=[16, 32, 64]" in out
+        words = " ".join(next(line for line in out.splitlines() if "resnet18_gn" in line).split())
+        assert "groups=2, init=usual, trim=false 11,181,642, 4,234,826 live" in words
+        assert "145,834" in next(line for line in out.splitlines() if line.startswith("cnn "))
     else:
         assert "Reference:" in out
         assert "(0, inf)" in out

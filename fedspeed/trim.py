@@ -1,0 +1,132 @@
+"""Convolutions without dead taps: on a map smaller than a filter's reach, some taps only ever meet padding.
+
+Tap a of a line meets pixel i at output o where i = o stride + a - padding. A 3x3 filter on a 1x1 map has one such tap
+of nine, with stride 2 on a 2x2 map four. The gradient of the others is zero at every point, so a network trained
+without them is the same network: the same live values to rounding, from the same seed. In the untrimmed network dead
+values move by weight decay and a method's linear terms alone, and nothing reads them but norms of the whole vector:
+
+- loss gradients (clipping, SAM's and FedSpeed's ascent, FedSMOO's ascent vectors) are zero there: the same;
+- FedLESAM's ascent divides by ||x_old - x^t||, which counts what weight decay did to dead taps: another step length,
+  unless weight_decay is 0;
+- clip_mode="released" counts a method's linear terms: the dead part of x^t for methods with a prox term (FedProx,
+  FedDyn, FedADMM, FedPD, FedSpeed, FedSMOO), of what weight decay did for those that carry a past movement (SCAFFOLD,
+  FedGamma, FedCM, MoFedSAM): another scale wherever it clips.
+
+There the trimmed run is the method on the smaller network. Drift, update norms and bytes in records are of the shorter
+vector everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import UserError
+
+
+def live(side: int, taps: int, stride: int, padding: int) -> range:
+    """The taps of a line of `taps` that meet a pixel of a line of `side`, first to last.
+
+    Example:
+        >>> live(1, 3, 1, 1), live(2, 3, 2, 1), live(2, 3, 1, 1)
+        (range(1, 2), range(1, 3), range(0, 3))
+    """
+    outputs = range((side + 2 * padding - taps) // stride + 1)
+    met = [a for a in range(taps) if any(0 <= o * stride + a - padding < side for o in outputs)]
+    return range(met[0], met[-1] + 1)
+
+
+class TrimmedConv(nn.Conv2d):
+    """The live taps of a convolution without bias, padded by half its filter, on maps of one size.
+
+    Its weight is (out, channels, live rows, live columns). Where they are as many as the map has pixels there is one
+    output, and the convolution is a plain matrix product.
+
+    Args:
+        full: the convolution; its live values are copied, none are drawn.
+        size: height and width of the maps.
+
+    Example:
+        >>> TrimmedConv(nn.Conv2d(8, 16, 3, padding=1, bias=False), (1, 1)).weight.shape
+        torch.Size([16, 8, 1, 1])
+    """
+
+    def __init__(self, full: nn.Conv2d, size: tuple[int, int]) -> None:
+        half = [taps // 2 for taps in full.kernel_size]
+        rows, columns = map(live, size, full.kernel_size, full.stride, half)
+        start, kept = (rows.start, columns.start), (len(rows), len(columns))
+        padding = (half[0] - start[0], half[1] - start[1])
+        stride = (full.stride[0], full.stride[1])
+        super().__init__(full.in_channels, full.out_channels, kept, stride, padding, bias=False, device="meta")
+        values = full.weight.detach()[:, :, rows.start : rows.stop, columns.start : columns.stop]
+        self.weight = nn.Parameter(values.clone(memory_format=torch.contiguous_format))
+        self.size = tuple(size)
+        dead = [(a.start, taps - a.stop) for a, taps in zip((rows, columns), full.kernel_size, strict=True)]
+        self.dead = (*dead[1], *dead[0])  # left, right, above, below
+        self.product = self.kernel_size == self.size and padding == (0, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The convolution; maps of another size are refused, for which other taps are live."""
+        if tuple(x.shape[-2:]) != self.size:
+            raise UserError(
+                f"trimmed network: expected maps of {self.size[0]}x{self.size[1]}, found {x.shape[-2]}x{x.shape[-1]}; "
+                f"it is trimmed for one size of pictures: build it for this one, or leave it untrimmed (trim=False)"
+            )
+        if not self.product:
+            return super().forward(x)
+        return nn.functional.linear(x.flatten(-3), self.weight.flatten(1))[..., None, None]
+
+    def untrimmed(self, weight: torch.Tensor) -> torch.Tensor:
+        """Such a weight as full filters, zero in their dead taps."""
+        return nn.functional.pad(weight, self.dead)
+
+
+def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The network, with every convolution that has dead taps on inputs of this shape replaced by its live ones.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False))
+        >>> trimmed(net, (3, 1, 1))[0].weight.shape
+        torch.Size([4, 3, 1, 1])
+    """
+    convolutions = {name: module for name, module in net.named_modules() if isinstance(module, nn.Conv2d)}
+    sizes: dict[nn.Module, tuple[int, int]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        sizes[module] = tuple(inputs[0].shape[-2:])
+
+    hooks = [module.register_forward_pre_hook(note) for module in convolutions.values()]
+    with torch.no_grad():
+        net(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    for name, module in convolutions.items():
+        smaller = TrimmedConv(module, sizes[module])
+        if smaller.kernel_size != module.kernel_size:
+            net.set_submodule(name, smaller)
+    return net
+
+
+def untrim(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The state of a trimmed model as one for the untrimmed: the same outputs; dead taps are zero.
+
+    In an untrimmed run they would not be zero: they would still hold what weight decay left of their initial values.
+
+    Args:
+        state: another state of such a model, a `model.safetensors` for example; None takes the model's own.
+
+    Example:
+        >>> from fedspeed.models import resnet18_gn
+        >>> small, full = (resnet18_gn((3, 32, 32), 10, trim=trim) for trim in (True, False))
+        >>> full.load_state_dict(untrim(small))
+        <All keys matched successfully>
+    """
+    full = dict(model.state_dict() if state is None else state)
+    for name, module in model.named_modules():
+        if isinstance(module, TrimmedConv):
+            key = f"{name}.weight" if name else "weight"
+            full[key] = module.untrimmed(full[key])
+    return full
