@@ -18,6 +18,10 @@ class Diverged(RuntimeError):
     """A client or the server produced NaN or Inf; nothing of that round was kept."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .config import Config
-from .errors import Diverged, UserError, unknown
+from .environment import environment as environment
+from .errors import Diverged, Terminated, UserError, unknown
 from .rundir import FILES, alone, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def _rounds(
     except Diverged as error:
         status = f"diverged: {error}"
         raise
-    except KeyboardInterrupt:
-        status = "interrupted"
+    except KeyboardInterrupt as error:
+        status = "terminated" if isinstance(error, Terminated) else "interrupted"
         raise
     except Exception as error:
         status = f"failed: {error}"
@@ -232,21 +232,4 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
         "environment": environment(simulation.work.flat.device.type),
-    }
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Versions and hardware: equal bits are promised for equal ones."""
-    import numpy
-    import torch
-
-    return {
-        "fedspeed": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
     }

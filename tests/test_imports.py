@@ -24,6 +24,8 @@ LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
     "errors": set(),
+    "processes": {"errors"},
+    "environment": {""},
     "params": {"errors"},
     "plan": {"params"},
     "method": {"params"},
@@ -39,16 +41,17 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "client": DATA | {"method", "contract"},
     "states": {"errors", "vec"},
     "checkpoint": {"errors", "vec", "states"},
-    "backends": LOCAL | {"methods"},
+    "backends": LOCAL | {"methods", "processes"},
     "server": LOCAL | {"backends", "checkpoint"},
     "config": {"errors", "params", "plan", "method", "methods"},
     "rundir": {"errors", "config", "server"},
     "verify": LOCAL | {"config", "inspection", "run", "rundir", "server", "methods", "checkpoint"},
-    "run": LOCAL | {"", "config", "rundir", "backends", "checkpoint", "server", "methods", "models"},
+    "run": LOCAL | {"", "config", "environment", "rundir", "backends", "checkpoint", "server", "methods", "models"},
     "inspection": LOCAL | {"config", "run", "rundir", "server", "methods"},
     "report": {"errors", "theory"},
     "reproduce": {
         "errors",
+        "processes",
         "data",
         "evaluate",
         "backends",
@@ -61,7 +64,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
-NO_TORCH = {"", "errors", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
+NO_TORCH = {"", "errors", "processes", "params", "plan", "method", "methods", "config", "report", "reproduce", "theory"}
 PUBLIC = [
     "Config",
     "Diverged",

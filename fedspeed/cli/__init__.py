@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import shutil
 import sys
 import traceback
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from .. import __version__
-from ..errors import Diverged, UserError
+from ..errors import Diverged, Terminated, UserError
 
 COMMANDS = {
     "run": "train one method and write a run directory",
@@ -93,7 +92,25 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 3 a defect of fedspeed, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM.
+
+    A reader of the output who leaves (`| head -1`) does not stop a command; output that cannot be written is an error
+    in the end.
+    """
+    from .streams import outlets, terminable
+
+    with outlets() as out:
+        with terminable() as terminated:
+            code = _main(argv)
+        out.flush()
+        if out.error and not code:
+            told = f"standard output cannot be written ({out.error.strerror}), so what was said there is lost"
+            code = _failed(f"error: {told}; files are as they should be. Send it elsewhere", argv, 2)
+        return 143 if terminated and code == 130 else code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    """Run a command; every error becomes a line and a code."""
     try:
         parser = build_parser()
         args = parser.parse_args(argv)
@@ -111,12 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(f"error: {error}", argv, 2)
     except Diverged as error:
         return _failed(str(error), argv, 1)
-    except KeyboardInterrupt:
-        sys.stderr.write("fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n")
+    except KeyboardInterrupt as stop:
+        how = "terminated" if isinstance(stop, Terminated) else "interrupted"
+        sys.stderr.write(f"fedspeed: {how}; what was done is kept, `fedspeed resume RUN` goes on\n")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return _failed(f"error: {error}; check that the place exists, can be written and has room", argv, 2)
     except MemoryError as error:

@@ -66,7 +66,7 @@ def build(table: dict[str, Any]) -> Method:
 
 
 def _from_file(path: Path, name: str) -> type[Method]:
-    """Import a class from a Python file the user named."""
+    """Import a class from a Python file the user named; modules beside it are found, after all others."""
     module_name = f"fedspeed_user_{path.stem}"
     if not path.is_file():
         raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
@@ -75,6 +75,9 @@ def _from_file(path: Path, name: str) -> type[Method]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    beside = str(path.parent.resolve())
+    if beside not in sys.path:
+        sys.path.append(beside)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..processes import end_with_parent, safe_path
 from .recipes import Tables
 from .records import Order, carry_out
 from .store import Store
@@ -39,7 +40,8 @@ def make(
     def start() -> None:
         here, there = spawn.Pipe()
         process = spawn.Process(target=_serve, args=(there, store.work))
-        process.start()
+        with safe_path():
+            process.start()
         there.close()
         running[here] = (process, None)
         hand_over(here)
@@ -92,6 +94,7 @@ def make(
 
 def _serve(pipe: Connection, work: Path) -> None:
     """A process that makes runs; it ends when whoever asked for them does."""
+    end_with_parent()
     try:
         while True:
             order: Order = pipe.recv()
