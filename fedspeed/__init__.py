@@ -9,8 +9,8 @@ import sys
 if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
     del sys.path[0]  # of `python -m fedspeed`: the current folder, which may be somebody's run directory
 
-import importlib  # noqa: E402
-from typing import Any  # noqa: E402
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on beside config and data: versions, hardware, and variables that libraries read."""
+"""What the last bits of a run depend on beside config and data: versions, hardware, variables that libraries read."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "variables": bits_environment(),
+        "variables": ", ".join(f"{name}={value}" for name, value in bits_environment().items()) or "none",
     }

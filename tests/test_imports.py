@@ -41,7 +41,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "client": DATA | {"method", "contract"},
     "states": {"errors", "vec"},
     "checkpoint": {"errors", "vec", "states"},
-    "backends": LOCAL | {"methods", "processes"},
+    "backends": LOCAL | {"methods", "environment", "processes"},
     "server": LOCAL | {"backends", "checkpoint"},
     "config": {"errors", "params", "plan", "method", "methods"},
     "rundir": {"errors", "config", "server"},

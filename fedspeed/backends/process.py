@@ -6,7 +6,6 @@ slots in shared memory, so it works on its next client while the server still re
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 import weakref
@@ -23,6 +22,7 @@ import torch
 
 from ..client import Failed, Job, Reply, Work
 from ..data.federated import Federated
+from ..environment import cores
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
 from ..method import Local
@@ -261,18 +261,13 @@ def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
     return segment, named, replace(work.data, **empty)
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> int:
     """How many worker processes a plan asks for; 0 is the serial back end.
 
     `auto` takes them where they save more time than they need to start: on the cpu, with two or more, for a run of
     more than about ten seconds (a local step costs some 0.3 ms, and 6 d operations a sample at 50 GFLOP/s).
     """
-    wanted = min(plan.workers or available_cores(), plan.active)
+    wanted = min(plan.workers or cores(), plan.active)
     if plan.backend == "process" and device.type != "cpu":
         raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
     if plan.engine == "block":

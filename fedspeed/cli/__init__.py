@@ -92,7 +92,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM.
+    """Entry point. Exit codes: 0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM.
 
     A reader of the output who leaves (`| head -1`) does not stop a command; output that cannot be written is an error
     in the end.

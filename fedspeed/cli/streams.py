@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from ..errors import Terminated
 from ..processes import in_main_thread
@@ -52,9 +52,13 @@ class Outlet:
         try:
             os.dup2(nowhere, self.stream.fileno())  # what is still in its buffer goes there too
         except (OSError, ValueError):
-            self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            self.stream = _nowhere()
         finally:
             os.close(nowhere)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 @contextmanager
@@ -66,8 +70,8 @@ def outlets() -> Iterator[Outlet]:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, this one: else a file of ours would get it
     before = sys.stdout, sys.stderr
-    out, err = (Outlet(stream or open(os.devnull, "w", encoding="utf-8")) for stream in before)
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    out, err = (Outlet(stream or _nowhere()) for stream in before)
+    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
     try:
         yield out
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,18 @@ from .runs import Row
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
 
 
+def load_matplotlib() -> Any:
+    """matplotlib, without the settings file of the current folder: its values are evaluated, and the folder may be
+    somebody's run directory. Your own settings are taken from where `$MATPLOTLIBRC` says, or your home."""
+    aside = Path(__file__).parent if "matplotlib" not in sys.modules and Path("matplotlibrc").exists() else Path()
+    with contextlib.chdir(aside):
+        import matplotlib
+    return matplotlib
+
+
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     """A figure and its axes."""
+    load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import unknown
 from .cells import Sheet, estimate, label
-from .figures import Y_LABELS, new_figure
+from .figures import Y_LABELS, load_matplotlib, new_figure
 
 Points = list[tuple[float, float, bool] | None]
 """Value, standard error and whether it is only a bound, for every column; None where there is none."""
@@ -23,8 +23,7 @@ def figure(sheet: Sheet, stem: Path) -> list[Path]:
     draw = kinds[sheet.figure]
     if draw is None or not any(cell.records for cell in sheet.cells.values()):
         return []
-    import matplotlib
-
+    matplotlib = load_matplotlib()
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = []
     with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG are drawn anew every time
