@@ -101,7 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with outlets() as out:
         with terminable() as terminated:
-            code = _main(argv)
+            try:
+                code = _main(argv)
+            except SystemExit:  # --help, --version
+                out.flush()
+                if not out.error:
+                    raise
+                code = 0
         out.flush()
         if out.error and not code:
             told = f"standard output cannot be written ({out.error.strerror}), so what was said there is lost"

@@ -189,6 +189,8 @@ def _pairs(flat: list[Any]) -> dict[Any, Any]:
 def _plain(value: Any) -> Any:
     """A value of the outermost dictionary as its reader expects it."""
     if isinstance(value, dict):
+        if any(isinstance(entry, _Name | _Bytes) for entry in value.values()):
+            raise Refused("a name in place of data")
         return {key: entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()}
     return value
 
