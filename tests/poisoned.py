@@ -1,8 +1,8 @@
 """Runs commands in a folder full of traps: Python files with the names of modules, each of which leaves a mark if run.
 
 A program of its own, not a test, so that the built wheel can be tried as well:
-`python poisoned.py FOLDER COMMAND...`, where COMMAND is `fedspeed` or `python -m fedspeed`. Exits 0 if every command did
-its work and no trap was sprung.
+`python poisoned.py FOLDER COMMAND...`, where COMMAND is `fedspeed` or `python -m fedspeed`. Exits 0 if every command
+did its work and no trap was sprung.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ["signal", "json", "selectors", "torch", "numpy", "random", "pickle", "typing", "__future__", "argparse", "rich",
-         "socket", "tempfile", "multiprocessing", "safetensors", "matplotlib", "tomllib", "tomli_w", "fcntl", "queue",
-         "sitecustomize", "usercustomize", "psutil", "PIL", "importlib_metadata"]  # fmt: skip
+NAMES = ["signal", "json", "selectors", "torch", "numpy", "random", "pickle", "typing", "__future__", "argparse",
+         "rich", "socket", "tempfile", "multiprocessing", "safetensors", "matplotlib", "tomllib", "tomli_w", "fcntl",
+         "queue", "sitecustomize", "usercustomize", "psutil", "PIL", "importlib_metadata"]  # fmt: skip
 """Modules that a command, its workers or their resource tracker import, or look for in vain."""
 RUN = "run --rounds 2 --clients 6 --active 2 --local-steps 1 --engine loop --backend process --workers 2 --quiet --out"
 

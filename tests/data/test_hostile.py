@@ -133,12 +133,12 @@ def test_a_pickle_cannot_copy_a_text_without_end() -> None:
 BATCHES = [python2(ROWS[:3072], (6,)), *layouts.python(layouts.records(layouts.TEN, n=1)).values()][:2]
 
 
+HOW = st.sampled_from(["change", "insert", "delete", "cut"])
+CHANGE = st.tuples(st.integers(0, 300), HOW, st.binary(min_size=1, max_size=9))
+
+
 @settings(max_examples=300 * int(os.environ.get("FEDSPEED_FUZZ", "1")), deadline=None)
-@given(
-    st.sampled_from(BATCHES),
-    st.lists(st.tuples(st.integers(0, 300), st.sampled_from(["change", "insert", "delete", "cut"]), st.binary(min_size=1,
-             max_size=9)), min_size=1, max_size=4),
-)  # fmt: skip
+@given(st.sampled_from(BATCHES), st.lists(CHANGE, min_size=1, max_size=4))
 def test_a_changed_batch_is_data_or_an_error(batch: bytes, changes: list[tuple[int, str, bytes]]) -> None:
     """The changes fall on the opcodes at both ends; the pixels in between are any bytes anyway."""
     blob = bytearray(batch)
@@ -350,7 +350,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(place: str, tmp_path: Path)
         pipe = {"picture": root / "cat" / "1.png", "table": root / "clients.csv"}
     pipe[place].unlink(missing_ok=True)
     os.mkfifo(pipe[place])
-    with pytest.raises(UserError, match="not a regular file|found something else"):
+    with pytest.raises(UserError, match=r"not a regular file|found something else"):
         read(name, data_dir=pipe[place] if place == "itself" else root, **({"part": part} if name == "cifar10" else {}))
 
 
@@ -359,9 +359,8 @@ def test_npm_sees_neither_the_current_folder_nor_other_variables(
 ) -> None:
     script, seen = tmp_path / "bin" / "npm", tmp_path / "seen"
     script.parent.mkdir()
-    script.write_text(
-        f"#!{sys.executable}\nimport json, os\njson.dump([os.getcwd(), os.listdir(), dict(os.environ)], open({str(seen)!r}, 'w'))"
-    )
+    told = f"json.dump([os.getcwd(), os.listdir(), dict(os.environ)], open({str(seen)!r}, 'w'))"
+    script.write_text(f"#!{sys.executable}\nimport json, os\n{told}\n")
     script.chmod(stat.S_IRWXU)
     here = tmp_path / "here"
     here.mkdir()
