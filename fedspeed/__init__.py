@@ -3,7 +3,11 @@
 The public names are resolved when first used, so that `import fedspeed` does not import torch.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
+    del sys.path[0]  # of `python -m fedspeed`: the current folder, which may be somebody's run directory
 
 import importlib
 from typing import Any

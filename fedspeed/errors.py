@@ -58,6 +58,10 @@ def nearest(found: str, known: Iterable[str]) -> str | None:
     return names[near[0]] if near else None
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does.
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
 from .errors import UserError
+from .processes import end_with_parent, safe_path
 
 ATTEMPTS = 3
 """How often an order whose process dies is taken up again."""
@@ -85,7 +86,7 @@ class _Processes:
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         process = spawn.Process(target=_serve, args=(there, self.work))
-        with _interrupts_held():
+        with _interrupts_held(), safe_path():
             process.start()
         there.close()
         self.running[here] = (process, None)
@@ -148,6 +149,7 @@ def _attempt(work: Callable[[Any, Tell], Any], order: Any, tell: Tell) -> tuple[
 
 def _serve(pipe: Connection, work: Callable[[Any, Tell], Any]) -> None:
     """A process that carries out orders; it ends when whoever gives them does."""
+    end_with_parent()
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
     try:
         while True:

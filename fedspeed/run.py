@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .config import Config
-from .errors import Diverged, UserError, unknown
+from .environment import environment as environment
+from .errors import Diverged, Terminated, UserError, unknown
 from .files import write
 from .runconfig import clear_code, read_config, write_config
 from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep
@@ -211,8 +210,8 @@ def _rounds(
     except Diverged as error:
         status = f"diverged: {error}"
         raise
-    except KeyboardInterrupt:
-        status = "interrupted"
+    except KeyboardInterrupt as error:
+        status = "terminated" if isinstance(error, Terminated) else "interrupted"
         raise
     except Exception as error:
         status = f"failed: {error}"
@@ -288,20 +287,3 @@ def best_record(records: list[Record], chosen_on: str) -> Record | None:
         return max(scored, key=lambda r: getattr(r, right))
     finite = [r for r in records if getattr(r, wrong) is not None and math.isfinite(getattr(r, wrong))]
     return min(finite, key=lambda r: getattr(r, wrong), default=None)
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Versions and hardware: equal bits are promised for equal ones."""
-    import numpy
-    import torch
-
-    return {
-        "fedspeed": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-    }

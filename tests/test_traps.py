@@ -169,6 +169,9 @@ def test_hooks_that_keep_to_the_last_axis_are_not_refused():
     [
         (Random(axes="all"), "direction"),
         (Random(axes="all", late=True), "direction"),
+        (Random(reduce="max", axes="all", late=True), "direction"),
+        (Random(reduce="max", axes="all", where="upload", late=True), "upload"),
+        (Random(reduce="max", axes="all", where="start", late=True), "start"),
         (Random(axes="all", where="upload"), "upload"),
         (Random(axes="all", where="start"), "start"),
         (Random(axes="first", twice=True), "direction"),

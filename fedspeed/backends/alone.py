@@ -67,15 +67,17 @@ class Watched:
 
     Args:
         clients: of the block, in row order.
-        everything: watch every row in every step; else one row per step, in turn.
+        own: a method of the user's: `start` and `upload`, called once, are watched in every row, `direction` in two
+            rows per step, in turn (a maximum over the block is that of the row which has it). Else one row per call.
+        everything: watch every row in every step.
     """
 
-    def __init__(self, hooks: Hooks, clients: list[int], everything: bool, turn: int) -> None:
-        self.hooks, self.clients, self.everything, self.turn = hooks, clients, everything, turn
+    def __init__(self, hooks: Hooks, clients: list[int], own: bool, everything: bool, turn: int) -> None:
+        self.hooks, self.clients, self.own, self.everything, self.turn = hooks, clients, own, everything, turn
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
         """`Hooks.start`, watched."""
-        rows = self._rows()
+        rows = self._rows(len(self.clients))
         alone = [row(client, i) for i in rows]
         start = self.hooks.start(down, client)
         for i, own in zip(rows, alone, strict=True):
@@ -85,7 +87,7 @@ class Watched:
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
         """`Hooks.direction`, watched."""
-        rows = self._rows()
+        rows = self._rows(2)
         recorder = Recorder(grad, rows)
         points, alone = x[rows], [row(client, i) for i in rows]
         direction = self.hooks.direction(x, recorder, down, client)
@@ -101,7 +103,7 @@ class Watched:
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         """`Hooks.upload`, watched."""
-        rows = self._rows()
+        rows = self._rows(len(self.clients))
         points, alone = xK[rows], [row(client, i) for i in rows]
         up, kept = self.hooks.upload(xK, down, client, run)
         for at, (i, own) in enumerate(zip(rows, alone, strict=True)):
@@ -111,10 +113,12 @@ class Watched:
                 _compare_trees("Client", row(kept, i), stored, points[at])
         return up, kept
 
-    def _rows(self) -> list[int]:
-        """Which rows the next call watches."""
+    def _rows(self, of_own: int) -> list[int]:
+        """Which rows the next call watches, so many of a user's method."""
         self.turn += 1
-        return list(range(len(self.clients))) if self.everything else [self.turn % len(self.clients)]
+        n = len(self.clients)
+        many = n if self.everything else min(n, of_own) if self.own else 1
+        return sorted({(self.turn + i) % n for i in range(many)})
 
     def _refusing(self, hook: str, i: int) -> _Refusing:
         return _Refusing(self.hooks, hook, self.clients[i], len(self.clients))
@@ -144,7 +148,7 @@ class _Refusing:
 def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | Watched:
     """The hooks for a block: every method is watched in its first block, one of the user's in all, the first wholly."""
     own = not built_in(hooks.method)
-    return Watched(hooks, clients, everything=own and first, turn=turn) if own or first else hooks
+    return Watched(hooks, clients, own, everything=own and first, turn=turn) if own or first else hooks
 
 
 def row(tree: Any, i: int) -> Any:

@@ -6,7 +6,7 @@ slots in shared memory, so it works on its next client while the server still re
 
 from __future__ import annotations
 
-import os
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -22,14 +22,17 @@ import torch
 
 from ..client import Failed, Job, Reply, Work
 from ..data.federated import Federated
+from ..environment import cores
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
 from ..method import Local
 from ..plan import Plan
+from ..processes import in_main_thread, safe_path
 from ..vec import outline, tree_leaves, tree_map
 from .packing import in_main, payload, sources, without_main
 from .shared import Place, Segment, at, lay_out, put
-from .worker import Setup, worker
+from .start import begin
+from .worker import Setup
 
 SLOTS = 2
 RETRIES = 3
@@ -59,6 +62,7 @@ class Processes:
         self.work, self.touched = work, touched
         self.workers: list[Worker] = []
         self._setups: list[Setup] = []
+        self._owing: set[int] = set()  # workers that were asked and have not answered
         client = work.hooks.init_client(x0)
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(client))
         up, kept = work.hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
@@ -79,7 +83,8 @@ class Processes:
             self._setups.append(Setup(names, self.data_places, places, own, sources(work.method)))
         self._finalizer = weakref.finalize(self, close, self.workers, [data, segment])
         try:
-            self.workers += [self._spawn(w) for w in range(workers)]
+            for w in range(workers):
+                self.workers.append(self._spawn(w))
             for w in range(workers):
                 self._answer(w, None, STARTED, retries=0)
         except BaseException:
@@ -90,16 +95,24 @@ class Processes:
         """Start worker number w; its first answer says that it is ready."""
         context = get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=worker, args=(there, self._setups[w]), daemon=True, name=f"fedspeed-{w}")
-        with nullcontext() if self._main else without_main():
+        process = context.Process(target=begin, args=(there, in_main_thread()), daemon=True, name=f"fedspeed-{w}")
+        with safe_path(), nullcontext() if self._main else without_main():
             process.start()
         there.close()
-        with suppress(BrokenPipeError):  # it died at once: seen when its answer is asked for
-            here.send_bytes(self._payload)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for
+                here.send_bytes(pickle.dumps(self._setups[w]))
+                here.send_bytes(self._payload)
+        except BaseException:  # Ctrl-C: nobody has it in a list yet
+            end([Worker(process, here)])
+            raise
         return Worker(process, here)
 
     def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order. What a reply holds lies in shared memory, and is gone when the next is asked for."""
+        """Replies in job order. What a reply holds lies in shared memory, and is gone when the next is asked for.
+
+        A round that fails waits for nobody: workers that still owe an answer are replaced if they are asked again.
+        """
         put(self._segment, self._vectors[1:], down)
         queue = list(jobs)
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
@@ -117,32 +130,22 @@ class Processes:
                     running[w] = (sent, slot)  # not before: a state that cannot be read is nobody's work
                     sent += 1
 
-        try:
-            for number, job in enumerate(queue):
-                feed()
-                while number not in done:
-                    for w in self._ready(running):
-                        index, slot = running[w]
-                        again = partial(self._send, w, queue[index], slot, state)
-                        doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
-                        try:
-                            done[index] = (w, slot, self._answer(w, again, doing))
-                        except Exception:
-                            del running[w]  # it has answered, or is dead: there is nothing to wait for
-                            raise
-                        del running[w]
-                    feed()  # before the reply is looked at, which takes time
-                w, slot, facts = done.pop(number)
-                failed = isinstance(facts, ClientFailed | Diverged)
-                try:
-                    yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
-                finally:
-                    self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
-                free[w].append(slot)
-        finally:
-            for w in running:  # the round failed: nobody's answer may wait for the next one
-                with suppress(UserError):
-                    self._answer(w, None, "as the round was given up")
+        for number, job in enumerate(queue):
+            feed()
+            while number not in done:
+                for w in self._ready(running):
+                    index, slot = running.pop(w)
+                    again = partial(self._send, w, queue[index], slot, state)
+                    doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
+                    done[index] = (w, slot, self._answer(w, again, doing))
+                feed()  # before the reply is looked at, which takes time
+            w, slot, facts = done.pop(number)
+            failed = isinstance(facts, ClientFailed | Diverged)
+            try:
+                yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
+            finally:
+                self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
+            free[w].append(slot)
 
     def _reply(self, job: Job, w: int, slot: int, facts: tuple[Any, ...]) -> Reply:
         (kept, up), (state, upload) = self._like, self._setups[w].slots[slot]
@@ -178,8 +181,17 @@ class Processes:
         self._ask(w, ("run", job, slot, fresh))
 
     def _ask(self, w: int, request: tuple[Any, ...]) -> None:
+        if w in self._owing:  # a round ended before its answer, which must not be taken for this one
+            self._replace(w)  # asked again when it is ready
+            return
+        self._owing.add(w)
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for
             self.workers[w].pipe.send(request)
+
+    def _replace(self, w: int) -> None:
+        end([self.workers[w]])
+        self.workers[w] = self._spawn(w)
+        self._owing.discard(w)  # not before: Ctrl-C may have come
 
     def _ready(self, running: Iterable[int]) -> list[int]:
         """Workers with an answer, or dead ones."""
@@ -202,14 +214,14 @@ class Processes:
                     fix = f"out of memory? Lower --workers, or use --backend serial{guard}"
                     raise UserError(f"{told}; {fix}") from None
                 warnings.warn(f"{told}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
-                self.workers[w].pipe.close()
-                self.workers[w] = self._spawn(w)
+                self._replace(w)
                 continue
             if kind != "ready":
                 break
             if again is None:
                 return None
             again()
+        self._owing.discard(w)
         if kind == "error":
             kind, told, trace = value
             error: Exception = KINDS[kind](told)
@@ -221,15 +233,20 @@ class Processes:
 
 
 def close(workers: list[Worker], segments: list[Segment]) -> None:
-    """Stop every worker, which has nothing that could be lost, and let go of shared memory."""
+    """Stop every worker and let go of shared memory."""
+    end(workers)
+    for segment in segments:
+        segment.unlink()
+    workers.clear()
+
+
+def end(workers: list[Worker]) -> None:
+    """Stop workers, which have nothing that could be lost: killed, since one that was stopped hears nothing else."""
     for each in workers:
         each.pipe.close()
         each.process.kill()
     for each in workers:
         each.process.join()
-    for segment in segments:
-        segment.unlink()
-    workers.clear()
 
 
 def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
@@ -244,18 +261,13 @@ def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
     return segment, named, replace(work.data, **empty)
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> int:
     """How many worker processes a plan asks for; 0 is the serial back end.
 
     `auto` takes them where they save more time than they need to start: on the cpu, with two or more, for a run of
     more than about ten seconds (a local step costs some 0.3 ms, and 6 d operations a sample at 50 GFLOP/s).
     """
-    wanted = min(plan.workers or available_cores(), plan.active)
+    wanted = min(plan.workers or cores(), plan.active)
     if plan.backend == "process" and device.type != "cpu":
         raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
     if plan.engine == "block":

@@ -102,7 +102,7 @@ class Segment:
 
     def leave(self, places: list[Place]) -> None:
         """Keep no page of these places mapped; what is in them stays."""
-        if PASSED_ON and places:
+        if PASSED_ON and places and "map" in self.__dict__:
             start = places[0].offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.map.madvise(mmap.MADV_DONTNEED, start, places[-1].offset + places[-1].size - start)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import signal
 import sys
 import traceback
 from functools import partial
@@ -34,13 +33,12 @@ class Setup(NamedTuple):
     sources: list[tuple[str, str]]  # name and digest of what comes from the user's files
 
 
-def worker(pipe: Connection, setup: Setup) -> None:
+def worker(pipe: Connection, setup: bytes) -> None:
     """The loop of one worker; it ends when the other end of the pipe is closed, so also when the parent dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(1)
     try:
         try:
-            run, evaluate = _prepare(pipe, setup)
+            run, evaluate = _prepare(pipe, pickle.loads(setup))
         except (EOFError, OSError):
             raise
         except Exception as error:

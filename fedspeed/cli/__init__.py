@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..errors import Diverged, UserError, nearest
+from ..errors import Diverged, Terminated, UserError, nearest
 from ..methods import METHODS
 
 COMMANDS = {
@@ -118,7 +118,31 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 the run diverged, 2 bad input, 3 a defect of fedspeed, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM.
+
+    A reader of the output who leaves (`| head -1`) does not stop a command; output that cannot be written is an error
+    in the end.
+    """
+    from .streams import outlets, terminable
+
+    with outlets() as out:
+        with terminable() as terminated:
+            try:
+                code = _main(argv)
+            except SystemExit:  # --help, --version
+                out.flush()
+                if not out.error:
+                    raise
+                code = 0
+        out.flush()
+        if out.error and not code:
+            told = f"standard output cannot be written ({out.error.strerror}), so what was said there is lost"
+            code = _failed(f"error: {told}; files are as they should be. Send it elsewhere", argv, 2)
+        return 143 if terminated and code == 130 else code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    """Run a command; every error becomes a line and a code."""
     try:
         parser = build_parser()
         args = parser.parse_args(argv)
@@ -143,12 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Diverged as error:
         return _failed(str(error), argv, 1)
     except KeyboardInterrupt as stopped:
+        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
         then = str(stopped) or "`fedspeed resume RUN` goes on"
-        sys.stderr.write(f"fedspeed: interrupted; what was done is kept, {then}\n")
+        sys.stderr.write(f"fedspeed: {how}; what was done is kept, {then}\n")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return _failed(f"error: {error}; check that the place exists, can be written and has room", argv, 2)
     except MemoryError as error:

@@ -143,8 +143,8 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         console.print(f"{kept} of {len(folders)} runs are done already and kept")
     try:
         failed = carry_out(orders, args.jobs or cores(), console, show, args.traceback)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"`{_again(args, out)}` goes on") from None
+    except KeyboardInterrupt as stopped:
+        raise type(stopped)(f"`{_again(args, out)}` goes on") from None
     rows = [Row(text, [RunFiles.read(folders[text, seed]) for seed in seeds if f"{text} seed {seed}" not in failed])
             for text in names]  # fmt: skip
     rows = [row for row in rows if row.runs]

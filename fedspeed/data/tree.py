@@ -1,8 +1,15 @@
-"""Files inside a folder, a .zip or a .tar(.gz), read by name; nothing is ever unpacked onto the disk."""
+"""Files inside a folder, a .zip or a .tar(.gz), read by name; nothing is ever unpacked onto the disk.
+
+Whoever reads knows how long the published files are, and says so: a file or an archive that unpacks to much more is
+refused before it is read, and so is anything that is not a regular file (a FIFO would be waited for).
+"""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -10,14 +17,75 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from ..errors import UserError
 
-DAMAGED = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, OSError)
+DAMAGED = (EOFError, OSError, RuntimeError, ValueError, OverflowError, KeyError, MemoryError, tarfile.TarError,
+           zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error)  # fmt: skip
+"""What the readers of archives raise; RuntimeError is an encrypted or unknown member."""
+MOST = 2**28
+"""Bytes of one file, at most, where nothing else is known."""
+HEADER = 2**20
+"""Bytes of a header inside a tar file, at most."""
+WHOLE = 4
+"""An archive unpacks to so many times the longest file, at most."""
+
+
+def too_long(where: str, most: int) -> UserError:
+    """The error for what is longer than any published file."""
+    return UserError(f"data: {where} is longer than {most / 1e6:.0f} MB, expected less; it is not what was published")
+
+
+def read_file(path: Path, most: int = MOST) -> bytes:
+    """The bytes of a regular file that is not longer than `most`."""
+    try:
+        if not path.is_file():
+            raise UserError(f"data: {path} is not a regular file, expected one; replace or remove it")
+        with path.open("rb") as file:
+            blob = file.read(min(most, path.stat().st_size) + 1)
+    except OSError as error:
+        raise UserError(f"data: cannot read {path} ({error.strerror or error}); check that it can be read") from None
+    if len(blob) > most:
+        raise too_long(str(path), most)
+    return blob
+
+
+class Unpacked:
+    """A compressed stream that ends in an error once more than `most` bytes came out of it."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self.most, self.left = path, most, most
+        with path.open("rb") as file:
+            begins = file.read(6)
+        kinds = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+        opened: Any = kinds.get(begins[:2], open)
+        self.file: IO[bytes] = opened(path, "rb")
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        blob = self.file.read(size if 0 <= size <= self.left else self.left + 1)
+        self.left -= len(blob)
+        if self.left < 0:
+            raise too_long(f"what {self.path} unpacks to", self.most)
+        return blob
+
+
+class Member(tarfile.TarInfo):
+    """A member of a tar file; what comes before one and is read into memory, long names for example, is short."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        header = not self.isreg() and self.type not in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
+        if header and self.size > HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc]
 
 
 class Tree:
     """A read-only view of the files below a path.
+
+    Args:
+        most: bytes of one file, at most.
 
     Example:
         >>> import tempfile
@@ -27,16 +95,20 @@ class Tree:
         b'hello'
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, most: int = MOST) -> None:
+        self.path, self.most = path, most
         if not path.exists():
             raise UserError(f"data: expected a folder or an archive, found nothing at {path}")
+        if not path.is_dir() and not path.is_file():
+            raise UserError(f"data: expected a folder or an archive, found something else at {path}")
         self.kind = "folder" if path.is_dir() else "zip" if path.suffix.lower() == ".zip" else "tar"
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except UserError:
+            raise
         except DAMAGED as error:
             raise UserError(
                 f"data: {self.path} is truncated or damaged ({type(error).__name__}: {error}); get it again"
@@ -52,51 +124,74 @@ class Tree:
                 with zipfile.ZipFile(self.path) as archive:
                     found = [m.filename for m in archive.infolist() if not m.is_dir()]
             else:
-                with tarfile.open(self.path) as archive:
-                    found = [m.name for m in archive if m.isfile()]
+                with self._tar() as archive:
+                    found = [m.name for m in archive if m.isreg()]
         return sorted(found)
 
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
         return next(iter(self.each([name])))[1]
 
+    def text(self, name: str) -> str:
+        """The text of one file."""
+        try:
+            return self.read(name).decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"data: {self.path}: {name} is not UTF-8 text ({error.reason}); get it again") from None
+
     def each(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """(name, bytes) of some files, in one pass; for folders and zip files in the order asked for."""
         if self.kind == "folder":
             for name in names:
-                with self._reading():
-                    blob = (self.path / name).read_bytes()
-                yield name, blob
+                yield name, read_file(self.path / name, self.most)
         elif self.kind == "zip":
             with self._reading():
                 archive = zipfile.ZipFile(self.path)
             with archive:
                 for name in names:
                     with self._reading():
+                        self._check(name, archive.getinfo(name).file_size)
                         blob = archive.read(name)
                     yield name, blob
         else:
             yield from self._each_of_tar(set(names))
 
-    def _each_of_tar(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    @contextmanager
+    def _tar(self) -> Iterator[tarfile.TarFile]:
+        """The archive as a stream, for one pass."""
         with self._reading():
-            archive = tarfile.open(self.path, "r|*")  # noqa: SIM115 (closed below; a stream, one pass)
-        with archive:
+            stream = Unpacked(self.path, WHOLE * self.most)
+        with stream.file:
+            with self._reading():
+                opened: Any = tarfile.open  # it takes any stream that can be read
+                archive = opened(fileobj=stream, mode="r|", tarinfo=Member)
+            with archive:
+                yield archive
+
+    def _each_of_tar(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+        with self._tar() as archive:
             while True:
                 with self._reading():
                     member = archive.next()
-                    stream = archive.extractfile(member) if member and member.name in wanted else None
+                    stream = None
+                    if member and member.isreg() and member.name in wanted:
+                        self._check(member.name, member.size)
+                        stream = archive.extractfile(member)
                     blob = stream.read() if stream else b""
                 if member is None:
                     return
                 if stream:
                     yield member.name, blob
 
+    def _check(self, name: str, size: int) -> None:
+        if size > self.most:
+            raise too_long(f"{self.path}: {name}", self.most)
+
     def collect(self, basenames: Collection[str]) -> dict[str, bytes] | None:
         """The bytes of files with these last names, or None if one is not there; of a folder, just inside it."""
         wanted: dict[str, str] = {}
         if self.kind == "folder":
-            wanted = {name: name for name in basenames if (self.path / name).is_file()}
+            wanted = {name: name for name in basenames if (self.path / name).exists()}
         else:
             for name in self.names:
                 wanted.setdefault(PurePosixPath(name).name, name)
@@ -106,12 +201,10 @@ class Tree:
         return {name: found[wanted[name]] for name in basenames}
 
 
-def candidates(path: Path, inside: Collection[str]) -> Iterator[Tree]:
+def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[Tree]:
     """Where a copy may be: the path itself, or folders and archives of these names within it."""
-    if not path.exists():
-        raise UserError(f"data: expected a folder or an archive, found nothing at {path}")
-    if path.is_file():
-        yield Tree(path)
+    if not path.is_dir():
+        yield Tree(path, most)
         return
-    yield from (Tree(path / name) for name in inside if (path / name).exists())
-    yield Tree(path)
+    yield from (Tree(path / name, most) for name in inside if (path / name).exists())
+    yield Tree(path, most)

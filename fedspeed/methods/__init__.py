@@ -101,7 +101,10 @@ def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
-        raise UserError(f"method {path}:{name}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+        hint = "; a method is one file: install what else it needs" if isinstance(error, ImportError) else ""
+        raise UserError(
+            f"method {path}:{name}: {path} cannot be imported: {type(error).__name__}: {error}{hint}"
+        ) from error
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise unknown(f"class in {path}", name, classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,18 @@ METADATA: dict[str, dict[str, Any]] = {
 """Without what would make other bytes of the same figure."""
 
 
+def load_matplotlib() -> Any:
+    """matplotlib, without the settings file of the current folder: its values are evaluated, and the folder may be
+    somebody's run directory. Your own settings are taken from where `$MATPLOTLIBRC` says, or your home."""
+    aside = Path(__file__).parent if "matplotlib" not in sys.modules and Path("matplotlibrc").exists() else Path()
+    with contextlib.chdir(aside):
+        import matplotlib
+    return matplotlib
+
+
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     """A figure and its axes."""
+    load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -41,7 +53,7 @@ def marker(i: int, points: int, of: int) -> dict[str, Any]:
 
 def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
     """Write `stem`.png, .svg, .pdf, each whole or not at all and the same bytes every time."""
-    import matplotlib
+    matplotlib = load_matplotlib()
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = []

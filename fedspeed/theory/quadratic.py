@@ -111,6 +111,23 @@ class Quadratic:
         return lambda x: np.asarray(np.einsum("ijk,...ik->...ij", self.H, x) - v)
 
 
+SMALL = 50
+"""Up to this d, LAPACK runs in one thread however many there are. Its bits depend on that number, so beyond it nothing
+here calls it."""
+
+
+def _basis(normal: np.ndarray) -> np.ndarray:
+    """An orthogonal matrix from one of normal numbers: a product of reflections (Stewart, 1980)."""
+    d = len(normal)
+    basis = np.eye(d)
+    for k in range(d - 1, -1, -1):
+        v = normal[k:, k].copy()
+        v[0] += np.copysign(np.sqrt(np.square(v).sum()), v[0])
+        block = basis[k:, k:]
+        block -= np.multiply.outer(v, np.einsum("i,ij->j", 2 / np.square(v).sum() * v, block))
+    return basis
+
+
 def random_quadratic(
     m: int = 10, d: int = 5, n: int = 8, *, L: float = 1.0, mu: float = 0.2, sigma_g: float = 1.0,
     sigma_l: float = 0.0, shared: bool = True, seed: int = 0,
@@ -124,7 +141,8 @@ def random_quadratic(
     r = np.random.default_rng(seed)
     spectrum = np.geomspace(L, mu, d)
     draws = 1 if shared else m
-    bases = np.linalg.qr(r.normal(size=(draws, d, d)))[0]
+    normal = r.normal(size=(draws, d, d))
+    bases = np.linalg.qr(normal)[0] if d <= SMALL else np.stack([_basis(one) for one in normal])
     if not shared:
         spectrum = np.exp(r.uniform(np.log(mu), np.log(L), (m, d)))
         spectrum[:, 0] = L
@@ -134,10 +152,11 @@ def random_quadratic(
         wanted -= wanted.mean(0)
         wanted *= sigma_g / np.sqrt(np.square(wanted).sum(-1).mean())
     H, centre = np.einsum("ipj,ipk->ijk", A, A), r.normal(size=d)
-    v = H @ centre - (wanted if m > 1 else 0)
+    v = (H @ centre if d <= SMALL else np.einsum("ijk,k->ij", H, centre)) - (wanted if m > 1 else 0)
     noise = r.normal(size=(m, n, d))
     noise -= noise.mean(1, keepdims=True)
     if n > 1:
         noise *= sigma_l / np.sqrt(np.square(noise).sum(-1).mean(1))[:, None, None]
-    y = np.einsum("ijp,inj->inp", np.linalg.inv(A), v[:, None] + noise)  # A_i'y = v_i + noise
+    inverse = np.linalg.inv(A) if d <= SMALL else np.swapaxes(bases / np.sqrt(spectrum)[..., None], -1, -2)
+    y = np.einsum("ijp,inj->inp", np.broadcast_to(inverse, A.shape), v[:, None] + noise)  # A_i'y = v_i + noise
     return Quadratic(A, y)
