@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,9 +16,27 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .config import Config
 from .errors import Diverged, UserError, unknown
-from .rundir import FILES, alone, claim, clear, finished, line, read_config, read_records, refuse_a_run, sweep, write
+from .interrupts import together
+from .report.difference import TIMES, model_digest
+from .rundir import (
+    FILES,
+    PLACEMENT,
+    alone,
+    claim,
+    clear,
+    finished,
+    line,
+    read_config,
+    read_records,
+    refuse_a_run,
+    sweep,
+    write,
+)
 
 if TYPE_CHECKING:
+    import torch
+
+    from .checkpoint import Checkpoints
     from .server import Record, Simulation
 
 
@@ -65,6 +84,8 @@ def run_config(
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
     """
+    from .checkpoint import Checkpoints
+
     refuse_a_run(out, overwrite)
     fresh = not any((out / name).exists() for name in FILES)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -84,7 +105,8 @@ def run_config(
             claim(out)
         config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
         write(out / "config.toml", config.to_toml())
-        return _rounds(config, out, simulation, [], on_round)
+        checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(config, simulation))
+        return _rounds(config, out, simulation, [], checkpoints, on_round)
 
 
 def resume(
@@ -111,17 +133,32 @@ def resume(
         checkpoints = Checkpoints(out, config.checkpoint_every)
         saved = checkpoints.latest()  # before the data, which may take long
         records = read_records(out, saved.t) if saved else []
-        simulation = prepare(config, progress, out / "states")
-        if saved is not None:
-            checkpoints.restore(saved, simulation)
-        else:
-            clear(out)
-        with _room(out):
-            sweep(out)
-            write(out / "rounds.jsonl", "".join(line(record) for record in records))
-            for name in ("summary.json", "model.safetensors"):
+        with prepare(config, progress, out / "states") as simulation, _room(out):
+            checkpoints.bound = bound_to(config, simulation)
+            if saved is not None:
+                checkpoints.check(saved, checkpoints.bound)
+                checkpoints.restore(saved, simulation, records)
+            for name in ("summary.json", "model.safetensors"):  # first: they tell of rounds that are cut off below
                 (out / name).unlink(missing_ok=True)
-        return _rounds(config, out, simulation, records, on_round)
+            clear(out) if saved is None else checkpoints.go_on(saved, simulation.states)
+            sweep(out)
+            if saved is None or saved.manifest.rounds is None:
+                write(out / "rounds.jsonl", "".join(line(record) for record in records))
+            return _rounds(config, out, simulation, records, checkpoints, on_round)
+
+
+def bound_to(config: Config, simulation: Simulation) -> dict[str, str]:
+    """Digests of what a run is of; a checkpoint of anything else is not gone on with."""
+    tables = replace(config, engine=simulation.plan.engine).to_dict()
+    for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
+        tables.pop(name, None)
+    text = json.dumps(tables, sort_keys=True, default=str)
+    data = simulation.data
+    return {
+        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "data": data.fingerprint,
+        "split": data.split_fingerprint,
+    }
 
 
 @contextmanager
@@ -141,19 +178,19 @@ def _rounds(
     out: Path,
     simulation: Simulation,
     records: list[Record],
+    checkpoints: Checkpoints,
     on_round: Callable[[Record], None] | None,
 ) -> dict[str, Any]:
     """The rounds that are left, each written down, then the model and the summary."""
-    from .checkpoint import Checkpoints
-
-    checkpoints = Checkpoints(out, config.checkpoint_every)
-    status = "running"
+    status, written = "running", (simulation.t, simulation.server)
     try:
         with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:
-                records.append(record)
-                lines.write(line(record))
-                lines.flush()
+                with together():
+                    lines.write(line(record))
+                    lines.flush()
+                    records.append(record)
+                    written = (simulation.t, simulation.server)
                 checkpoints.offer(simulation.t, simulation.server, simulation.states)
                 if on_round:
                     on_round(record)
@@ -174,8 +211,12 @@ def _rounds(
             with suppress(Exception):  # told already, or not what stopped the run
                 checkpoints.wait()
             with _room(out) if status == "finished" else suppress(Exception):  # what stopped the run is told instead
+                simulation.restore(*written)  # a round that was not written down is not in the model either
                 save_model(simulation, out / "model.safetensors")
-                summary = summarise(config, simulation, records, status)
+                summary = summarise(config, simulation, records, status) | {
+                    "checkpoint_seconds": checkpoints.waited,
+                    "digests": digests(out, records),
+                }
                 write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
@@ -185,17 +226,28 @@ def save_model(simulation: Simulation, path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    model = simulation.model
-    tensors = {name: p.detach().cpu().clone().contiguous() for name, p in model.named_parameters()}
-    tensors |= {name: b.detach().cpu().clone().contiguous() for name, b in model.named_buffers()}
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)  # it may be a link
     try:
-        save_file(tensors, part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
+        save_file(model_tensors(simulation), part, metadata={"fedspeed": f"{__version__}, round {simulation.t}"})
         os.replace(part, path)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise error if isinstance(error, OSError) else OSError(str(error)) from None
+
+
+def model_tensors(simulation: Simulation) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of the server's model by name, as they are saved."""
+    model = simulation.model
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: a.detach().cpu().clone().contiguous() for name, a in named}
+
+
+def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
+    """Of the model, and of the rounds without their times: equal for equal runs."""
+    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
+    found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
+    return {"model": model_digest(out / "model.safetensors"), "rounds": found.hexdigest()}
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
@@ -211,7 +263,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
             "round": first.round,
             "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
         }
-    tested = [r.test_loss for r in records if r.test_loss is not None]
+    due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data = simulation.data
     return {
         "status": status,
@@ -219,8 +271,8 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
-        "last_test_loss": tested[-1] if tested and math.isfinite(tested[-1]) else None,
-        "last_train_loss": records[-1].train_loss if records else None,
+        "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
+        "last_train_loss": records[-1].to_dict()["train_loss"] if records else None,
         "targets": reached,
         "bytes_down": sum(r.bytes_down for r in records),
         "bytes_up": sum(r.bytes_up for r in records),

@@ -189,6 +189,29 @@ def alone(out: Path) -> Iterator[None]:
         os.close(held)
 
 
+@contextmanager
+def beside(out: Path) -> Iterator[bool]:
+    """Whether a run goes on in a folder; if none does, none can begin until the end (where locks exist)."""
+    try:
+        import fcntl
+
+        held = os.open(out, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield False
+        return
+    try:
+        going_on = False
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            going_on = True
+        except OSError:  # a file system without locks
+            pass
+        yield going_on
+    finally:
+        os.close(held)
+
+
 def claim(out: Path) -> None:
     """Make the run directory, without the files of an earlier run."""
     try:
