@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .config import Config
+from .config import Config, read_toml
 from .errors import Diverged, UserError, unknown
 from .interrupts import together
 from .report.difference import TIMES, model_digest
@@ -105,7 +105,7 @@ def run_config(
             claim(out)
         config = replace(config, engine=simulation.plan.engine)  # `auto` is resolved: the engine decides the last bits
         write(out / "config.toml", config.to_toml())
-        checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(config, simulation))
+        checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
         return _rounds(config, out, simulation, [], checkpoints, on_round)
 
 
@@ -134,7 +134,7 @@ def resume(
         saved = checkpoints.latest()  # before the data, which may take long
         records = read_records(out, saved.t) if saved else []
         with prepare(config, progress, out / "states") as simulation, _room(out):
-            checkpoints.bound = bound_to(config, simulation)
+            checkpoints.bound = bound_to(out, simulation)
             if saved is not None:
                 checkpoints.check(saved, checkpoints.bound)
                 checkpoints.restore(saved, simulation, records)
@@ -147,9 +147,12 @@ def resume(
             return _rounds(config, out, simulation, records, checkpoints, on_round)
 
 
-def bound_to(config: Config, simulation: Simulation) -> dict[str, str]:
-    """Digests of what a run is of; a checkpoint of anything else is not gone on with."""
-    tables = replace(config, engine=simulation.plan.engine).to_dict()
+def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
+    """Digests of what a run is of; a checkpoint of anything else is not gone on with.
+
+    The config counts as it stands in its file: a later version may have more fields.
+    """
+    tables = read_toml(out / "config.toml") | {"engine": simulation.plan.engine}
     for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
         tables.pop(name, None)
     text = json.dumps(tables, sort_keys=True, default=str)

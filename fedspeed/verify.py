@@ -85,7 +85,7 @@ def verify(
                 upto = len(records) if every_round else max((one.t for one in saved), default=0)
                 found.held.append(f"the run is going on; checked up to round {upto}")
             for one in saved:
-                _checkpoint(checkpoints, one, config, simulation, records, going_on, found)
+                _checkpoint(checkpoints, one, simulation, records, going_on, found)
             model_of = 0 if going_on else _results(run, config, simulation, records, saved, found)
             if every_round:
                 _again(run, simulation, None, [] if going_on else saved, records, model_of, found)
@@ -123,7 +123,6 @@ def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
 def _checkpoint(
     checkpoints: Checkpoints,
     saved: Saved,
-    config: Config,
     simulation: Simulation,
     records: list[Record],
     going_on: bool,
@@ -134,7 +133,7 @@ def _checkpoint(
     from .sums import sums
 
     try:
-        checkpoints.check(saved, bound_to(config, simulation))
+        checkpoints.check(saved, bound_to(checkpoints.folder, simulation))
         found.broken += islice(counted(saved, simulation, records), 3)
         said = sums(saved, simulation, records)
         if said:
@@ -147,7 +146,7 @@ def _checkpoint(
 def _results(
     run: Path, config: Config, simulation: Simulation, records: list[Record], saved: list[Saved], found: Verification
 ) -> int:
-    """The summary against the rounds, the model against the last checkpoint; the round of a model still to be compared, or 0."""
+    """Summary against rounds, model against checkpoint; of which round a model still to be compared is, or 0."""
     from .results import read_told, rounds_told, unlike_model, unlike_summary
     from .statefile import read_state
 
@@ -168,7 +167,7 @@ def _results(
     if not path.is_file():
         found.broken.append("model.safetensors is missing, but summary.json says what the run came to")
         return 0
-    if saved and saved[0].t == len(upto):
+    if saved and saved[0].t == summary.get("rounds"):
         before = simulation.t, simulation.server
         try:
             simulation.restore(saved[0].t, read_state(saved[0].server, simulation.server))

@@ -77,7 +77,8 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     waits = f", + {waited:.1f} s waiting for checkpoints" if waited > 0.05 * (spent + waited) else ""
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
-        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s (+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
+        f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )
