@@ -122,8 +122,8 @@ def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
         )
     if result["many"]:
         parts.append(
-            "SCAFFOLD, {clients:,} clients, {active} active, {rounds} rounds, {touched:,} with a state: {first:.3f} s per "
-            "round by the clock in the first tenth, {last:.3f} s in the last (reported {first_reported:.3f} and "
+            "SCAFFOLD, {clients:,} clients, {active} active, {rounds} rounds, {touched:,} with a state: {first:.3f} s "
+            "per round by the clock in the first tenth, {last:.3f} s in the last (reported {first_reported:.3f} and "
             "{last_reported:.3f} s); waits {share:.2%}".format(**result["many"])
         )
     if result["quick"] or result["busy"]:

@@ -37,7 +37,7 @@ def waits(workload: str, every: int, rounds: int) -> dict[str, Any]:
 
 
 def many(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """SCAFFOLD over 100,000 clients, 200 active, a checkpoint after every round; medians of the first and last tenth."""
+    """SCAFFOLD over 100,000 clients, 200 active, a checkpoint after every round; the first and the last tenth."""
     found = crowd(CLIENTS, ACTIVE, QUICK_MANY_ROUNDS if quick else MANY_ROUNDS)
     say(f"many clients: {found['first']:.3f} s per round by the clock at first, {found['last']:.3f} s at last")
     return found

@@ -35,6 +35,9 @@ KEEP = 2
 SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
+SHARE, PATIENCE = 0.05, 10.0
+"""Rounds that waited longer than this share of the time, and than so many seconds, do not wait for a small checkpoint
+that is still being written: the next one is written when it is done."""
 OWN = re.compile(f"(server|log|{NUMBER.pattern})@({NUMBER.pattern})(\\.part)?")
 """Names of files that may be removed."""
 CURE = {
@@ -65,7 +68,8 @@ class Checkpoints:
         self._new_names = True
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._last = time.monotonic()
+        self._last = self._begun = time.monotonic()
+        self._earlier = 0.0  # of `waited`, before this process
 
     def offer(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
         """Write a checkpoint of round t if one is due. The vectors given are never changed in place, so the next round
@@ -74,8 +78,11 @@ class Checkpoints:
             size = tree_bytes(server) + states.unsaved_bytes
             busy = self._thread is not None and self._thread.is_alive()
             due = t % self.every == 0 if self.every else size <= SMALL or time.monotonic() - self._last >= PAUSE
-            if due and not (busy and size > SMALL):
+            if due and not (busy and (size > SMALL or (not self.every and self._impatient()))):
                 self.write(t, server, states)
+
+    def _impatient(self) -> bool:
+        return self.waited - self._earlier > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
 
     def write(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
         """Write a checkpoint of round t now, in the background; nothing if it is the newest there is."""
@@ -235,6 +242,7 @@ class Checkpoints:
         if saved.manifest.rounds is not None:
             cut(self.folder / "rounds.jsonl", self._rounds.count)
         self._newest, self._replaced, self.waited = saved.t, replaced, saved.manifest.waited
+        self._earlier = self.waited
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:
         """The files a checkpoint needs; the manifest first."""

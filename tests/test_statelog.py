@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -164,3 +165,41 @@ def test_checkpoints_of_every_method_hold_in_a_new_log_each_round(tmp_path, monk
     saved = Checkpoints(tmp_path).latest()
     assert saved.log.name != "log@1"
     assert len(list((tmp_path / "states").iterdir())) <= 2
+
+
+def test_rounds_do_not_wait_for_slow_checkpoints(tmp_path, monkeypatch):
+    """While one is being written, others are not due; the last is, and holds what all of them would have."""
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", -1.0)
+    states, server, go = ClientStates(), Server(torch.zeros(5)), threading.Event()
+    checkpoints = Checkpoints(tmp_path)
+    real = checkpoint.write_state
+
+    def slow(path, tree):
+        assert go.wait(60)
+        real(path, tree)
+
+    monkeypatch.setattr(checkpoint, "write_state", slow)
+    for t in (1, 2, 3):
+        states.stage(t, state(float(t)), t - 1)
+        states.stage(0, state(float(t)), t - 1)
+        states.commit()
+        checkpoints.offer(t, server, states)  # would never return if it waited
+    go.set()
+    checkpoints.write(3, server, states)
+    checkpoints.wait()
+    assert [path.stem for path in checkpoints.manifests()] == ["3", "1"]
+    saved = Checkpoints(tmp_path).latest()
+    assert saved.generations == {0: 2, 1: 0, 2: 1, 3: 2}
+    assert torch.equal(saved.state(0, state(0.0)).h, torch.full((5,), 3.0))
+
+
+def test_rounds_wait_if_one_asked_for_every_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", -1.0)
+    checkpoints, states = Checkpoints(tmp_path, every=1), ClientStates()
+    for t in range(1, 6):
+        checkpoints.offer(t, Server(torch.zeros(5)), states)
+    checkpoints.wait()
+    assert [path.stem for path in checkpoints.manifests()] == ["5", "4"]
+    assert checkpoints.waited > 0
