@@ -35,7 +35,7 @@ KEEP = 2
 SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
-SHARE, PATIENCE = 0.05, 10.0
+SHARE, PATIENCE = 0.05, 2.0
 """Rounds that waited longer than this share of the time, and than so many seconds, do not wait for a small checkpoint
 that is still being written: the next one is written when it is done."""
 OWN = re.compile(f"(server|log|{NUMBER.pattern})@({NUMBER.pattern})(\\.part)?")

@@ -102,7 +102,7 @@ sys.exit(main(sys.argv[2:]))
 def test_a_limit_on_the_size_of_files(tmp_path, limit, last, states):
     """Below the server's vectors (15.7 kB); below rounds.jsonl of 60 rounds; below the log of some states."""
     whole, out, file = tmp_path / "whole", tmp_path / "out", tmp_path / "c.toml"
-    file.write_text(config(rounds=60, eval_every=60, states=states).to_toml())
+    file.write_text(config(rounds=60, eval_every=60, states=states, checkpoint_every=1).to_toml())
     assert main(["run", str(file), "--out", str(whole), "--quiet"]) == 0
     command = [sys.executable, "-c", LIMITED, str(limit), "run", str(file), "--out", str(out), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -90,7 +90,7 @@ def test_format_1_ends_with_the_same_bits(tmp_path, states):
     tables = {"rounds": 5, "clients": 6, "active": 2, "local_steps": 1, "engine": "loop", "backend": "serial",
               "method": "fedsmoo", "model": "linear", "states": states}  # fmt: skip
 
-    class Stop(BaseException):
+    class Stop(Exception):
         pass
 
     def stop(record):

@@ -171,6 +171,7 @@ def test_rounds_do_not_wait_for_slow_checkpoints(tmp_path, monkeypatch):
     """While one is being written, others are not due; the last is, and holds what all of them would have."""
     monkeypatch.setattr(checkpoint, "PATIENCE", 0.0)
     monkeypatch.setattr(checkpoint, "SHARE", -1.0)
+    (tmp_path / "rounds.jsonl").touch()
     states, server, go = ClientStates(), Server(torch.zeros(5)), threading.Event()
     checkpoints = Checkpoints(tmp_path)
     real = checkpoint.write_state
