@@ -161,8 +161,11 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
     while True:
         k += stride
         out = folder / f"{k}"
-        if again:  # stopped after round 2, then resumed, and the resume crashes
+        if again:  # stopped after round 2, in the middle of the next record and line; resumed, and the resume crashes
             assert child(out, config, 0, rounds=2)[0] == 0
+            for path in (*out.glob("states/log@*"), out / "rounds.jsonl"):
+                with path.open("ab") as file:
+                    file.write(b'{"client": 1, "rou')
         code, operations = child(out, config, k)
         if code == 0:  # fewer than k operations
             break
