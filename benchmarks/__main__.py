@@ -14,7 +14,7 @@ from .goals import goals
 from .timing import Outcome, hold
 from .workloads import CORES
 
-PARTS = [name for name in CONTESTS if name != "smoke"] + ["memory", "startup", "checkpoint"]
+PARTS = [name for name in CONTESTS if name != "smoke"] + ["memory", "startup", "checkpoint", "many"]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     resident = memory.measure(args.full_memory, args.quick, say) if "memory" in args.only else None
     started = startup.measure(3 if args.quick else 5) if "startup" in args.only else None
     waited = checkpoint.measure(args.quick, say) if "checkpoint" in args.only else None
-    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started, waited)
+    crowd = checkpoint.many(args.quick, say) if "many" in args.only else None
+    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started, waited, crowd)
     result = {
         "command": " ".join(["python -m benchmarks", *(sys.argv[1:] if argv is None else argv)]),
         "environment": {**machine.environment(), "peers": peer_versions(outcomes)},
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         "memory": resident,
         "startup": started,
         "checkpoint": waited,
+        "many": crowd,
         "goals": found,
     }
     text = markdown(result, outcomes)
@@ -117,6 +119,12 @@ def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
     for name, each in (result["checkpoint"] or {}).items():
         parts.append(
             f"checkpoints, {name}: {each['written']} in {len(each['seconds'])} rounds; waits {each['share']:.2%}"
+        )
+    if result["many"]:
+        parts.append(
+            "SCAFFOLD, {clients:,} clients, {active} active, {rounds} rounds, {touched:,} with a state: {first:.3f} s "
+            "per round by the clock in the first tenth, {last:.3f} s in the last (reported {first_reported:.3f} and "
+            "{last_reported:.3f} s); waits {share:.2%}".format(**result["many"])
         )
     if result["quick"] or result["busy"]:
         parts.append(f"Goals: an indication only ({'quick mode' if result['quick'] else 'busy machine'}).")

@@ -7,16 +7,18 @@ after every round, which nobody asked for, is the worst case.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .runner import ROOT
 from .workloads import cache
 
 ROUNDS, EVERY_ROUNDS, QUICK_ROUNDS = 20, 4, 2
+CLIENTS, ACTIVE, MANY_ROUNDS, QUICK_MANY_ROUNDS = 100_000, 200, 500, 50
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -30,12 +32,43 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 def waits(workload: str, every: int, rounds: int) -> dict[str, Any]:
     """Seconds of every round, seconds it then waited, the share of these, and how many checkpoints were written."""
+    said = _run("checkpointed", "--every", str(every), "--rounds", str(rounds), first=[workload])
+    return {**said, "share": sum(said["waited"]) / sum(said["seconds"])}
+
+
+def many(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """SCAFFOLD over 100,000 clients, 200 active, a checkpoint after every round; the first and the last tenth."""
+    found = crowd(CLIENTS, ACTIVE, QUICK_MANY_ROUNDS if quick else MANY_ROUNDS)
+    say(f"many clients: {found['first']:.3f} s per round by the clock at first, {found['last']:.3f} s at last")
+    return found
+
+
+def crowd(clients: int, active: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a round by the clock and by its record, in the first and in the last tenth of a run, and what of all
+    was waiting for checkpoints."""
+    said = _run("many", "--clients", str(clients), "--active", str(active), "--rounds", str(rounds))
+    wall, seconds, tenth = said["wall"], said["seconds"], max(1, len(said["wall"]) // 10)
+    return {
+        **{
+            "clients": clients,
+            "active": active,
+            "rounds": rounds,
+            "touched": said["touched"],
+            "waited": said["waited"],
+        },
+        **{"first": statistics.median(wall[:tenth]), "last": statistics.median(wall[-tenth:])},
+        **{"first_reported": statistics.median(seconds[:tenth]), "last_reported": statistics.median(seconds[-tenth:])},
+        "share": said["waited"] / sum(wall),
+    }
+
+
+def _run(name: str, *options: str, first: Sequence[str] = ()) -> dict[str, Any]:
+    """What a contender says of a run in a folder of its own, which is removed again."""
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache()) as folder:  # on a disk, which /tmp may not be
-        command = [sys.executable, "-m", "benchmarks.contenders.checkpointed", workload, folder]
-        command += ["--every", str(every), "--rounds", str(rounds)]
+        command = [sys.executable, "-m", f"benchmarks.contenders.{name}", *first, folder, *options]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
-        raise RuntimeError(f"checkpoint: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    return {**said, "share": sum(said["waited"]) / sum(said["seconds"])}
+        raise RuntimeError(f"{name}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said

@@ -33,6 +33,7 @@ def goals(
     memory: dict[str, Any] | None,
     startup: dict[str, Any] | None,
     checkpoint: dict[str, Any] | None = None,
+    many: dict[str, Any] | None = None,
 ) -> list[Goal]:
     """Every goal that this run says something about, and the others as not measured."""
     return [
@@ -49,6 +50,7 @@ def goals(
         _growth(memory),
         _startup(startup),
         _checkpoint(checkpoint),
+        _many(many),
     ]
 
 
@@ -120,3 +122,11 @@ def _checkpoint(checkpoint: dict[str, Any] | None) -> Goal:
         return Goal(about, wanted)
     default, often = checkpoint["default"]["share"], checkpoint["every round"]["share"]
     return Goal(about, wanted, f"{default:.2%}; {often:.2%} with one every round", default < 0.03)
+
+
+def _many(many: dict[str, Any] | None) -> Goal:
+    about, wanted = "100,000 clients: a round by the clock, last tenth over first tenth", "< 1.2"
+    if not many:
+        return Goal(about, wanted)
+    growth = many["last"] / many["first"]
+    return Goal(about, wanted, f"{growth:.2f}; waits {many['share']:.2%}", growth < 1.2)

@@ -1,44 +1,53 @@
 """What makes a run survive: the server's vectors and the clients' states on disk, whole or not at all.
 
-A checkpoint is a manifest `checkpoints/ROUND.json` with the digest of every file it names: `server@ROUND` (the
-server's vectors, float64) and the state files `states/client@generation`. Files are written first, flushed to the
-disk, and renamed; the manifest last. So whatever kills a run, the newest manifest is complete. No pickle anywhere.
-Randomness needs no state: it is a function of seed, round and client.
+A checkpoint is a manifest `checkpoints/ROUND.json`. It names `server@ROUND` (the server's vectors, float64), how much
+of the log of client states and of `rounds.jsonl` belongs to it, and their digests. These are written first and flushed
+to the disk, the manifest last. So whatever kills a run, the newest manifest is complete. No pickle anywhere. Randomness
+needs no state: it is a function of seed, round and client. A checkpoint costs what changed since the last one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import threading
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .states import ClientStates, DiskStates, read_state, write_state
-from .vec import tree_bytes
+from .hashing import Hash, digest, flush, prefix
+from .manifest import ERRORS, FORMAT, Manifest, Part, Saved
+from .statefile import no_room, read_state, write_state
+from .statelog import NUMBER, Change, StateLog
+from .states import ClientStates, DiskStates
+from .vec import has_leaves, tree_bytes
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from .server import Record, Simulation
+
+__all__ = ["FORMAT", "Checkpoints", "Saved", "counted"]
+
 KEEP = 2
 """Checkpoints that stay; the one before the last is what `verify` runs the last round from."""
 SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
-NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-STATE = re.compile(f"({NUMBER.pattern})@({NUMBER.pattern})")
-"""The name of a state file; nothing else in `states` is read or removed."""
-
-
-class Saved(NamedTuple):
-    """A checkpoint as its manifest tells it."""
-
-    t: int  # rounds done
-    server: Path
-    generations: dict[int, int]
+SHARE, PATIENCE = 0.05, 2.0
+"""Rounds that waited longer than this share of the time, and than so many seconds, do not wait for a small checkpoint
+that is still being written: the next one is written when it is done."""
+OWN = re.compile(f"(server|log|{NUMBER.pattern})@({NUMBER.pattern})(\\.part)?")
+"""Names of files that may be removed."""
+CURE = {
+    "config": "put config.toml back as it was",
+    "data": "put the data back as they were",
+    "split": "put the data and the split in config.toml back as they were",
+    "code": "put the method's file back as it was",
+    "environment": "resume it where it was made",
+}
 
 
 class Checkpoints:
@@ -47,87 +56,106 @@ class Checkpoints:
     Args:
         folder: the run directory.
         every: write every so many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
+        bound: digests of what the run is of (config, data, ...); they stand in every manifest.
     """
 
-    def __init__(self, folder: Path, every: int = 0) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
+        self.folder, self.every, self.bound = folder, every, bound or {}
         self.states = folder / "states"
-        self._digests: dict[str, str] = {}
+        self.waited = 0.0  # seconds that rounds waited in here
+        self._log, self._rounds = StateLog(self.states), Hash()
+        self._newest: int | None = None
+        self._replaced: list[Path] = []  # what only the checkpoint before the newest needs
+        self._new_names = True
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._last = time.monotonic()
+        self._last = self._begun = time.monotonic()
+        self._earlier = 0.0  # of `waited`, before this process
 
     def offer(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
         """Write a checkpoint of round t if one is due. The vectors given are never changed in place, so the next round
         may run meanwhile."""
-        new = states.unwritten(self.states)
-        size = tree_bytes(server) + sum(tree_bytes(state) for state in new.values())
-        busy = self._thread is not None and self._thread.is_alive()
-        due = t % self.every == 0 if self.every else size <= SMALL or time.monotonic() - self._last >= PAUSE
-        if due and not (busy and size > SMALL):
-            self.write(t, server, states)
+        with self._timed():
+            size = tree_bytes(server) + states.unsaved_bytes
+            busy = self._thread is not None and self._thread.is_alive()
+            due = t % self.every == 0 if self.every else size <= SMALL or time.monotonic() - self._last >= PAUSE
+            if due and not (busy and (size > SMALL or (not self.every and self._impatient()))):
+                self.write(t, server, states)
+
+    def _impatient(self) -> bool:
+        return self.waited - self._earlier > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
 
     def write(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
-        """Write a checkpoint of round t now, in the background."""
-        self.wait()
-        self._last = time.monotonic()
-        new, generations = states.unwritten(self.states), dict(states.generations)
-        self._thread = threading.Thread(target=self._write, args=(t, server, new, generations), daemon=True)
-        self._thread.start()
+        """Write a checkpoint of round t now, in the background; nothing if it is the newest there is."""
+        with self._timed():
+            self.wait()
+            if t == self._newest:
+                return
+            self._last = time.monotonic()
+            lines = self.folder / "rounds.jsonl"
+            end = lines.stat().st_size if lines.exists() else 0
+            work = (t, server, states.take_unsaved(), end, self.waited)
+            self._thread = threading.Thread(target=self._write, args=work, daemon=True)
+            self._thread.start()
 
     def wait(self) -> None:
         """Let the checkpoint in flight finish; what stopped it is raised here."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        with self._timed():
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
 
-    def _write(self, t: int, server: Any, new: dict[Path, Any], generations: dict[int, int]) -> None:
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun, before = time.perf_counter(), self.waited
         try:
-            path = self.folder / "checkpoints" / f"server@{t}"
-            write_state(path, server)
-            for file, state in new.items():
-                write_state(file, state)
-            names = [f"checkpoints/server@{t}", *(f"states/{i}@{g}" for i, g in sorted(generations.items()))]
-            digests = {name: self._digests.get(name) or digest(self.folder / name, flush=True) for name in names}
-            for place in ("rounds.jsonl", "states", *(() if self._digests else (".",))):  # what the manifest relies on
-                flush(self.folder / place)
-            manifest = {"format": FORMAT, "round": t, "files": digests}
-            write_durably(self.folder / "checkpoints" / f"{t}.json", json.dumps(manifest))
+            yield
+        finally:
+            self.waited = before + time.perf_counter() - begun
+
+    def _write(self, t: int, server: Any, taken: list[tuple[int, int, Any]], end: int, waited: float) -> None:
+        try:
+            write_state(self.folder / "checkpoints" / f"server@{t}", server)
+            vectors = Part(f"checkpoints/server@{t}", digest(self.folder / "checkpoints" / f"server@{t}", flush=True))
+            changes = [
+                Change(i, g, state, "" if state is not None else digest(self.states / f"{i}@{g}", flush=True))
+                for i, g, state in taken
+            ]
+            before = self._log.path
+            superseded = self._log.append(changes, t)
+            if self._log.path != before or any(change.digest for change in changes):
+                flush(self.states)
+            if end:
+                self._rounds.take(self.folder / "rounds.jsonl", end)
+            flush(self.folder / "rounds.jsonl")
+            if self._new_names:
+                flush(self.folder)
+            log = Part(f"states/{self._log.path.name}", self._log.hash.digest(), self._log.hash.count)  # type: ignore[union-attr]
+            rounds = Part("rounds.jsonl", self._rounds.digest(), self._rounds.count)
+            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited)
+            write_durably(self._manifest(t), manifest.text())
             flush(self.folder / "checkpoints")  # the names are there before an older checkpoint goes
-            self._digests = digests
-            self._prune()
+            for path in self._replaced:
+                path.unlink(missing_ok=True)
+            self._replaced = superseded if self._newest is None else [*self._needs(self._newest), *superseded]
+            self._newest, self._new_names = t, False
         except BaseException as error:  # told in `wait`, on the run's own thread
             self._error = error
+
+    def _manifest(self, t: int) -> Path:
+        return self.folder / "checkpoints" / f"{t}.json"
+
+    def _needs(self, t: int) -> list[Path]:
+        """The files that only the checkpoint of round t needs; the manifest goes first."""
+        return [self._manifest(t), self.folder / "checkpoints" / f"server@{t}"]
 
     def manifests(self) -> list[Path]:
         """The manifests there are, newest first."""
         found = [p for p in (self.folder / "checkpoints").glob("*.json") if NUMBER.fullmatch(p.stem)]
         return sorted(found, key=lambda p: -int(p.stem))
-
-    def _prune(self) -> None:
-        """Drop checkpoints beyond the last ones, and files that no kept one names."""
-        kept = self.manifests()[:KEEP]
-        needed, newest = self._named(kept), int(kept[0].stem)
-        for path in self.manifests()[KEEP:]:
-            path.unlink(missing_ok=True)
-        for path in (self.folder / "checkpoints").glob("server@*"):
-            if f"checkpoints/{path.name}" not in needed:
-                path.unlink(missing_ok=True)
-        for path in self.states.glob("*@*"):
-            match = STATE.fullmatch(path.name.removesuffix(".part"))
-            if match and f"states/{path.name}" not in needed and int(match[2]) < newest:
-                path.unlink(missing_ok=True)
-
-    def _named(self, manifests: list[Path]) -> set[str]:
-        """The files that some manifests name; one that cannot be read names none."""
-        named: set[str] = set()
-        for path in manifests:
-            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                named |= set(json.loads(path.read_text("utf-8"))["files"])
-        return named
 
     def latest(self) -> Saved | None:
         """The newest checkpoint, every file checked; None if there is none. A damaged one is named in the error."""
@@ -139,70 +167,121 @@ class Checkpoints:
         older = [p.stem for p in self.manifests() if int(p.stem) < int(path.stem)]
         offer = f"; the one of round {older[0]} is older: delete {path.name} to resume from it" if older else ""
         try:
-            manifest = json.loads(path.read_text("utf-8"))
-            t, files = manifest["round"], manifest["files"]
-            if manifest["format"] != FORMAT or type(t) is not int or t != int(path.stem):
-                raise ValueError(f"format {manifest['format']!r}, round {t!r}")
-            generations = _generations(files, t)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            manifest = Manifest.read(path)
+            self._hashed(path, manifest.server, offer)
+            log, rounds = (self._hashed(path, part, offer) for part in (manifest.log, manifest.rounds))
+            entries = manifest.entries(self.folder)
+        except UserError:
+            raise
+        except ERRORS as error:
             raise UserError(f"checkpoint {path} is damaged ({type(error).__name__}: {error}){offer}") from None
-        for name, expected in files.items():
-            found = digest(self.folder / name) if (self.folder / name).is_file() else "no such file"
-            if found != expected:
-                raise UserError(
-                    f"checkpoint {path}: {name} is damaged (expected digest {expected}, found {found}){offer}"
-                )
-        self._digests = dict(files)
-        return Saved(t, self.folder / "checkpoints" / f"server@{t}", generations)
+        for client, entry in entries.items():
+            if entry.digest:
+                self._hashed(path, Part(f"states/{client}@{entry.generation}", entry.digest), offer)
+        return Saved(manifest, self.folder, entries, (log, rounds))
 
-    def restore(self, saved: Saved, simulation: Any) -> None:
-        """Put server and client states back; what later rounds had written is removed."""
-        plan, clients = simulation.plan, simulation.data.clients
-        if saved.t > plan.rounds or any(i >= clients for i in saved.generations):
+    def _hashed(self, manifest: Path, part: Part | None, offer: str) -> Hash:
+        """The hash of a file, or of its first bytes, that is as a manifest says."""
+        if part is None:
+            return Hash()
+        file = self.folder / part.name
+        whole, link = part.length is None, file.is_symlink()
+        found = Hash()
+        if file.is_file() and (whole or not link):  # what grows may not lead elsewhere
+            found = prefix(file, file.stat().st_size if part.length is None else part.length)
+            if found.digest() == part.digest and part.length in (None, found.count):
+                return found
+        expected, seen = (f"{'' if whole else f'{n} bytes of '}digest {d}" for n, d in (
+            (part.length, part.digest), (found.count, found.digest())))  # fmt: skip
+        if not file.is_file() or (link and not whole):
+            seen = "a link" if link else "no such file"
+        raise UserError(f"checkpoint {manifest}: {part.name} is damaged (expected {expected}, found {seen}){offer}")
+
+    def check(self, saved: Saved, bound: dict[str, str]) -> None:
+        """Raise if a checkpoint is of another config, other data, ... than these; all later ones are bound to them."""
+        self.bound = bound
+        for name, then in saved.manifest.bound.items():
+            if bound.get(name, then) != then and name == "variables":
+                warnings.warn(
+                    f"environment variables that change the last bits: {then} when round {saved.t} was run, "
+                    f"{bound[name]} now; the run goes on, equal up to rounding",
+                    stacklevel=3,
+                )
+            elif bound.get(name, then) != then:
+                raise UserError(
+                    f"checkpoint of round {saved.t} in {self.folder} is of another {name}: expected {name} {then}, "
+                    f"found {bound[name]}; {CURE.get(name, 'put it back as it was')}, or start again with another --out"
+                )
+
+    def before(self, saved: Saved) -> Saved | None:
+        """Drop the newest checkpoint and stand before it: the one that is newest then, None if there is none."""
+        self._manifest(saved.t).unlink(missing_ok=True)
+        return self.latest()
+
+    def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
+        """Put server and client states back, if they fit; nothing that there is is changed."""
+        clients, rounds = simulation.data.clients, simulation.plan.rounds
+        if saved.t > rounds or any(i >= clients for i in saved.entries):
             raise UserError(
-                f"checkpoint of round {saved.t} in {self.folder} does not fit its config.toml ({plan.rounds} rounds, "
+                f"checkpoint of round {saved.t} in {self.folder} does not fit its config.toml ({rounds} rounds, "
                 f"{clients} clients); it was changed, put it back"
             )
-        like = simulation.method.init_client(simulation.x0)
-        simulation.restore(saved.t, read_state(saved.server, simulation.server))
-        simulation.states.restore(self.states, like, saved.generations)
-        needed = self._named(self.manifests())
-        for path in self.states.glob("*@*"):
-            if STATE.fullmatch(path.name.removesuffix(".part")) and f"states/{path.name}" not in needed:
+        server = read_state(saved.server, simulation.server)
+        for wrong in counted(saved, simulation, records):
+            raise UserError(f"{wrong}; {self.folder} was changed, put it back")
+        simulation.states.restore(saved, simulation.method.init_client(simulation.x0))
+        simulation.restore(saved.t, server)
+
+    def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:
+        """Stand at a checkpoint: remove what neither it nor the one before it names, and what follows it in the log and
+        in `rounds.jsonl`."""
+        needed, replaced = set(self._named(saved.manifest, saved.entries)), list[Path]()
+        for path in self.manifests()[1:KEEP]:
+            with suppress(*ERRORS):
+                manifest = Manifest.read(path)
+                replaced = [p for p in self._named(manifest, manifest.entries(self.folder)) if p not in needed]
+        for path in self.manifests()[KEEP:]:
+            path.unlink(missing_ok=True)
+        keep = {*needed, *replaced}
+        if isinstance(states, DiskStates):
+            keep |= {states.path(i, g) for i, g in states.generations.items()}
+        for path in [*(self.folder / "checkpoints").glob("*@*"), *self.states.glob("*@*")]:
+            if OWN.fullmatch(path.name) and path not in keep:
                 path.unlink(missing_ok=True)
+        log, self._rounds = saved.hashes
+        self._log = StateLog(self.states, saved.log, log, dict(saved.entries))
+        self._log.cut()
+        if saved.manifest.rounds is not None:
+            cut(self.folder / "rounds.jsonl", self._rounds.count)
+        self._newest, self._replaced, self.waited = saved.t, replaced, saved.manifest.waited
+        self._earlier = self.waited
+
+    def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:
+        """The files a checkpoint needs; the manifest first."""
+        log = [self.folder / manifest.log.name] if manifest.log else []
+        files = [self.states / f"{i}@{entry.generation}" for i, entry in entries.items() if entry.digest]
+        return [*self._needs(manifest.t), *log, *files]
 
 
-def _generations(files: dict[str, str], t: int) -> dict[int, int]:
-    """client -> generation from the names of a manifest; any other name is refused, so no path can lead elsewhere."""
-    generations = {}
-    for name in files:
-        folder, _, rest = name.partition("/")
-        match = STATE.fullmatch(rest) if folder == "states" else None
-        if match and int(match[2]) < t and int(match[1]) not in generations:
-            generations[int(match[1])] = int(match[2])
-        elif name != f"checkpoints/server@{t}":
-            raise ValueError(f"unexpected file {name!r}")
-    if len(files) == len(generations):
-        raise ValueError(f"expected a file checkpoints/server@{t}, found none")
-    return generations
+def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
+    """Whose state is not of the last round in which its reply was counted."""
+    turns: dict[int, int] = {}
+    if has_leaves(simulation.method.init_client(simulation.x0)):
+        turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
+    kept = saved.generations
+    for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():
+        then, now = (f"of round {found[client] + 1}" if client in found else "none" for found in (turns, kept))
+        if then != now:
+            yield f"round {saved.t}: by rounds.jsonl the state of client {client} is {then}, in the checkpoint {now}"
 
 
-def digest(path: Path, flush: bool = False) -> str:
-    """blake2b of a file's bytes; `flush` has them on the disk first."""
-    with path.open("rb") as file:
-        if flush:
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk; where there is none, or it cannot be flushed, nothing."""
-    with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+def cut(path: Path, length: int) -> None:
+    """Keep the first bytes of a file; a link is replaced by what it led to, not followed."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    with path.open("rb") as old, part.open("xb") as new:
+        new.write(old.read(length))
+    os.replace(part, path)
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -217,7 +296,4 @@ def write_durably(path: Path, text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {path} ({error.strerror}); what was written before is kept. Free some space, then "
-            f"`fedspeed resume` the run"
-        ) from None
+        raise no_room(path, error) from None

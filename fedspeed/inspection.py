@@ -84,34 +84,34 @@ def inspect_run(
             f"{run} is no finished run: expected config.toml and model.safetensors in it; `fedspeed run` writes them"
         )
     config = read_config(run, allow_code)
-    simulation = prepare(replace(config, **_in_this_process(config)), progress)
-    work, data = simulation.work, simulation.work.data
-    x = load_vector(work.flat, run / "model.safetensors")
-    rows = np.unique(data.indices)
-    if len(rows) > samples:
-        rows = np.sort(rng(config.seed, "inspect").choice(rows, samples, replace=False))
-    parts = batches(data, rows)
-    loss, gradient = mean_gradient(work.flat, x, parts, work.loss)
-    top = top_eigenvalue(work.flat, x, parts, work.loss, iterations=iterations, seed=config.seed)
-    gap = sam_gap(work.flat, x, parts, work.loss, rho)
-    chosen = np.arange(data.clients)
-    if len(chosen) > clients:
-        chosen = np.sort(rng(config.seed, "inspect clients").choice(chosen, clients, replace=False))
-    own = [mean_gradient(work.flat, x, batches(data, data.rows(int(i))), work.loss)[1] for i in chosen]
-    found = Inspection(
-        method=config.method.name,
-        samples=len(rows),
-        loss=loss,
-        gradient_norm=float(gradient.norm()),
-        eigenvalue=top.value,
-        residual=top.residual,
-        products=top.products,
-        sam_gap=gap,
-        rho=rho,
-        clients=len(chosen),
-        dissimilarity=_spread(own),
-        divergence=_spread(_local_models(simulation, config, x, chosen)),
-    )
+    with prepare(replace(config, **_in_this_process(config)), progress) as simulation:
+        work, data = simulation.work, simulation.work.data
+        x = load_vector(work.flat, run / "model.safetensors")
+        rows = np.unique(data.indices)
+        if len(rows) > samples:
+            rows = np.sort(rng(config.seed, "inspect").choice(rows, samples, replace=False))
+        parts = batches(data, rows)
+        loss, gradient = mean_gradient(work.flat, x, parts, work.loss)
+        top = top_eigenvalue(work.flat, x, parts, work.loss, iterations=iterations, seed=config.seed)
+        gap = sam_gap(work.flat, x, parts, work.loss, rho)
+        chosen = np.arange(data.clients)
+        if len(chosen) > clients:
+            chosen = np.sort(rng(config.seed, "inspect clients").choice(chosen, clients, replace=False))
+        own = [mean_gradient(work.flat, x, batches(data, data.rows(int(i))), work.loss)[1] for i in chosen]
+        found = Inspection(
+            method=config.method.name,
+            samples=len(rows),
+            loss=loss,
+            gradient_norm=float(gradient.norm()),
+            eigenvalue=top.value,
+            residual=top.residual,
+            products=top.products,
+            sam_gap=gap,
+            rho=rho,
+            clients=len(chosen),
+            dissimilarity=_spread(own),
+            divergence=_spread(_local_models(simulation, config, x, chosen)),
+        )
     place = out or run
     try:
         place.mkdir(parents=True, exist_ok=True)

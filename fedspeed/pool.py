@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import traceback
 import warnings
@@ -78,7 +77,7 @@ class _Processes:
                     self.hear(pipe)
         finally:
             for process, _ in self.running.values():
-                process.terminate()
+                process.kill()  # a run can be killed at any instant; one that is stopped would not hear a gentler word
             for process, _ in self.running.values():
                 process.join()
 
@@ -169,8 +168,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,10 +16,15 @@ from .config import Config
 from .environment import environment as environment
 from .errors import Diverged, Terminated, UserError, unknown
 from .files import write
-from .runconfig import clear_code, read_config, write_config
+from .interrupts import together
+from .report.difference import TIMES, model_digest
+from .runconfig import amend, bound_to, clear_code, read_config, write_config
 from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep
 
 if TYPE_CHECKING:
+    import torch
+
+    from .checkpoint import Checkpoints
     from .server import Record, Simulation
 
 
@@ -76,6 +82,8 @@ def run_config(
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
     """
+    from .checkpoint import Checkpoints
+
     out = Path(out)
     refuse_a_run(out, overwrite)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -102,7 +110,8 @@ def run_config(
         plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
         config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
         write_config(out, config)
-        return _rounds(config, out, simulation, [], on_round, on_client)
+        checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
+        return _rounds(config, out, simulation, [], checkpoints, on_round, on_client)
 
 
 def resume(
@@ -136,19 +145,24 @@ def resume(
     with alone(out):
         checkpoints = Checkpoints(out, config.checkpoint_every)
         saved = checkpoints.latest()  # before the data, which may take long
-        records = [_as_if_longer(record, config) for record in read_records(out, saved.t)] if saved else []
-        simulation = prepare(config, progress, out / "states")
-        if saved is not None:
-            checkpoints.restore(saved, simulation)
-        else:
-            clear(out)
-        with _room(out):
-            sweep(out)
-            write_config(out, config)
-            write(out / "rounds.jsonl", "".join(line(record) for record in records))
-            for name in ("summary.json", "model.safetensors"):
+        records = read_records(out, saved.t) if saved else []
+        with prepare(config, progress, out / "states") as simulation, _room(out):
+            checkpoints.bound = bound_to(out, simulation)
+            if saved is not None:
+                checkpoints.check(saved, checkpoints.bound)
+            amend(out, rounds=config.rounds, data_dir=data_dir)
+            if saved is not None and _scored_as_the_last(records[-1], config):
+                saved = checkpoints.before(saved)
+                records = records[: saved.t if saved else 0]
+            if saved is not None:
+                checkpoints.restore(saved, simulation, records)
+            for name in ("summary.json", "model.safetensors"):  # first: they tell of rounds that are cut off below
                 (out / name).unlink(missing_ok=True)
-        return _rounds(config, out, simulation, records, on_round, on_client)
+            clear(out) if saved is None else checkpoints.go_on(saved, simulation.states)
+            sweep(out)
+            if saved is None or saved.manifest.rounds is None:
+                write(out / "rounds.jsonl", "".join(line(record) for record in records))
+            return _rounds(config, out, simulation, records, checkpoints, on_round, on_client)
 
 
 def longer(config: Config, rounds: int) -> Config:
@@ -161,13 +175,10 @@ def longer(config: Config, rounds: int) -> Config:
     return replace(config, rounds=rounds or config.rounds)
 
 
-def _as_if_longer(record: Record, config: Config) -> Record:
-    """A record as a run of `config.rounds` rounds has it: what was evaluated only because it was the last is not."""
-    if record.round % config.eval_every == 0 or record.round >= config.rounds:
-        return record
-    return replace(
-        record, test_loss=None, test_accuracy=None, validation_loss=None, validation_accuracy=None, eval_seconds=0.0
-    )
+def _scored_as_the_last(record: Record, config: Config) -> bool:
+    """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
+    scored = record.test_loss is not None or record.validation_loss is not None
+    return scored and record.round % config.eval_every != 0 and record.round < config.rounds
 
 
 @contextmanager
@@ -187,20 +198,23 @@ def _rounds(
     out: Path,
     simulation: Simulation,
     records: list[Record],
+    checkpoints: Checkpoints,
     on_round: Callable[[Record], None] | None,
     on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """The rounds that are left, each written down, then the model and the summary."""
-    from .checkpoint import Checkpoints
-
-    checkpoints = Checkpoints(out, config.checkpoint_every)
-    status, simulation.on_client = "running", on_client
+    status, written, here = "running", (simulation.t, simulation.server), out.stat().st_ino
+    simulation.on_client = on_client
     try:
         with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:
-                records.append(record)
-                lines.write(line(record))
-                lines.flush()
+                if not out.exists() or out.stat().st_ino != here:
+                    raise UserError(f"{out} was moved while the run went on; `fedspeed resume` it where it is now")
+                with together():
+                    lines.write(line(record))
+                    lines.flush()
+                    records.append(record)
+                    written = (simulation.t, simulation.server)
                 checkpoints.offer(simulation.t, simulation.server, simulation.states)
                 if on_round:
                     on_round(record)
@@ -221,8 +235,12 @@ def _rounds(
             with suppress(Exception):  # told already, or not what stopped the run
                 checkpoints.wait()
             with _room(out) if status == "finished" else suppress(Exception):  # what stopped the run is told instead
+                simulation.restore(*written)  # a round that was not written down is not in the model either
                 save_model(simulation, out / "model.safetensors")
-                summary = summarise(config, simulation, records, status)
+                summary = summarise(config, simulation, records, status) | {
+                    "checkpoint_seconds": checkpoints.waited,
+                    "digests": digests(out, records),
+                }
                 write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
@@ -231,10 +249,21 @@ def save_model(simulation: Simulation, path: Path) -> None:
     """The server's model by parameter names, as safetensors."""
     from safetensors.torch import save
 
+    write(path, save(model_tensors(simulation), metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
+
+
+def model_tensors(simulation: Simulation) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of the server's model by name, as they are saved."""
     model = simulation.model
-    tensors = {name: p.detach().cpu().clone().contiguous() for name, p in model.named_parameters()}
-    tensors |= {name: b.detach().cpu().clone().contiguous() for name, b in model.named_buffers()}
-    write(path, save(tensors, metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: a.detach().cpu().clone().contiguous() for name, a in named}
+
+
+def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
+    """Of the model, and of the rounds without their times: equal for equal runs."""
+    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
+    found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
+    return {"model": model_digest(out / "model.safetensors"), "rounds": found.hexdigest()}
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
@@ -252,7 +281,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
             "round": first.round,
             "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
         }
-    tested = [r.test_loss for r in records if r.test_loss is not None]
+    due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data = simulation.data
     return {
         "status": status,
@@ -262,8 +291,8 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "best_round": best and best.round,
         "chosen_on": chosen_on,
         "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
-        "last_test_loss": tested[-1] if tested and math.isfinite(tested[-1]) else None,
-        "last_train_loss": records[-1].train_loss if records else None,
+        "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
+        "last_train_loss": records[-1].to_dict()["train_loss"] if records else None,
         "targets": reached,
         "bytes_down": sum(r.bytes_down for r in records),
         "bytes_up": sum(r.bytes_up for r in records),

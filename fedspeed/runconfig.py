@@ -6,21 +6,27 @@ directory may come from somebody else: one that names code is refused unless the
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from .config import Config, read_tables, rename_code
+from .config import Config, read_tables, read_toml, rename_code
+from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
 from .methods import code_digest
 from .rundir import FOLDERS
+
+if TYPE_CHECKING:
+    from .server import Simulation
 
 PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
@@ -131,6 +137,32 @@ def write_config(out: Path, config: Config) -> None:
             if not copy.is_file() or copy.read_bytes() != text:
                 write(copy, text)
     write(out / "config.toml", tomli_w.dumps(as_stored(config)))
+
+
+def amend(out: Path, rounds: int, data_dir: str) -> None:
+    """Write down in a run's config that it has more rounds now, or where its data are; nothing else of it changes."""
+    tables = read_toml(out / "config.toml")
+    new = {**tables, "rounds": rounds, **({"data_dir": os.path.abspath(data_dir)} if data_dir else {})}
+    if new != tables:
+        write(out / "config.toml", tomli_w.dumps(new))
+
+
+def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
+    """Digests of what a run is of; a checkpoint of anything else is not gone on with.
+
+    The config counts as it stands in its file: a later version may have more fields.
+    """
+    tables = read_toml(out / "config.toml") | {"engine": simulation.plan.engine}
+    for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
+        tables.pop(name, None)
+    text = json.dumps(tables, sort_keys=True, default=str)
+    data = simulation.data
+    return {
+        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "data": data.fingerprint,
+        "split": data.split_fingerprint,
+        "variables": json.dumps(bits_environment()),
+    }
 
 
 def same_run(stored: Config, given: Config) -> bool:

@@ -44,7 +44,7 @@ def read_summary(out: Path) -> dict[str, Any]:
         summary = json.loads(read_text(out / "summary.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    whole = isinstance(summary, dict) and all(_fits(key, summary.get(key)) for key in REPORTED)
+    whole = isinstance(summary, dict) and all(key in summary and _fits(key, summary[key]) for key in REPORTED)
     scores = [summary[key] is None for key in REPORTED if key.endswith("accuracy")] if whole else []
     return summary if whole and len(set(scores)) == 1 else {}
 
@@ -139,6 +139,29 @@ def alone(out: Path) -> Iterator[None]:
         pass
     try:
         yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[bool]:
+    """Whether a run goes on in a folder; if none does, none can begin until the end (where locks exist)."""
+    try:
+        import fcntl
+
+        held = os.open(out, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield False
+        return
+    try:
+        going_on = False
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            going_on = True
+        except OSError:  # a file system without locks
+            pass
+        yield going_on
     finally:
         os.close(held)
 

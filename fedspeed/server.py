@@ -25,6 +25,7 @@ from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score, shards
 from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
+from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort, dropped, straggler_steps
@@ -185,7 +186,20 @@ class Simulation:
         self.backend.close()
 
     def step(self) -> Record:
-        """One round. If it raises, server and client states are as before it."""
+        """One round. If it raises, server and client states are as before it; Ctrl-C leaves them as before or as after
+        it, never between."""
+        try:
+            server, record = self._round()
+        except BaseException:
+            self.states.discard()
+            raise
+        with together():
+            self.states.commit()
+            self.server, self.t = server, record.round
+        return record
+
+    def _round(self) -> tuple[Any, Record]:
+        """The server after the next round, and its record; new client states are staged."""
         started, t, plan = time.perf_counter(), self.t, self.plan
         lr = plan.rate(t, self.method.lr_decay)
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
@@ -209,9 +223,7 @@ class Simulation:
         trained = time.perf_counter()
         score, validation = self._evaluate(server.x, t + 1)
         evaluated = time.perf_counter()
-        self.states.commit()
-        self.server, self.t = server, t + 1
-        return Record(
+        record = Record(
             round=t + 1,
             cohort=[int(i) for i in active],
             lr=lr,
@@ -230,6 +242,7 @@ class Simulation:
             validation_loss=validation and validation.loss,
             validation_accuracy=_accuracy(validation),
         )
+        return server, record
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config
 from .errors import Diverged, UserError
-from .run import environment, prepare, summarise
-from .runconfig import read_config
-from .rundir import finished, read_records, read_summary
+from .report.difference import TIMES
+from .run import environment, prepare
+from .runconfig import bound_to, read_config
+from .rundir import beside, finished, read_records
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoints, Saved
-    from .method import Method
+    from .checkpoint import Checkpoints
+    from .config import Config
+    from .manifest import Saved
     from .server import Record, Simulation
 
-TIMES = ("seconds", "eval_seconds")
-"""Fields of a record that no re-run can repeat."""
+TRIES = 100
+"""How often to look for a checkpoint that a run does not replace meanwhile."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ def verify(
     allow_code: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Verification:
-    """Check a run directory, which is only read.
+    """Check a run directory, which is only read. Where the run goes on meanwhile, what it no longer changes is checked.
 
     Args:
         run: the run directory, finished or not.
@@ -64,139 +65,125 @@ def verify(
         allow_code: also if the directory's config names Python files, which are then executed.
     """
     from .checkpoint import Checkpoints
+    from .scratch import scratch
 
     config = read_config(run, allow_code)
-    records = read_records(run)
-    checkpoints = Checkpoints(run)
-    if not checkpoints.manifests() and not (every_round and records):
-        raise UserError(f"{run} holds no checkpoint yet: nothing to verify; `fedspeed resume {run}` goes on with it")
-    found = Verification()
+    found, checkpoints = Verification(), Checkpoints(run)
     done = finished(run)
     if done is not None and done["rounds"] < config.rounds:
-        found.held.append(
-            f"finished with {done['rounds']} rounds, {config.rounds} are asked for: `fedspeed resume {run}`"
-        )
+        asked = f"finished with {done['rounds']} rounds, {config.rounds} are asked for: `fedspeed resume {run}`"
+        found.held.append(asked)
         config = replace(config, rounds=done["rounds"])
-    saved = _digests(checkpoints, found)
-    with tempfile.TemporaryDirectory(prefix="fedspeed-verify-") as scratch:
+    with beside(run) as going_on, scratch("fedspeed-verify-") as folder:
+        if not checkpoints.manifests() and not (every_round and read_records(run)):
+            cure = "it goes on, wait a little" if going_on else f"`fedspeed resume {run}` goes on with it"
+            raise UserError(f"{run} holds no checkpoint yet: nothing to verify; {cure}")
         placed = replace(config, backend=backend or config.backend)
-        with prepare(placed, progress, Path(scratch, "states")) as simulation:
+        with prepare(placed, progress, folder / "states") as simulation:
             found.checked_on = {
                 "back end": type(simulation.backend).__name__.lower(),
                 "engine": simulation.plan.engine,
                 **environment(simulation.work.flat.device.type),
             }
-            made_on = read_summary(run).get("environment")
-            if isinstance(made_on, dict):
-                here = found.checked_on
-                found.differs = {k: (v, here[k]) for k, v in made_on.items() if k in here and v != here[k]}
-            try:
-                for one in saved:
-                    _sums(run, one, simulation, records, found)
-                _results(run, config, simulation, records, saved, found)
-                if every_round:
-                    _again(run, simulation, None, saved, records, found)
-                elif saved:
-                    _again(run, simulation, saved[1] if len(saved) > 1 else None, saved[:1], records, found)
-            except UserError as error:  # a file with the right digest that does not fit the config
-                found.broken.append(str(error))
+            saved = list(_digests(checkpoints, going_on, found))
+            records = read_records(run)  # after the checkpoints, which are of no later rounds
+            if going_on:
+                upto = len(records) if every_round else max((one.t for one in saved), default=0)
+                found.held.append(f"the run is going on; checked up to round {upto}")
+            for one in saved:
+                _checkpoint(checkpoints, one, simulation, records, going_on, found)
+            model_of = 0 if going_on else _results(run, config, simulation, records, saved, found)
+            if every_round:
+                _again(run, simulation, None, [] if going_on else saved, records, model_of, found)
+            elif saved and not going_on:
+                start = saved[1] if len(saved) > 1 else None
+                _again(run, simulation, start, saved[:1], records, model_of, found)
     return found
 
 
-def _digests(checkpoints: Checkpoints, found: Verification) -> list[Saved]:
-    """The checkpoints whose files all have their digests, newest first."""
-    good = []
-    for path in checkpoints.manifests():
+def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> Iterator[Saved]:
+    """The checkpoints whose files all have their digests, newest first; of a run that goes on, only the newest."""
+    for path in [] if going_on else checkpoints.manifests():
         try:
-            good.append(checkpoints.read(path))
-            found.held.append(f"digests of the checkpoint of round {path.stem}: {len(good[-1].generations) + 1} files")
+            yield _digest(checkpoints, path, found)
         except UserError as error:
             found.broken.append(str(error))
-    return good
-
-
-def _sums(run: Path, saved: Saved, simulation: Simulation, records: list[Record], found: Verification) -> None:
-    """What the server keeps as a mean over all clients, against the mean of what the clients keep."""
-    import torch
-
-    from .states import read_state
-
-    kept = running_sum(simulation.method)
-    if kept is None:
+    for _ in range(TRIES if going_on else 0):
+        path = checkpoints.manifests()[0]
+        try:
+            yield _digest(checkpoints, path, found)
+        except UserError as error:
+            if not path.exists():  # replaced meanwhile: a manifest goes before its files
+                continue
+            found.broken.append(str(error))
         return
-    mean_of, is_at = kept
-    sizes, method, x0 = simulation.data.sizes, simulation.method, simulation.x0.cpu()
-    weights = sizes / sizes.sum() if simulation.plan.weighting == "samples" else 0 * sizes + 1 / len(sizes)
-    start = method.init_client(x0)
-    at_first = getattr(getattr(start, "base", start), mean_of).double()
-    value = getattr(read_state(saved.server, simulation.server), is_at)
-    mean, largest, turns = torch.zeros_like(at_first), float(value.abs().max()), 0.0
-    for i in range(len(sizes)):
-        state = at_first
-        if i in saved.generations:
-            kept_state = read_state(run / "states" / f"{i}@{saved.generations[i]}", start)
-            state = getattr(getattr(kept_state, "base", kept_state), mean_of).double()
-        mean += float(weights[i]) * state
-        largest = max(largest, float(state.abs().max()))
-        turns += float(weights[i]) * sum(i in record.cohort for record in records[: saved.t])
-    stored = x0.dtype if simulation.plan.state_dtype == "same" else getattr(torch, simulation.plan.state_dtype)
-    limit = 16 * torch.finfo(stored).eps * largest * (1 + turns)  # each turn of a client rounds its state once
-    off = float((mean - value.double()).abs().max())
-    said = f"round {saved.t}: the server's {is_at} is the mean of all clients' {mean_of}"
-    wrong = f"{said}: off by {off:.3g}, rounding explains {limit:.3g}; a state or the server's vector was changed"
-    found.note(f"{said} (off by {off:.1g}, rounding)", [] if off <= limit else [wrong])
 
 
-def running_sum(method: Method) -> tuple[str, str] | None:
-    """(field of the client, field of the server that is its mean over all clients), or None if there is none.
+def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
+    one = checkpoints.read(path)
+    files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
+    found.held.append(f"digests of the checkpoint of round {path.stem}: {files} files, {len(one.entries)} states")
+    return one
 
-    Example:
-        >>> from fedspeed.methods import METHODS
-        >>> running_sum(METHODS["scaffold"]()), running_sum(METHODS["fedavg"]())
-        (('c', 'c'), None)
-    """
-    from .methods import FedADMM, FedDyn, FedGamma, FedInit, FedSMOO, FedSpeed, Scaffold
 
-    base = method.base if isinstance(method, FedInit) else method
-    if isinstance(base, FedADMM):
-        return ("xh", "x") if base.variant == "wang" else None
-    if isinstance(base, FedSpeed):
-        return ("h", "H") if base.correction and base.server == "all" else None
-    if isinstance(base, Scaffold | FedGamma):
-        return ("c", "c")
-    return ("h", "H") if isinstance(base, FedDyn | FedSMOO) else None
+def _checkpoint(
+    checkpoints: Checkpoints,
+    saved: Saved,
+    simulation: Simulation,
+    records: list[Record],
+    going_on: bool,
+    found: Verification,
+) -> None:
+    """A checkpoint against what the run is of, against its rounds, and the server against the clients."""
+    from .checkpoint import counted
+    from .sums import sums
+
+    try:
+        checkpoints.check(saved, bound_to(checkpoints.folder, simulation))
+        found.broken += islice(counted(saved, simulation, records), 3)
+        said = sums(saved, simulation, records)
+        if said:
+            found.note(*said)
+    except UserError as error:  # a file with the right digest that does not fit the config
+        if not going_on or (checkpoints.folder / "checkpoints" / f"{saved.t}.json").exists():
+            found.broken.append(str(error))
 
 
 def _results(
     run: Path, config: Config, simulation: Simulation, records: list[Record], saved: list[Saved], found: Verification
-) -> None:
-    """The summary against the rounds, the model against the last checkpoint."""
-    from .inspection import load_vector
-    from .states import read_state
+) -> int:
+    """Summary against rounds, model against checkpoint; of which round a model still to be compared is, or 0."""
+    from .results import read_told, rounds_told, unlike_model, unlike_summary
+    from .statefile import read_state
 
-    summary = read_summary(run)
-    if not summary:
-        if (run / "summary.json").exists():
-            found.broken.append("summary.json cannot be read")
-        return
-    told = summarise(config, simulation, records, summary.get("status", ""))
-    wrong = [
-        f"summary.json: {key} is {summary[key]!r}, the rounds and the data say {told[key]!r}"
-        for key in told
-        if key != "environment" and key in summary and summary[key] != told[key]
-    ]
+    summary, path = read_told(run), run / "model.safetensors"
+    if summary is None:
+        return 0
+    made_on = summary.get("environment")
+    if isinstance(made_on, dict):
+        here = found.checked_on
+        found.differs = {k: (v, here[k]) for k, v in made_on.items() if k in here and v != here[k]}
+    upto = rounds_told(summary, records)
+    complete = any(one.log for one in saved[:1])
+    wrong = unlike_summary(run, summary, config, simulation, upto, complete)
     found.note("summary.json follows from config, data and rounds", wrong)
-    if summary["status"] == "finished":
+    if summary.get("status") == "finished":
         short = [f"rounds.jsonl holds {len(records)} rounds, config.toml says {config.rounds}"]
         found.note("all rounds are there", [] if len(records) == config.rounds else short)
-    if saved and saved[0].t == summary["rounds"] and (run / "model.safetensors").is_file():
-        x = read_state(saved[0].server, simulation.server).x.to(simulation.x0.dtype)
+    if not path.is_file():
+        found.broken.append("model.safetensors is missing, but summary.json says what the run came to")
+        return 0
+    if saved and saved[0].t == summary.get("rounds"):
+        before = simulation.t, simulation.server
         try:
-            same = bool((load_vector(simulation.work.flat, run / "model.safetensors").cpu() == x).all())
-            wrong = [] if same else [f"model.safetensors is not the model of the checkpoint of round {saved[0].t}"]
+            simulation.restore(saved[0].t, read_state(saved[0].server, simulation.server))
+            wrong = unlike_model(path, simulation, f"the model of the checkpoint of round {saved[0].t}")
         except UserError as error:
             wrong = [str(error)]
+        simulation.restore(*before)
         found.note("model.safetensors is the last checkpoint's model", wrong)
+        return 0
+    return len(upto)
 
 
 def _again(
@@ -205,40 +192,47 @@ def _again(
     start: Saved | None,
     ends: list[Saved],
     records: list[Record],
+    model_of: int,
     found: Verification,
 ) -> None:
     """Run rounds again from a checkpoint (None: from round 0) and compare records, and vectors where there are some."""
-    from .states import read_state
+    from .results import unlike_model
+    from .statefile import read_state
 
-    if start is not None:
-        _link_states(run, start, simulation)
-        like = simulation.method.init_client(simulation.x0)
-        simulation.states.restore(run / "states", like, start.generations)
-        simulation.restore(start.t, read_state(start.server, simulation.server))
-    first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
-    last = max(goals, default=min(len(records), simulation.plan.rounds))
     wrong: list[str] = []
     try:
+        if start is not None:
+            _link_states(run, start, simulation)
+            simulation.states.restore(start, simulation.method.init_client(simulation.x0))
+            simulation.restore(start.t, read_state(start.server, simulation.server))
+        first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
+        last = max(*goals, min(len(records), simulation.plan.rounds), first)
         while simulation.t < last:
             record = simulation.step()
             before = records[record.round - 1] if record.round <= len(records) else None
             wrong += _unlike(record, before)
             if record.round in goals:
-                wrong += list(_other_bits(run, simulation, goals[record.round]))
+                wrong += list(_other_bits(simulation, goals[record.round]))
+            if record.round == model_of:
+                wrong += unlike_model(run / "model.safetensors", simulation, f"the model of round {model_of} run again")
     except (UserError, Diverged) as error:
         wrong.append(f"round {simulation.t + 1} cannot be run again: {error}")
-    rounds = f"round {last}" if last == first + 1 else f"rounds {first + 1} to {last}"
-    found.note(f"{rounds} run again: the same bits", wrong)
+    else:
+        rounds = f"round {last}" if last == first + 1 else f"rounds {first + 1} to {last}"
+        what = f"{rounds} run again: the same bits"
+    found.note(what if not wrong else "", wrong)
 
 
 def _link_states(run: Path, saved: Saved, simulation: Simulation) -> None:
-    """States kept on disk are read where they are, and written into the scratch folder."""
+    """States that have files are read where they are, and written into the scratch folder."""
     from .states import DiskStates
 
     if isinstance(simulation.states, DiskStates):
         simulation.states.folder.mkdir(parents=True, exist_ok=True)
-        for i, t in saved.generations.items():
-            os.symlink((run / "states" / f"{i}@{t}").resolve(), simulation.states.path(i, t))
+        for i, entry in saved.entries.items():
+            if entry.digest:
+                where = run / "states" / f"{i}@{entry.generation}"
+                os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
 
 
 def _unlike(again: Record, before: Record | None) -> list[str]:
@@ -253,9 +247,9 @@ def _unlike(again: Record, before: Record | None) -> list[str]:
     ]
 
 
-def _other_bits(run: Path, simulation: Simulation, saved: Saved) -> Iterator[str]:
+def _other_bits(simulation: Simulation, saved: Saved) -> Iterator[str]:
     """What of a checkpoint differs from where a simulation stands."""
-    from .states import read_state
+    from .statefile import read_state
     from .vec import tree_leaves
 
     server = read_state(saved.server, simulation.server)
@@ -267,8 +261,8 @@ def _other_bits(run: Path, simulation: Simulation, saved: Saved) -> Iterator[str
     if simulation.states.generations != saved.generations:
         yield f"round {saved.t}: other clients' states changed than in the round run again"
         return
-    for i, t in saved.generations.items():
-        old = read_state(run / "states" / f"{i}@{t}", like)
+    for i in saved.entries:
+        old = saved.state(i, like)
         pairs = zip(tree_leaves(simulation.client_state(i)), tree_leaves(old), strict=True)
         if not all(a.cpu().equal(b) for a, b in pairs):
             yield f"round {saved.t}: the state of client {i} in the checkpoint differs from the round run again"

@@ -1,8 +1,9 @@
 """Aborts a run at its k-th file operation, for every k, resumes it, and compares it with an uninterrupted one.
 
-A program of its own, not a test: `python crashing.py FOLDER METHOD STATES STRIDE [again]` forks one process for every
-k (1, 1 + STRIDE, ...), which ends itself by `os._exit` in the middle of the k-th operation (a write is cut in half), as
-a kill would. With `again`, a resume is aborted at every k instead. Prints `OPERATIONS CRASHES` and exits 0 if every
+A program of its own, not a test: `python crashing.py FOLDER METHOD STATES STRIDE [again] [compact]` forks one process
+for every k (1, 1 + STRIDE, ...), which ends itself by `os._exit` in the middle of the k-th operation (a write is cut
+in half), as a kill would. With `again`, a resume is aborted at every k instead; with `compact`, the log of client
+states begins anew as soon as any of it is superseded. Prints `OPERATIONS CRASHES` and exits 0 if every
 resumed run ended with the same bits.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedspeed import run
+from fedspeed import run, statelog
 from fedspeed.checkpoint import Checkpoints
 from fedspeed.config import Config
 
@@ -38,7 +39,7 @@ class Counter:
 
     def install(self) -> None:
         """Watch renames, removals, new folders, flushes, and every write to a file."""
-        for name in ("replace", "unlink", "mkdir", "fsync", "rmdir"):
+        for name in ("replace", "unlink", "mkdir", "fsync", "rmdir", "truncate"):
             setattr(os, name, self.watch(getattr(os, name)))
         real = io.open
 
@@ -92,12 +93,22 @@ def outcome(out: Path) -> tuple[Any, ...]:
     """Everything of a run but the times."""
     rounds = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
     timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
-    manifests = {path.name: path.read_text() for path in Checkpoints(out).manifests()}
-    named = {name for text in manifests.values() for name in json.loads(text)["files"]}
-    states = {path.name: path.read_bytes() for path in out.rglob("*@*")}
-    assert {Path(name).name for name in named} == set(states), "a file that no manifest names, or a missing one"
+    checkpoints = Checkpoints(out)
+    manifests, named = {}, set()
+    for path in checkpoints.manifests():
+        manifest = checkpoints.read(path).manifest  # every file has its digest
+        named |= {found.relative_to(out).as_posix() for found in checkpoints._named(manifest, manifest.entries(out))}
+        manifests[path.name] = {
+            **json.loads(path.read_text()),
+            "rounds": None,
+            "waited": None,
+        }  # there are times in them
+    files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*@*")}
+    assert named == {*files, *(f"checkpoints/{name}" for name in manifests)}, "a file too many, or a missing one"
     assert not list(out.rglob("*.part")), "a half-written file"
-    return timeless, (out / "model.safetensors").read_bytes(), manifests, states
+    summary = json.loads((out / "summary.json").read_text())
+    told = {key: value for key, value in summary.items() if not key.endswith("seconds")}
+    return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files
 
 
 def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]:
@@ -135,9 +146,11 @@ def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]
     return code, int(told or 0)
 
 
-def main(folder: Path, method: str, states: str, stride: int, again: bool) -> int:
+def main(folder: Path, method: str, states: str, stride: int, again: bool, compact: bool) -> int:
     """The sweep."""
     torch.set_num_threads(1)
+    if compact:
+        statelog.GROWTH, statelog.SLACK = 1, 0
     config = Config.from_dict(
         {"rounds": 3, "clients": 4, "active": 2, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear",
          "backend": "serial", "method": method, "states": states}
@@ -148,8 +161,11 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool) -> in
     while True:
         k += stride
         out = folder / f"{k}"
-        if again:  # stopped after round 2, then resumed, and the resume crashes
+        if again:  # stopped after round 2, in the middle of the next record and line; resumed, and the resume crashes
             assert child(out, config, 0, rounds=2)[0] == 0
+            for path in (*out.glob("states/log@*"), out / "rounds.jsonl"):
+                with path.open("ab") as file:
+                    file.write(b'{"client": 1, "rou')
         code, operations = child(out, config, k)
         if code == 0:  # fewer than k operations
             break
@@ -163,4 +179,13 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool) -> in
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "again" in sys.argv[5:]))
+    sys.exit(
+        main(
+            Path(sys.argv[1]),
+            sys.argv[2],
+            sys.argv[3],
+            int(sys.argv[4]),
+            "again" in sys.argv[5:],
+            "compact" in sys.argv[5:],
+        )
+    )

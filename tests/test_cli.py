@@ -199,6 +199,7 @@ def test_what_needs_no_torch_does_not_import_it(command):
     code = f"""
 import sys
 from fedspeed.cli import main
+from fedspeed.run import run_config
 try:
     main({command.split()!r})
 except SystemExit:
@@ -325,6 +326,21 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr("fedspeed.cli.run.run_config", full)
     assert "No space left on device" in refused(capsys, "run", *QUICK)
+
+
+@pytest.mark.parametrize(("waited", "told"), [(0.4, False), (0.6, True)])
+def test_waiting_for_checkpoints_is_told_where_it_counts(capsys, monkeypatch, waited, told):
+    """Above 5% of 10 seconds."""
+    from fedspeed.run import run_config as real
+
+    def measured(*args, **kwargs):
+        times = {"seconds": 9.0, "eval_seconds": 1.0 - waited, "checkpoint_seconds": waited}
+        return real(*args, **kwargs) | times
+
+    monkeypatch.setattr("fedspeed.cli.run.run_config", measured)
+    assert main(["run", *QUICK, "--out", "a"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (f"+ {waited} s waiting for checkpoints" in out) == told
 
 
 def test_control_c_keeps_what_was_done():

@@ -107,6 +107,46 @@ def test_a_failing_client_stops_the_run_or_is_dropped(backend, how):
         torch.testing.assert_close(run.server.H, mean, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_a_round_interrupted_in_its_evaluation_leaves_everything_as_before(states, monkeypatch):
+    run = package(Softmax(), FedSpeed(), PLAN, states=states)
+    run.step()
+    before = run.t, run.server, dict(run.states.generations), {i: run.states.get(i).h for i in run.states}
+    with monkeypatch.context() as patch:
+        patch.setattr(run.backend, "evaluate", lambda x: os.kill(os.getpid(), signal.SIGINT) or time.sleep(5))
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    assert (run.t, run.server, run.states.generations) == before[:3]
+    assert all(torch.equal(run.states.get(i).h, h) for i, h in before[3].items())
+    if states == "disk":
+        assert len(os.listdir(run.states.folder)) == len(before[3])  # nothing of the round is left
+    whole = package(Softmax(), FedSpeed(), PLAN)
+    assert [r.to_dict()["drift"] for r in run] == [r.to_dict()["drift"] for r in list(whole)[1:]]
+    assert torch.equal(run.x, whole.x)
+
+
+def test_ctrl_c_while_a_round_is_committed_comes_after_it(monkeypatch):
+    """The interrupt is real, and arrives between the states and the server."""
+    run = package(Softmax(), FedSpeed(), PLAN)
+    commit = run.states.commit
+
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        commit()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.states, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    assert run.t == 1
+    assert set(run.states.generations.values()) == {0}
+    whole = package(Softmax(), FedSpeed(), PLAN)
+    list(run), list(whole)
+    assert torch.equal(run.x, whole.x)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_diverging_client_is_dropped_from_a_block_too():
     data, model = federation(poisoned=2), nn.Linear(2, 3).double()
     data.x[8] = torch.inf

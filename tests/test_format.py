@@ -7,12 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedspeed import checkpoint, config
 from fedspeed.cli import main
 from fedspeed.errors import UserError
-from fedspeed.run import resume
+from fedspeed.hashing import digest
+from fedspeed.methods import FedSMOO
+from fedspeed.run import resume, run_config
 from fedspeed.runconfig import named_code, read_config
+from fedspeed.vec import tree_leaves
 from fedspeed.verify import verify
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -24,13 +28,20 @@ def old(tmp_path) -> Path:
     return Path(shutil.copytree(FIXTURES / "run-format-1", tmp_path / "run"))
 
 
+@pytest.fixture(params=[1, 2])
+def any_format(tmp_path, request) -> Path:
+    """A run of 3 rounds of each format, stopped after round 2."""
+    return Path(shutil.copytree(FIXTURES / f"run-format-{request.param}", tmp_path / "run"))
+
+
 def test_there_is_a_run_of_every_format():
-    assert config.FORMAT == checkpoint.FORMAT == 1
-    formats = range(1, config.FORMAT + 1)
+    assert config.FORMAT == 1
+    formats = range(1, checkpoint.FORMAT + 1)
     assert [p.name for p in sorted(FIXTURES.glob("run-format-*"))] == [f"run-format-{n}" for n in formats]
 
 
-def test_format_1_resumes_to_completion(old):
+def test_every_format_resumes_to_completion(any_format):
+    old = any_format
     before = (old / "rounds.jsonl").read_text().splitlines()
     summary = resume(old)
     assert summary["status"] == "finished"
@@ -42,18 +53,77 @@ def test_format_1_resumes_to_completion(old):
     assert [p.stem for p in checkpoint.Checkpoints(old).manifests()] == ["3", "2"]
 
 
-def test_format_1_can_be_verified_here(old):
+def test_every_format_can_be_verified_here(any_format):
     """Its digests and running sums hold anywhere; bits are compared with what this machine makes of it."""
+    old = any_format
     found = verify(old)
     assert not [text for text in found.broken if "run again" not in text]
     resume(old)
     assert verify(old).broken == []
 
 
+def as_format_1(run: Path) -> None:
+    """Rewrite the checkpoints as the first version wrote them: a file for every state, none with names of fields."""
+    checkpoints = checkpoint.Checkpoints(run)
+    every = {path: checkpoints.read(path) for path in checkpoints.manifests()}
+    names: dict[Path, set[str]] = {path: {f"checkpoints/server@{path.stem}"} for path in every}
+    for path, saved in every.items():
+        for client, entry in saved.entries.items():
+            own = run / "states" / f"{client}@{entry.generation}"
+            if not entry.digest:
+                line, _, numbers = saved.log.read_bytes()[entry.start : entry.start + entry.length].partition(b"\n")
+                own.write_bytes(json.dumps(json.loads(line)["leaves"]).encode() + b"\n" + numbers)
+            names[path].add(f"states/{own.name}")
+    for name in set().union(*names.values()):
+        header, _, numbers = (run / name).read_bytes().partition(b"\n")
+        plain = [about[-3:] for about in json.loads(header)]
+        (run / name).write_bytes(json.dumps(plain).encode() + b"\n" + numbers)
+    for path, files in names.items():
+        manifest = {"format": 1, "round": int(path.stem), "files": {name: digest(run / name) for name in files}}
+        path.write_text(json.dumps(manifest))
+    (run / "states" / "log@1").unlink()
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_format_1_ends_with_the_same_bits(tmp_path, states):
+    """The first checkpoint after the resume is of format 2, and names every state once more."""
+    tables = {"rounds": 5, "clients": 6, "active": 2, "local_steps": 1, "engine": "loop", "backend": "serial",
+              "method": "fedsmoo", "model": "linear", "states": states}  # fmt: skip
+
+    class Stop(Exception):
+        pass
+
+    def stop(record):
+        if record.round == 3:
+            raise Stop
+
+    run_config(config.Config.from_dict(tables), tmp_path / "whole")
+    with pytest.raises(Stop):
+        run_config(config.Config.from_dict(tables), tmp_path / "run", on_round=stop)
+    as_format_1(tmp_path / "run")
+    resume(tmp_path / "run")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    a, b = (checkpoint.Checkpoints(tmp_path / name).latest() for name in ("run", "whole"))
+    assert a.manifest.log is not None
+    assert a.generations == b.generations
+    like = FedSMOO().init_client(torch.zeros(650))
+    for i in b.entries:
+        for x, y in zip(tree_leaves(a.state(i, like)), tree_leaves(b.state(i, like)), strict=True):
+            assert torch.equal(x, y)
+    assert verify(tmp_path / "run").broken == []
+
+
 def test_a_later_format_is_refused_by_name(old):
     text = (old / "config.toml").read_text()
     (old / "config.toml").write_text(text.replace("format = 1", "format = 99"))
     with pytest.raises(UserError, match="expected format 1, found 99; use the fedspeed that wrote it"):
+        resume(old)
+
+
+def test_a_manifest_of_a_later_format_is_refused_by_name(old):
+    newest = old / "checkpoints" / "2.json"
+    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 99}))
+    with pytest.raises(UserError, match="expected format 1 or 2, found 99"):
         resume(old)
 
 
@@ -134,9 +204,10 @@ def test_half_written_names_cannot_lead_elsewhere(old, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     names = ["rounds.jsonl", "summary.json", "model.safetensors", "config.toml", "checkpoints/3.json",
-             "checkpoints/server@3", *(f"states/{i}@2" for i in range(10))]  # fmt: skip
+             "checkpoints/server@3", "states/log@3", *(f"states/{i}@2" for i in range(10))]  # fmt: skip
     for name in names:
         (old / f"{name}.part").symlink_to(precious)
+    (old / "states" / "log@3").symlink_to(precious)
     resume(old)
     assert precious.read_text() == "mine"
     assert not list(old.rglob("*.part"))

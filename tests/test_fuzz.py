@@ -15,8 +15,8 @@ import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sealing import seal
 
-from fedspeed.checkpoint import Checkpoints, digest
 from fedspeed.config import Config, read_toml
 from fedspeed.errors import Diverged, UserError
 from fedspeed.run import resume, run_config
@@ -118,14 +118,6 @@ def survives(out: Path) -> None:
     assert not list(out.rglob("*.part"))
 
 
-def seal(out: Path) -> None:
-    """Digests that agree with the files, so that what is in them is read."""
-    for path in Checkpoints(out).manifests():
-        manifest = json.loads(path.read_text())
-        manifest["files"] = {name: digest(out / name) for name in manifest["files"]}
-        path.write_text(json.dumps(manifest))
-
-
 def copied(stopped: Path, change) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(shutil.copytree(stopped, Path(folder, "run")))
@@ -146,7 +138,7 @@ WHICH = ["checkpoints/2.json", "checkpoints/1.json", "checkpoints/server@2", "st
 )
 def test_run_directories_with_other_bytes(stopped, which, at, cut, piece, sealed):
     def change(out: Path) -> None:
-        path = sorted((out / "states").iterdir())[at % 2] if which == "states" else out / which
+        path = next((out / "states").iterdir()) if which == "states" else out / which
         data = path.read_bytes() if path.exists() else b'{"status": "finished", "rounds": 3}'
         path.write_bytes(data[:at] + piece + data[at + cut :])
         if sealed and path.suffix != ".json":
@@ -156,8 +148,10 @@ def test_run_directories_with_other_bytes(stopped, which, at, cut, piece, sealed
 
 
 values = plain | st.sampled_from([
-    1, 2, 3, 0, -1, True, 10**20, "server@2", {}, {"checkpoints/server@2": "0"}, {"states/0@0": "0"},
-    {"states/../../x@0": "0"}, {"states/²@0": "0"}, {"states/0@00": "0"}, [["states/0@0"]],
+    1, 2, 3, 0, -1, True, 10**20, 10**400, "server@2", {}, {"checkpoints/server@2": "0"}, {"states/0@0": "0"},
+    {"states/../../x@0": "0"}, {"states/²@0": "0"}, {"states/0@00": "0"}, [["states/0@0"]], {"config": 1},
+    {"file": "states/log@1", "bytes": -1, "digest": "0"}, {"file": "states/log@²", "bytes": 0, "digest": "0"},
+    {"file": "states/log@1", "bytes": 0, "digest": "cae66941d9efbd404e4d88758ea67670"}, {"file": 1, "digest": "0"},
 ])  # fmt: skip
 
 
@@ -166,7 +160,25 @@ values = plain | st.sampled_from([
     which=st.sampled_from(
         ["checkpoints/2.json", "rounds.jsonl", "summary.json", "checkpoints/server@2", "checkpoints/9.json"]
     ),
-    key=st.sampled_from(["format", "round", "files", "cohort", "lr", "seconds", "bytes_up", "status", "dropped", "?"]),
+    key=st.sampled_from(
+        [
+            "format",
+            "round",
+            "files",
+            "server",
+            "log",
+            "rounds",
+            "bound",
+            "waited",
+            "cohort",
+            "lr",
+            "seconds",
+            "bytes_up",
+            "status",
+            "dropped",
+            "?",
+        ]
+    ),
     value=values,
     whole=st.booleans(),
 )

@@ -28,12 +28,24 @@ def config(method="fedspeed", **changes) -> Config:
 
 
 def outcome(out: Path) -> tuple:
-    """Everything of a run but the times: rounds, model, states, the last checkpoint's digests."""
+    """Everything of a run but the times: rounds, model, states, the last checkpoint's digests.
+
+    A run that is killed may have other checkpoints, and so another log; what holds of it is the same.
+    """
     rounds = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
     timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
-    newest = checkpoint.Checkpoints(out).manifests()[0]
+    saved = checkpoint.Checkpoints(out).latest()
     model = {name: tensor.tolist() for name, tensor in load_file(out / "model.safetensors").items()}
-    return timeless, model, json.loads(newest.read_text())
+    kept = {client: bytes_of(saved, client) for client in saved.entries}
+    return timeless, model, kept, saved.generations, saved.manifest.server, saved.manifest.bound
+
+
+def bytes_of(saved, client: int) -> bytes:
+    """A client's state as it lies in its file, or its record in the log."""
+    entry = saved.entries[client]
+    if entry.digest:
+        return (saved.folder / "states" / f"{client}@{entry.generation}").read_bytes()
+    return saved.log.read_bytes()[entry.start : entry.start + entry.length]
 
 
 class Stop(Exception):
@@ -111,28 +123,46 @@ def test_two_checkpoints_are_kept_and_no_file_that_none_names(tmp_path):
     run_config(config("fedsmoo"), tmp_path)
     manifests = checkpoint.Checkpoints(tmp_path).manifests()
     assert [p.stem for p in manifests] == ["8", "7"]
-    named = {name for p in manifests for name in json.loads(p.read_text())["files"]}
     found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*@*")}
-    assert found == named
+    assert found == {"checkpoints/server@8", "checkpoints/server@7", "states/log@1"}
+    run_config(config("fedsmoo", states="disk"), tmp_path / "disk")
+    found = {str(p.relative_to(tmp_path / "disk")) for p in (tmp_path / "disk").rglob("*@*")}
+    kept = checkpoint.Checkpoints(tmp_path / "disk")
+    generations = [kept.read(path).generations.items() for path in kept.manifests()]
+    files = {f"states/{client}@{t}" for items in generations for client, t in items}
+    assert found == {"checkpoints/server@8", "checkpoints/server@7", "states/log@1", *files}
 
 
-@pytest.mark.parametrize("victim", ["server", "state", "manifest", "missing"])
-def test_a_damaged_checkpoint_is_named_and_an_older_one_offered(tmp_path, victim):
+VICTIMS = [
+    ("memory", "server"), ("memory", "manifest"), ("memory", "log"), ("memory", "log cut off"), ("memory", "rounds"),
+    ("disk", "log"), ("disk", "state"), ("disk", "state missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("states", "victim"), VICTIMS)
+def test_a_damaged_checkpoint_is_named_and_an_older_one_offered(tmp_path, states, victim):
     with pytest.raises(Stop):
-        run_config(config(), tmp_path, on_round=stop_after(5))
-    newest, older = checkpoint.Checkpoints(tmp_path).manifests()
-    name = {"server": newest.with_name(f"server@{newest.stem}"), "manifest": newest}.get(victim)
-    if name is None:
-        files = set(json.loads(newest.read_text())["files"]) - set(json.loads(older.read_text())["files"])
-        name = tmp_path / next(f for f in sorted(files) if f.startswith("states/"))
-    data = bytearray(name.read_bytes())
-    data[len(data) // 2] ^= 0x40
-    name.unlink() if victim == "missing" else name.write_bytes(bytes(data))
-    with pytest.raises(UserError, match=f"{name.name}.*damaged.*round {older.stem} is older"):
+        run_config(config(states=states), tmp_path, on_round=stop_after(5))
+    kept = checkpoint.Checkpoints(tmp_path)
+    newest, older = kept.manifests()
+    new, old = (kept.read(path) for path in (newest, older))
+    client = min(i for i, t in new.generations.items() if old.generations.get(i) != t)
+    state = tmp_path / "states" / f"{client}@{new.generations[client]}"
+    which, _, how = victim.partition(" ")
+    file, needed = {  # and how much of it the older checkpoint needs
+        "server": (new.server, 0), "manifest": (newest, 0), "state": (state, 0),
+        "log": (new.log, old.manifest.log.length), "rounds": (tmp_path / "rounds.jsonl", old.manifest.rounds.length),
+    }[which]  # fmt: skip
+    data = bytearray(file.read_bytes())
+    data[(needed + len(data)) // 2] ^= 0x40
+    file.write_bytes(bytes(data[:needed] if how == "cut off" else data))
+    if how == "missing":
+        file.unlink()
+    with pytest.raises(UserError, match=rf"{file.name}.*damaged.*round {older.stem} is older"):
         resume(tmp_path)
     newest.unlink()
     resume(tmp_path)
-    run_config(config(), tmp_path / "whole")
+    run_config(config(states=states), tmp_path / "whole")
     assert outcome(tmp_path) == outcome(tmp_path / "whole")
 
 
@@ -141,10 +171,12 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
         run_config(config(), tmp_path, on_round=stop_after(2))
     newest = checkpoint.Checkpoints(tmp_path).manifests()[0]
     manifest = json.loads(newest.read_text())
-    manifest["files"]["states/../../secret@1"] = "0"
-    newest.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="damaged"):
-        resume(tmp_path)
+    for part, name in (("log", "states/../../log@1"), ("log", "checkpoints/server@1"), ("server", "../server@2"),
+                       ("rounds", "../rounds.jsonl"), ("log", "states/1@1"), ("log", "log@1")):  # fmt: skip
+        changed = {**manifest, part: {**manifest[part], "file": name}}
+        newest.write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=r"damaged.*unexpected files"):
+            resume(tmp_path)
 
 
 def start(out: Path, *options: str) -> subprocess.Popen:

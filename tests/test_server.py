@@ -180,7 +180,9 @@ def test_partial_participation_by_samples_tells_the_weight_of_the_active():
 def test_learning_rate_decays_a_round():
     rates = [r.lr for r in package(Softmax(), FedSpeed(), with_(PLAN, lr=0.2, lr_decay=0.5))]
     assert rates == pytest.approx([0.2, 0.1, 0.05, 0.025])
-    own = [r.lr for r in package(Softmax(), FedSpeed(), PLAN)]
+    usual = [r.lr for r in package(Softmax(), FedSpeed(), PLAN)]
+    assert usual == pytest.approx([0.1 * 0.998**t for t in range(4)])
+    own = [r.lr for r in package(Softmax(), FedSpeed(), with_(PLAN, lr_decay=0.0))]  # the paper's
     assert own == pytest.approx([0.1 * 0.9995**t for t in range(4)])
 
 

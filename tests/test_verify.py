@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from sealing import put_state, seal
 
-from fedspeed.checkpoint import Checkpoints, digest
+from fedspeed import server
+from fedspeed.backends.serial import Serial
+from fedspeed.checkpoint import Checkpoints
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
+from fedspeed.hashing import Hash
 from fedspeed.methods import METHODS, FedADMM, FedInit, FedSpeed
-from fedspeed.run import run_config
-from fedspeed.states import read_state, write_state
-from fedspeed.verify import running_sum, verify
+from fedspeed.run import digests, resume, run_config
+from fedspeed.rundir import beside, line, read_records
+from fedspeed.statefile import read_state, write_state
+from fedspeed.sums import running_sum
+from fedspeed.verify import verify
 
 SMALL = {"rounds": 3, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 10, "engine": "loop"}
 
@@ -41,24 +51,13 @@ def files(run: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run)): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
 
 
-def seal(run: Path) -> None:
-    """Make every manifest agree with the files again: only what the files say can give a change away."""
-    for path in Checkpoints(run).manifests():
-        manifest = json.loads(path.read_text())
-        manifest["files"] = {name: digest(run / name) for name in manifest["files"]}
-        path.write_text(json.dumps(manifest))
-
-
-def change_state(run: Path, method, field: str, checkpoint: int = 0) -> None:
+def change_state(run: Path, method, field: str) -> None:
     """Add a little to one coordinate of one client's newest state, and seal."""
-    saved = Checkpoints(run).read(Checkpoints(run).manifests()[checkpoint])
-    client, t = max(saved.generations.items(), key=lambda item: item[1])
-    like = method.init_client(read_server(run, method).x.float())
-    path = run / "states" / f"{client}@{t}"
-    state = read_state(path, like)
+    saved = Checkpoints(run).latest()
+    client, _ = max(saved.generations.items(), key=lambda item: item[1])
+    state = saved.state(client, method.init_client(read_server(run, method).x.float()))
     getattr(state, field)[0] += 0.01
-    write_state(path, state)
-    seal(run)
+    put_state(run, client, state)
 
 
 def read_server(run: Path, method):
@@ -157,11 +156,22 @@ def test_a_changed_last_record_is_found(run):
     assert "round 3: drift is" in broken(run)
 
 
-def test_a_changed_early_record_is_found_with_all(run):
+def test_a_changed_early_record_is_found(run):
+    """By the checkpoints' digests; if they agree, by the summary's; if that agrees too, with --all."""
     lines = (run / "rounds.jsonl").read_text().splitlines()
     record = json.loads(lines[0])
     record["update_norm"] *= 1 + 1e-15
     (run / "rounds.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    said = broken(run)
+    assert "3.json: rounds.jsonl is damaged" in said
+    assert "2.json: rounds.jsonl is damaged" in said
+    seal(run)
+    said = broken(run)
+    assert said.startswith("summary.json: digests is")
+    assert "\n" not in said
+    summary = json.loads((run / "summary.json").read_text())
+    summary["digests"] = digests(run, read_records(run))
+    (run / "summary.json").write_text(json.dumps(summary))
     assert broken(run) == ""
     assert "round 1: update_norm is" in broken(run, every_round=True)
 
@@ -170,7 +180,11 @@ def test_a_missing_record_is_found(run):
     lines = (run / "rounds.jsonl").read_text().splitlines()
     (run / "rounds.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     said = broken(run)
+    assert "3.json: rounds.jsonl is damaged" in said
     assert "rounds.jsonl holds 2 rounds" in said
+    seal(run)
+    said = broken(run)
+    assert "damaged" not in said
     assert "round 3 is missing" in said
 
 
@@ -232,3 +246,193 @@ def test_which_methods_keep_a_sum():
     assert running_sum(FedSpeed(server="active")) is None
     assert running_sum(FedADMM(variant="gong")) is None
     assert running_sum(FedInit(FedSpeed())) == ("h", "H")
+
+
+def edit_summary(run: Path, **changes) -> None:
+    """Keys replaced, or left out where they are None."""
+    summary = json.loads((run / "summary.json").read_text()) | changes
+    kept = {key: value for key, value in summary.items() if key not in changes or value is not None}
+    (run / "summary.json").write_text(json.dumps(kept))
+
+
+def edit_model(run: Path, change) -> None:
+    """Other tensors, and a summary that agrees."""
+    path = run / "model.safetensors"
+    save_file(change(load_file(path)), path)
+    edit_summary(run, digests=digests(run, read_records(run)))
+
+
+def add_one(tensors):
+    return {**tensors, "extra": torch.zeros(3)}
+
+
+def widened(tensors):
+    return {name: a.double() for name, a in tensors.items()}
+
+
+def without_bias(tensors):
+    return {name: a for name, a in tensors.items() if "bias" not in name}
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (add_one, "holds extra, which the model has not"),
+    (widened, "is float64 of shape (10, 64), expected float32 of shape (10, 64)"),
+    (without_bias, "bias is missing"),
+    (lambda tensors: {name: a + 1e-6 for name, a in tensors.items()}, "is not the model of"),
+])  # fmt: skip
+def test_another_model_is_found(run, change, said):
+    """With checkpoints, and by a re-run where there are none; if the summary does not agree, by its digest too."""
+    honest = json.loads((run / "summary.json").read_text())["digests"]
+    edit_model(run, change)
+    assert said in broken(run)
+    shutil.rmtree(run / "checkpoints")
+    assert said in broken(run, every_round=True)
+    edit_summary(run, digests=honest)
+    assert "summary.json: digests is" in broken(run, every_round=True)
+
+
+@pytest.mark.parametrize("what", ["file", "pipe"])
+def test_a_missing_model_is_found(run, what):
+    (run / "model.safetensors").unlink()
+    if what == "pipe":
+        os.mkfifo(run / "model.safetensors")
+        assert "model.safetensors is missing" in "\n".join(verify(run).broken)
+    else:
+        assert "model.safetensors is missing" in broken(run)
+
+
+@pytest.mark.parametrize(
+    "key", ["status", "rounds", "best_accuracy", "last_test_loss", "targets", "seed", "environment", "digests"]
+)
+def test_a_missing_or_misspelt_key_of_the_summary_is_found(run, key):
+    value = json.loads((run / "summary.json").read_text())[key]
+    edit_summary(run, **{key: None})
+    assert f"summary.json: {key} is missing" in broken(run)
+    edit_summary(run, **{f"{key}x": value})
+    assert f"summary.json: {key} is missing" in broken(run)
+
+
+def test_a_status_that_no_run_has_is_found(run):
+    edit_summary(run, status="finisied")
+    assert "summary.json: status is 'finisied'" in broken(run)
+
+
+def test_states_left_out_are_found(run):
+    newest = Checkpoints(run).manifests()[0]
+    manifest = json.loads(newest.read_text())
+    manifest["log"] |= {"bytes": 0, "digest": Hash().digest()}
+    newest.write_text(json.dumps(manifest))
+    assert "by rounds.jsonl the state of client" in broken(run)
+
+
+def test_another_configs_checkpoints_are_found(run, tmp_path):
+    other = make(tmp_path / "other", seed=1)
+    for name in ("checkpoints", "states"):
+        shutil.rmtree(run / name)
+        shutil.copytree(other / name, run / name)
+    shutil.copy(other / "rounds.jsonl", run / "rounds.jsonl")
+    assert "is of another config: expected config" in broken(run)
+
+
+def test_a_run_that_goes_on_is_never_broken(tmp_path):
+    """Looked at after every round, by the process itself, and once with --all."""
+    seen = []
+
+    def look(record):
+        if (tmp_path / "run" / "checkpoints" / "1.json").exists() or seen:
+            seen.append(verify(tmp_path / "run", every_round=record.round == 7))
+
+    tables = {**SMALL, "rounds": 8, "backend": "serial", "model": "linear", "method": "fedspeed"}
+    run_config(Config.from_dict(tables), tmp_path / "run", on_round=look)
+    assert len(seen) >= 6
+    for found in seen:
+        assert found.broken == []
+        assert any(text.startswith("the run is going on; checked up to round") for text in found.held)
+        assert any(text.startswith("digests of the checkpoint") for text in found.held)
+    assert "rounds 1 to 7 run again: the same bits" in seen[-2].held
+    assert verify(tmp_path / "run").broken == []
+
+
+def test_verify_of_a_run_that_goes_on_finds_damage(tmp_path):
+    seen = []
+
+    def look(record):
+        if record.round == 4:
+            for thread in set(threading.enumerate()) - {threading.main_thread()}:
+                thread.join()
+            path = tmp_path / "run" / "checkpoints" / "server@4"
+            data = path.read_bytes()
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            seen.extend(verify(tmp_path / "run").broken)
+
+    make_watched = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
+    run_config(Config.from_dict(make_watched), tmp_path / "run", on_round=look)
+    assert len(seen) == 1
+    assert "server@4 is damaged" in seen[0]
+
+
+def test_nobody_starts_while_a_run_is_verified(run):
+    with beside(run) as going_on:
+        assert not going_on
+        (run / "summary.json").unlink()
+        with pytest.raises(UserError, match="is in use"):
+            resume(run)
+    resume(run)
+
+
+@pytest.mark.parametrize("where", ["evaluation", "step", "line", "round"])
+def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
+    """Ctrl-C while the model is evaluated, just before a round counts, before its line is written, and after it."""
+    calls = []
+
+    def interrupt(real):
+        def called(*args, **kwargs):
+            calls.append(where)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        return called
+
+    def stop(record):
+        if where == "round" and record.round == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if where == "evaluation":
+            patch.setattr(Serial, "evaluate", interrupt(Serial.evaluate))
+        if where == "step":
+            patch.setattr(server.Simulation, "_evaluate", interrupt(server.Simulation._evaluate))
+        if where == "line":
+            patch.setattr("fedspeed.run.line", interrupt(line))
+        with pytest.raises(KeyboardInterrupt):
+            run_config(Config.from_dict({**SMALL, "rounds": 5, "backend": "serial", "model": "linear",
+                                         "method": "fedspeed"}), tmp_path / "run", on_round=stop)  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    done = len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] == done == (3 if where == "round" else 2)
+    assert verify(tmp_path / "run").broken == []
+    assert verify(tmp_path / "run", every_round=True).broken == []
+    resume(tmp_path / "run")
+    assert verify(tmp_path / "run").broken == []
+
+
+def test_a_last_loss_that_is_not_finite(tmp_path, monkeypatch):
+    """The summary is the same whether the run was resumed or not, and verify agrees with both."""
+    tables = {**SMALL, "rounds": 4, "backend": "serial", "model": "linear", "method": "fedspeed"}
+    real = server.Simulation._evaluate
+
+    def infinite(self, x, t):
+        score, validation = real(self, x, t)
+        return score._replace(loss=math.inf) if t > 2 else score, validation
+
+    monkeypatch.setattr(server.Simulation, "_evaluate", infinite)
+    straight = run_config(Config.from_dict(tables), tmp_path / "a")
+    run_config(Config.from_dict(tables), tmp_path / "b")
+    (tmp_path / "b" / "summary.json").unlink()
+    resumed = resume(tmp_path / "b")
+    keep = [key for key in straight if not key.endswith("seconds")]
+    assert straight["last_test_loss"] is None
+    assert {key: straight[key] for key in keep} == {key: resumed[key] for key in keep}
+    assert verify(tmp_path / "a").broken == verify(tmp_path / "b").broken == []

@@ -114,7 +114,7 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
-    from ..pool import cores
+    from ..environment import cores
     from ..report.runs import Row, RunFiles
     from .batch import Order, carry_out, is_done
 

@@ -117,7 +117,7 @@ def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, con
 
 
 def _make(work: Reproduction, title: str, orders: list[Order], args: argparse.Namespace, console: Console) -> None:
-    from ..pool import cores
+    from ..environment import cores
     from ..reproduce.pool import make
 
     if not orders:

@@ -85,9 +85,12 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
             f"best {summary['best_accuracy']:.2%} (chosen on {chosen}), "
             f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
+    waited, spent = summary.get("checkpoint_seconds", 0.0), summary["seconds"] + summary["eval_seconds"]
+    waits = f", + {waited:.1f} s waiting for checkpoints" if waited > 0.05 * (spent + waited) else ""
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
-        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s (+ {summary['eval_seconds']:.1f} s of evaluation), "
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
+        f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "
         f"lr {config.lr:g}, decay {config.lr_decay or config.method.lr_decay:g} per round; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"

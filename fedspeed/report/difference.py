@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import UserError
 from ..files import read_bytes, read_text
 
-TIMES = ("seconds", "eval_seconds")
+TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
+"""What no re-run can repeat."""
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")
 
@@ -51,6 +52,8 @@ def differences(a: Path, b: Path) -> list[Difference]:
 def _summaries(a: Path, b: Path) -> list[Difference]:
     """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
     first, second = _json(a / "summary.json"), _json(b / "summary.json")
+    for summary in (first, second):
+        summary.pop("digests", None)  # of the rounds and the model, which are compared below
     data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
     made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
     return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]

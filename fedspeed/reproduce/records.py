@@ -67,11 +67,12 @@ def pack(order: Order, place: Path) -> Tables:
     run = RunFiles.read(place)
     options = {name: value for name, value in order.config.data.options.items() if name != "test_size"}
     whole = replace(order.config, data=replace(order.config.data, options=options), backend="serial", workers=1)
-    work = prepare(whole).work
-    x = load_vector(work.flat, place / "model.safetensors")
-    test = evaluate(work.flat, x, work.data, work.loss)
-    own = sorted(set(work.data.indices.tolist()))
-    train = evaluate(work.flat, x, replace(work.data, x_test=work.data.x[own], y_test=work.data.y[own]), work.loss)
+    with prepare(whole) as simulation:
+        work = simulation.work
+        x = load_vector(work.flat, place / "model.safetensors")
+        test = evaluate(work.flat, x, work.data, work.loss)
+        own = sorted(set(work.data.indices.tolist()))
+        train = evaluate(work.flat, x, replace(work.data, x_test=work.data.x[own], y_test=work.data.y[own]), work.loss)
     measures: dict[str, float] = {}
     if "sharpness" in order.measure:
         seen = inspect_run(place)

@@ -1,0 +1,60 @@
+"""Digests of files, and of files that grow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Hash:
+    """blake2b (128 bit) of what was written so far, and how many bytes that was."""
+
+    def __init__(self) -> None:
+        self._hash, self.count = hashlib.blake2b(digest_size=16), 0
+
+    def update(self, data: Any) -> None:
+        """More bytes."""
+        self._hash.update(data)
+        self.count += len(data)
+
+    def digest(self) -> str:
+        """Of all bytes so far; more may come."""
+        return self._hash.hexdigest()
+
+    def take(self, path: Path, end: int) -> None:
+        """The bytes of a file from where this stands up to `end`, or to the file's own end."""
+        with path.open("rb") as file:
+            file.seek(self.count)
+            while self.count < end:
+                data = file.read(min(2**20, end - self.count))
+                if not data:
+                    break
+                self.update(data)
+
+
+def prefix(path: Path, length: int) -> Hash:
+    """The hash of the first bytes of a file; its `count` says how many there were."""
+    found = Hash()
+    found.take(path, length)
+    return found
+
+
+def digest(path: Path, flush: bool = False) -> str:
+    """blake2b of a file's bytes; `flush` has them on the disk first."""
+    with path.open("rb") as file:
+        if flush:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk; where there is none, or it cannot be flushed, nothing."""
+    with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

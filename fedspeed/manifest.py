@@ -1,0 +1,156 @@
+"""What a checkpoint's manifest says, format 2 and format 1, and where it says the clients' states are.
+
+A run directory may come from somebody else: every name in a manifest is one that a run could have written there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .hashing import Hash
+from .statelog import LOG, STATE, Entry, read_entry, read_log
+
+FORMAT = 2
+ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a damaged file may raise."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file that a checkpoint needs: its first bytes (None: all of it) have this digest."""
+
+    name: str
+    digest: str
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest as it was read; nothing it names was looked at.
+
+    Args:
+        t: rounds done.
+        files: where format 1 keeps the clients' states, each in a file.
+        log: the log of client states; None in format 1.
+        rounds: the lines of the rounds done; None in format 1.
+        bound: digests of what the run is of: its config, its data, ...
+        waited: seconds that rounds had waited for checkpoints.
+    """
+
+    t: int
+    server: Part
+    files: dict[int, Entry] = field(default_factory=dict)
+    log: Part | None = None
+    rounds: Part | None = None
+    bound: dict[str, str] = field(default_factory=dict)
+    waited: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Of a file `checkpoints/ROUND.json`; raises one of `ERRORS` if it is none."""
+        if not path.is_file():
+            raise OSError("not a file")
+        plain = json.loads(path.read_text("utf-8"))
+        t = plain["round"]
+        if type(t) is not int or t != int(path.stem) or type(plain["format"]) is not int:
+            raise ValueError(f"format {plain['format']!r}, round {t!r}")
+        if plain["format"] == 1:
+            return cls(t, *_format_1(plain["files"], t))
+        if plain["format"] != FORMAT:
+            raise ValueError(f"expected format 1 or {FORMAT}, found {plain['format']}")
+        server, log, rounds = (_part(plain[name]) for name in ("server", "log", "rounds"))
+        began = LOG.fullmatch(log.name.removeprefix("states/"))
+        named = (server.name, log.name, rounds.name)
+        if not began or named != (f"checkpoints/server@{t}", f"states/{began[0]}", "rounds.jsonl"):
+            raise ValueError(f"unexpected files {named}")
+        if server.length is not None or log.length is None or rounds.length is None:
+            raise ValueError("expected the number of bytes of log and rounds")
+        bound, waited = plain["bound"], plain["waited"]
+        if not isinstance(bound, dict) or not all(isinstance(value, str) for value in bound.values()):
+            raise ValueError(f"bound to {bound!r}")
+        if type(waited) not in (int, float) or not 0 <= waited < 1e12:
+            raise ValueError(f"waited {waited!r}")
+        return cls(t, server, {}, log, rounds, bound, float(waited))
+
+    def text(self) -> str:
+        """The manifest as it is written."""
+        parts = {name: _plain(getattr(self, name)) for name in ("server", "log", "rounds")}
+        return json.dumps({"format": FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited})
+
+    def entries(self, folder: Path) -> dict[int, Entry]:
+        """Where the clients' states are."""
+        entries = self.files
+        if self.log is not None:
+            entries = read_log(folder / self.log.name, self.log.length or 0)
+        for client, entry in entries.items():
+            if entry.generation >= self.t:
+                raise ValueError(f"the state of client {client} is of round {entry.generation + 1}")
+        return entries
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint whose files were all found to have their digests.
+
+    Args:
+        entries: client -> where its state is.
+        hashes: of the log and of rounds.jsonl, up to the checkpoint, to go on with.
+    """
+
+    manifest: Manifest
+    folder: Path
+    entries: dict[int, Entry]
+    hashes: tuple[Hash, Hash]
+
+    @property
+    def t(self) -> int:
+        """Rounds done."""
+        return self.manifest.t
+
+    @property
+    def server(self) -> Path:
+        """The file of the server's vectors."""
+        return self.folder / self.manifest.server.name
+
+    @property
+    def log(self) -> Path | None:
+        """The log of client states; format 1 has none."""
+        return self.folder / self.manifest.log.name if self.manifest.log else None
+
+    @property
+    def generations(self) -> dict[int, int]:
+        """client -> the round its state is of."""
+        return {client: entry.generation for client, entry in self.entries.items()}
+
+    def state(self, client: int, like: Any) -> Any:
+        """A client's state."""
+        return read_entry(self.folder / "states", self.log, client, self.entries[client], like)
+
+
+def _part(plain: dict[str, Any]) -> Part:
+    name, digest, length = plain["file"], plain["digest"], plain.get("bytes")
+    if not (isinstance(name, str) and isinstance(digest, str)) or (length is not None and type(length) is not int):
+        raise TypeError(f"expected file, digest and bytes, found {plain!r}")
+    return Part(name, digest, length)
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    length = {} if part.length is None else {"bytes": part.length}
+    return {"file": part.name, **length, "digest": part.digest}
+
+
+def _format_1(files: dict[str, str], t: int) -> tuple[Part, dict[int, Entry]]:
+    """The server's file, and client -> where its state is; any other name is refused."""
+    entries: dict[int, Entry] = {}
+    server = Part(f"checkpoints/server@{t}", files[f"checkpoints/server@{t}"])
+    for name, digest in files.items():
+        folder, _, rest = name.partition("/")
+        match = STATE.fullmatch(rest) if folder == "states" else None
+        if match and int(match[1]) not in entries and isinstance(digest, str) and digest:
+            entries[int(match[1])] = Entry(int(match[2]), digest)
+        elif name != server.name:
+            raise ValueError(f"unexpected file {name!r}")
+    return server, entries

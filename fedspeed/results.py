@@ -1,0 +1,87 @@
+"""Whether what a run says it came to, `summary.json` and `model.safetensors`, is what its rounds came to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .run import digests, model_tensors, summarise
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .server import Record, Simulation
+
+STOPPED = ("interrupted", "diverged: ", "failed: ")
+"""How the status of a run begins that is not finished."""
+
+
+def read_told(run: Path) -> dict[str, Any] | None:
+    """What `summary.json` holds, whole or not; None if the run wrote none yet, nothing if it cannot be read."""
+    path = run / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def rounds_told(summary: dict[str, Any], records: list[Record]) -> list[Record]:
+    """The rounds a summary is of: all, but a run that was stopped may have written down one more."""
+    rounds, stopped = summary.get("rounds"), str(summary.get("status")).startswith(STOPPED)
+    return records[:rounds] if stopped and type(rounds) is int and rounds >= 0 else records
+
+
+def unlike_summary(
+    run: Path, summary: dict[str, Any], config: Config, simulation: Simulation, records: list[Record], complete: bool
+) -> list[str]:
+    """How a summary differs from what config, data and rounds come to.
+
+    Args:
+        complete: it must have digests too, which runs of format 1 had not.
+    """
+    if not summary:
+        return ["summary.json cannot be read"]
+    status = summary.get("status", "")
+    told = summarise(config, simulation, records, status)
+    told["digests"] = digests(run, records)
+    if not complete and "digests" not in summary:
+        del told["digests"]
+    wrong = []
+    if not isinstance(status, str) or not (status == "finished" or status.startswith(STOPPED)):
+        wrong.append(f"summary.json: status is {status!r}, expected finished, interrupted, diverged or failed")
+    for key, value in told.items():
+        if key not in summary:
+            wrong.append(f"summary.json: {key} is missing, the rounds and the data say {value!r}")
+        elif key != "environment" and summary[key] != value:
+            wrong.append(f"summary.json: {key} is {summary[key]!r}, the rounds and the data say {value!r}")
+    return wrong
+
+
+def unlike_model(path: Path, simulation: Simulation, what: str) -> list[str]:
+    """How a saved model differs, in names, shapes, dtypes or bits, from where a simulation stands."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        return [f"{path.name} cannot be read ({error})"]
+    wanted = model_tensors(simulation)
+    wrong = [f"{path.name} holds {name}, which the model has not" for name in sorted(found.keys() - wanted.keys())]
+    for name, a in wanted.items():
+        if name not in found:
+            wrong.append(f"{path.name}: {name} is missing")
+        elif (about := _about(found[name])) != _about(a):
+            wrong.append(f"{path.name}: {name} is {about}, expected {_about(a)}")
+    if not wrong and not all(torch.equal(found[name], a) for name, a in wanted.items()):
+        wrong = [f"{path.name} is not {what}"]
+    return wrong
+
+
+def _about(a: torch.Tensor) -> str:
+    return f"{str(a.dtype).removeprefix('torch.')} of shape {tuple(a.shape)}"

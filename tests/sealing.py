@@ -1,0 +1,45 @@
+"""Run directories whose checkpoints agree with changed files: digests cannot give a change away."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedspeed.checkpoint import Checkpoints
+from fedspeed.hashing import digest, prefix
+from fedspeed.statefile import write_state
+from fedspeed.statelog import Change, StateLog
+
+
+def seal(run: Path) -> None:
+    """Make every manifest agree with the files as they are now; of files that grow, with all of them."""
+    for path in Checkpoints(run).manifests():
+        manifest = json.loads(path.read_text())
+        if "files" in manifest:
+            manifest["files"] = {name: digest(run / name) for name in manifest["files"]}
+        with suppress(KeyError, TypeError, OSError):  # of something else than a manifest
+            for name in ("server", "log", "rounds"):
+                part = manifest[name]
+                end = min(part.get("bytes", 2**60), (run / part["file"]).stat().st_size)
+                hashed = prefix(run / part["file"], end)
+                manifest[name] = {**part, "digest": hashed.digest(), **({"bytes": end} if "bytes" in part else {})}
+        path.write_text(json.dumps(manifest))
+
+
+def put_state(run: Path, client: int, state: Any) -> None:
+    """Another state for a client in the newest checkpoint, and digests that agree."""
+    checkpoints = Checkpoints(run)
+    newest, *_ = checkpoints.manifests()
+    saved = checkpoints.read(newest)
+    entry = saved.entries[client]
+    own = run / "states" / f"{client}@{entry.generation}"
+    if entry.digest:
+        write_state(own, state)
+    log = StateLog(run / "states", saved.log, saved.hashes[0], dict(saved.entries))
+    log.cut()
+    log.append([Change(client, entry.generation, state, digest(own) if entry.digest else "")], saved.t)
+    manifest = json.loads(newest.read_text())
+    manifest["log"] |= {"bytes": log.hash.count, "digest": log.hash.digest()}
+    newest.write_text(json.dumps(manifest))
