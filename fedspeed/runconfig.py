@@ -42,7 +42,13 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
         allow_code: also if it names Python files, which are then executed.
     """
     if not (out / "config.toml").is_file():
-        raise UserError(f"{out} holds no run: expected a config.toml; start one with `fedspeed run --out {out}`")
+        runs = any(out.glob("*/config.toml")) if out.is_dir() else False
+        next_step = (
+            f"it holds several: name one of them, or `fedspeed compare {out}` for their table"
+            if runs
+            else f"start one with `fedspeed run --out {out}`"
+        )
+        raise UserError(f"{out} holds no run: expected a config.toml; {next_step}")
     for folder in (*FOLDERS, CODE):
         if (out / folder).is_symlink():
             raise UserError(f"{out / folder} is a link: expected a folder; a run directory may not lead elsewhere")

@@ -405,3 +405,24 @@ def test_figures_take_no_settings_from_the_current_folder(tmp_path: Path) -> Non
     code = "from fedspeed.report.figures import *; new_figure(); print(load_matplotlib().rcParams['lines.linewidth'])"
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert float(told.stdout) != 99
+
+
+def test_a_run_directory_gives_no_orders_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes in keys, names and what a summary says were printed raw."""
+    run = tmp_path / "run"
+    assert main(["run", "--rounds", "1", "--clients", "4", "--out", str(run), "--quiet"]) == 0
+    orders = "\x1b]0;owned\x07\x1b[2J"
+    summary = json.loads((run / "summary.json").read_text())
+    summary["environment"]["torch"] = orders
+    (run / "summary.json").write_text(json.dumps({**summary, orders: 1}))
+    config = (run / "config.toml").read_text()
+    main(["verify", str(run)])
+    main(["diff", str(run), str(run)])
+    (run / "config.toml").write_text(config.replace('name = "fedspeed"', f"name = {json.dumps(orders)}"))
+    for command in ("resume", "verify", "inspect"):
+        assert main([command, str(run)]) == 2
+    (run / "config.toml").write_text(config + f"{json.dumps(orders)} = 1\n")
+    main(["diff", str(run), str(run)])
+    shown = capsys.readouterr()
+    assert "owned" in shown.out + shown.err
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", shown.out + shown.err)

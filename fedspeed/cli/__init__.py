@@ -12,11 +12,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import Diverged, Terminated, UserError, nearest
 from ..methods import METHODS
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COMMANDS = {
     "run": "train one method and write a run directory",
@@ -150,9 +153,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if not args.command:
             parser.print_help()
             return 0
-        from rich.console import Console
-
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=_width())
+        console = _console()
         with warnings.catch_warnings():
             warnings.showwarning = _each_once()
             try:
@@ -180,6 +181,20 @@ def _main(argv: Sequence[str] | None) -> int:
         return _failed(f"error: {told}; a defect: please report it with what --traceback shows", argv, 3)
 
 
+def _console() -> Console:
+    """A console that shows the control characters of what it is given, a run directory's for example, as text."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from .streams import visible
+
+    class Plain(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(visible(text), **how)
+
+    return Plain(highlight=False, markup=False, emoji=False, soft_wrap=not tty(), width=_width())
+
+
 def _width() -> int | None:
     """None lets the terminal decide; into a pipe as wide as the terminal that it probably ends in, else 120."""
     if tty():
@@ -195,17 +210,21 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
     """One line about what ended the command, after the whole traceback where it was asked for."""
     if "--traceback" in (sys.argv if argv is None else argv):
         traceback.print_exc()
-    sys.stderr.write(f"fedspeed: {message}\n")
+    from .streams import visible
+
+    sys.stderr.write(f"fedspeed: {visible(message)}\n")
     return code
 
 
 def _each_once() -> Callable[..., None]:
     """Shows warnings in one line each, and none twice: a config and its simulation check the same thing."""
+    from .streams import visible
+
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object) -> None:
         if str(message) not in seen:
-            sys.stderr.write(f"fedspeed: warning: {message}\n")
+            sys.stderr.write(f"fedspeed: warning: {visible(str(message))}\n")
         seen.add(str(message))
 
     return show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,18 @@ from typing import Any, TextIO, cast
 
 from ..errors import Terminated
 from ..processes import in_main_thread
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    r"""Control characters, which may be somebody else's orders to a terminal, as text; lines and tabs stay.
+
+    Example:
+        >>> print(visible("red \x1b[31m"))
+        red \x1b[31m
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class Outlet:
