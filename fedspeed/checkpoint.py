@@ -8,7 +8,6 @@ needs no state: it is a function of seed, round and client. A checkpoint costs w
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .files import write
 from .hashing import Hash, digest, flush, prefix
 from .manifest import ERRORS, FORMAT, Manifest, Part, Saved
 from .statefile import no_room, read_state, write_state
@@ -45,8 +45,6 @@ CURE = {
     "config": "put config.toml back as it was",
     "data": "put the data back as they were",
     "split": "put the data and the split in config.toml back as they were",
-    "code": "put the method's file back as it was",
-    "environment": "resume it where it was made",
 }
 
 
@@ -136,7 +134,10 @@ class Checkpoints:
             log = Part(f"states/{self._log.path.name}", self._log.hash.digest(), self._log.hash.count)  # type: ignore[union-attr]
             rounds = Part("rounds.jsonl", self._rounds.digest(), self._rounds.count)
             manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited)
-            write_durably(self._manifest(t), manifest.text())
+            try:
+                write(self._manifest(t), manifest.text(), durable=True)
+            except OSError as error:
+                raise no_room(self._manifest(t), error) from None
             flush(self.folder / "checkpoints")  # the names are there before an older checkpoint goes
             for path in self._replaced:
                 path.unlink(missing_ok=True)
@@ -214,9 +215,16 @@ class Checkpoints:
                 )
 
     def before(self, saved: Saved) -> Saved | None:
-        """Drop the newest checkpoint and stand before it: the one that is newest then, None if there is none."""
+        """The checkpoint before one, checked as well; None if there is none."""
+        older = [path for path in self.manifests() if int(path.stem) < saved.t]
+        found = self.read(older[0]) if older else None
+        if found is not None:
+            self.check(found, self.bound)
+        return found
+
+    def drop(self, saved: Saved) -> None:
+        """Stand before a checkpoint; what only it needs goes when the run goes on."""
         self._manifest(saved.t).unlink(missing_ok=True)
-        return self.latest()
 
     def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
         """Put server and client states back, if they fit; nothing that there is is changed."""
@@ -277,23 +285,7 @@ def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iter
 
 def cut(path: Path, length: int) -> None:
     """Keep the first bytes of a file; a link is replaced by what it led to, not followed."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    with path.open("rb") as old, part.open("xb") as new:
-        new.write(old.read(length))
-    os.replace(part, path)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file whole or not at all, and have it on the disk before it has its name."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.unlink(missing_ok=True)  # it may be a link
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise no_room(path, error) from None
+    if path.is_symlink() or path.stat().st_size != length:
+        with path.open("rb") as old:
+            kept = old.read(length)
+        write(path, kept, durable=True)

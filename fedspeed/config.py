@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -179,10 +181,19 @@ def read_tables(path: Path) -> dict[str, Any]:
     tables, folder = read_toml(path), path.parent.resolve()
     _refuse_depth(tables)
     if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
-        tables["data_dir"] = str(folder / Path(tables["data_dir"]).expanduser())
+        tables["data_dir"] = _beside(folder, tables["data_dir"])
     if "method" in tables:
-        tables["method"] = rename_code(tables["method"], lambda file, _: str(folder / Path(file).expanduser()))
+        tables["method"] = rename_code(tables["method"], lambda file, _: _beside(folder, file))
     return tables
+
+
+def _beside(folder: Path, name: str) -> str:
+    """A path as it is meant in a file of a folder; older configs meant the current folder, which is then said."""
+    path = folder / Path(name).expanduser()
+    if not path.exists() and Path(name).exists():
+        warnings.warn(f"there is no {path}: {os.path.abspath(name)} of the current folder is taken", stacklevel=4)
+        return os.path.abspath(name)
+    return str(path)
 
 
 def rename_code(method: Any, name: Callable[[str, str], str]) -> Any:

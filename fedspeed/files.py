@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 MOST = 2**31
@@ -14,7 +15,7 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
         found = os.fstat(number)
-        if not os.path.isfile(path):
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(22, "expected a plain file, found something else", str(path))
         if found.st_size > most:
             raise OSError(27, f"expected at most {most} bytes, found {found.st_size}", str(path))
@@ -26,12 +27,16 @@ def read_text(path: Path, most: int = MOST) -> str:
     return read_bytes(path, most).decode("utf-8-sig")
 
 
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all."""
+def write(path: Path, content: str | bytes, durable: bool = False) -> None:
+    """Write a file whole or not at all; `durable` has its bytes on the disk before it has its name."""
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)  # it may be a link
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        with part.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
     except OSError:
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C between two things that belong together comes after both."""
+"""Ctrl-C or SIGTERM between two things that belong together comes after both."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What is done in here is done whole: Ctrl-C is held back until the end. For a moment only."""
-    main = threading.current_thread() is threading.main_thread()  # interrupts reach no other
-    before = signal.getsignal(signal.SIGINT) if main else None
-    if before is None:
-        yield
-        return
+    """What is done in here is done whole: Ctrl-C and SIGTERM are held back until the end. For a moment only."""
+    main = threading.current_thread() is threading.main_thread()  # signals reach no other
+    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    held = {number: handler for number, handler in held.items() if callable(handler)}  # the others raise nothing
     pending: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
+    for number in held:
+        signal.signal(number, lambda number, _: pending.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in held.items():
+            signal.signal(number, handler)
         if pending:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(pending[0])

@@ -55,7 +55,7 @@ class Manifest:
             raise OSError("not a file")
         plain = json.loads(path.read_text("utf-8"))
         t = plain["round"]
-        if type(t) is not int or t != int(path.stem) or type(plain["format"]) is not int:
+        if type(t) is not int or t < 1 or t != int(path.stem) or type(plain["format"]) is not int:
             raise ValueError(f"format {plain['format']!r}, round {t!r}")
         if plain["format"] == 1:
             return cls(t, *_format_1(plain["files"], t))

@@ -7,13 +7,13 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
 from .errors import UserError
-from .processes import end_with_parent, safe_path
+from .processes import end_with_parent, in_main_thread, safe_path
 
 ATTEMPTS = 3
 """How often an order whose process dies is taken up again."""
@@ -84,7 +84,7 @@ class _Processes:
     def start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
-        process = spawn.Process(target=_serve, args=(there, self.work))
+        process = spawn.Process(target=_serve, args=(there, self.work, in_main_thread()))
         with _interrupts_held(), safe_path():
             process.start()
         there.close()
@@ -101,7 +101,8 @@ class _Processes:
             self.running.pop(pipe)[0].join()
         else:
             self.tries[order.key] += 1
-            pipe.send(order)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has died, which is heard next
+                pipe.send(order)
 
     def hear(self, pipe: Connection) -> None:
         process, order = self.running[pipe]
@@ -146,9 +147,9 @@ def _attempt(work: Callable[[Any, Tell], Any], order: Any, tell: Tell) -> tuple[
         return "failed", traceback.format_exc()
 
 
-def _serve(pipe: Connection, work: Callable[[Any, Tell], Any]) -> None:
+def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], kernel: bool) -> None:
     """A process that carries out orders; it ends when whoever gives them does."""
-    end_with_parent()
+    end_with_parent(kernel)
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
     try:
         while True:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .run import digests, model_tensors, summarise
+from .rundir import REPORTED
 
 if TYPE_CHECKING:
     from .config import Config
     from .server import Record, Simulation
 
-STOPPED = ("interrupted", "diverged: ", "failed: ")
+STOPPED = ("interrupted", "terminated", "diverged: ", "failed: ")
 """How the status of a run begins that is not finished."""
 
 
@@ -42,18 +43,19 @@ def unlike_summary(
     """How a summary differs from what config, data and rounds come to.
 
     Args:
-        complete: it must have digests too, which runs of format 1 had not.
+        complete: it must have every key; runs of format 1 had fewer.
     """
     if not summary:
         return ["summary.json cannot be read"]
     status = summary.get("status", "")
     told = summarise(config, simulation, records, status)
     told["digests"] = digests(run, records)
-    if not complete and "digests" not in summary:
-        del told["digests"]
+    if not complete:
+        told = {key: value for key, value in told.items() if key in summary or key in REPORTED}
     wrong = []
     if not isinstance(status, str) or not (status == "finished" or status.startswith(STOPPED)):
-        wrong.append(f"summary.json: status is {status!r}, expected finished, interrupted, diverged or failed")
+        known = "finished, interrupted, terminated, diverged or failed"
+        wrong.append(f"summary.json: status is {status!r}, expected {known}")
     for key, value in told.items():
         if key not in summary:
             wrong.append(f"summary.json: {key} is missing, the rounds and the data say {value!r}")

@@ -96,7 +96,7 @@ def run_config(
             write_config(out, config)
         try:
             simulation = prepare(config, progress, out / "states")
-        except BaseException:
+        except Exception:
             if fresh:
                 (out / "config.toml").unlink(missing_ok=True)
                 clear_code(out)
@@ -150,10 +150,19 @@ def resume(
             checkpoints.bound = bound_to(out, simulation)
             if saved is not None:
                 checkpoints.check(saved, checkpoints.bound)
+            again = saved if saved is not None and _scored_as_the_last(records[-1], config) else None
+            if again is not None:
+                saved = checkpoints.before(again)
+                if saved is None:
+                    raise UserError(
+                        f"{out} cannot be given more rounds as one long run would have them: round {again.t} was "
+                        f"evaluated only because it was the last (eval_every {config.eval_every}), and there is no "
+                        f"checkpoint before it; start a run with more rounds"
+                    )
+                records = records[: saved.t]
             amend(out, rounds=config.rounds, data_dir=data_dir)
-            if saved is not None and _scored_as_the_last(records[-1], config):
-                saved = checkpoints.before(saved)
-                records = records[: saved.t if saved else 0]
+            if again is not None:
+                checkpoints.drop(again)
             if saved is not None:
                 checkpoints.restore(saved, simulation, records)
             for name in ("summary.json", "model.safetensors"):  # first: they tell of rounds that are cut off below
@@ -177,8 +186,9 @@ def longer(config: Config, rounds: int) -> Config:
 
 def _scored_as_the_last(record: Record, config: Config) -> bool:
     """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
-    scored = record.test_loss is not None or record.validation_loss is not None
-    return scored and record.round % config.eval_every != 0 and record.round < config.rounds
+    scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
+    due = record.round % config.eval_every == 0 or record.round >= config.rounds
+    return not due and any(score is not None for score in scores)
 
 
 @contextmanager
@@ -208,8 +218,7 @@ def _rounds(
     try:
         with _room(out), simulation, (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
             for record in simulation:
-                if not out.exists() or out.stat().st_ino != here:
-                    raise UserError(f"{out} was moved while the run went on; `fedspeed resume` it where it is now")
+                _stay(out, here)
                 with together():
                     lines.write(line(record))
                     lines.flush()
@@ -220,6 +229,7 @@ def _rounds(
                     on_round(record)
             checkpoints.write(simulation.t, simulation.server, simulation.states)
             checkpoints.wait()
+            _stay(out, here)
         status = "finished"
     except Diverged as error:
         status = f"diverged: {error}"
@@ -231,7 +241,7 @@ def _rounds(
         status = f"failed: {error}"
         raise
     finally:
-        if status != "running":
+        if status != "running" and _is_at(out, here):
             with suppress(Exception):  # told already, or not what stopped the run
                 checkpoints.wait()
             with _room(out) if status == "finished" else suppress(Exception):  # what stopped the run is told instead
@@ -243,6 +253,16 @@ def _rounds(
                 }
                 write(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+def _is_at(out: Path, here: int) -> bool:
+    """Whether a folder is still where a run began in it, and no other."""
+    return out.exists() and out.stat().st_ino == here
+
+
+def _stay(out: Path, here: int) -> None:
+    if not _is_at(out, here):
+        raise UserError(f"{out} was moved while the run went on; `fedspeed resume` it where it is now")
 
 
 def save_model(simulation: Simulation, path: Path) -> None:

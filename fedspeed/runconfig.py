@@ -22,17 +22,14 @@ from .config import Config, read_tables, read_toml, rename_code
 from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
-from .methods import code_digest
-from .rundir import FOLDERS
+from .methods import TEXTS, code_digest
+from .rundir import CODE, FOLDERS
 
 if TYPE_CHECKING:
     from .server import Simulation
 
 PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
-
-CODE = "code"
-"""The folder of copies of the files that the method comes from: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
 
 
 def read_config(out: Path, allow_code: bool = False) -> Config:
@@ -80,7 +77,7 @@ def named_code(tables: dict[str, Any]) -> set[str]:
 def trusted(tables: dict[str, Any], config: Config) -> bool:
     """Whether all code that a stored config would execute is code that the user's own config names."""
     given = config.to_dict()
-    codes = {table.get("code") for table in _methods(given["method"]) if _file(table)}
+    codes = [table.get("code") for table in _methods(given["method"]) if _file(table)]
     return all(table.get("code") in codes for table in _methods(tables.get("method")) if _file(table)) and (
         "data huggingface" not in named_code(tables) or "data huggingface" in named_code(given)
     )
@@ -135,22 +132,19 @@ def write_config(out: Path, config: Config) -> None:
     """Write `config.toml`, after copies of the files that its method comes from."""
     for table in _methods(config.method.to_dict()):
         if _file(table):
-            text = Path(_file(table)).read_bytes()
-            if code_digest(text) != table["code"]:
-                raise UserError(f"{_file(table)} was changed while the run was set up; start it again")
             copy = out / _copy_name(_file(table), table["code"])
             copy.parent.mkdir(exist_ok=True)
-            if not copy.is_file() or copy.read_bytes() != text:
-                write(copy, text)
-    write(out / "config.toml", tomli_w.dumps(as_stored(config)))
+            write(copy, TEXTS[table["code"]], durable=True)
+    write(out / "config.toml", tomli_w.dumps(as_stored(config)), durable=True)
 
 
 def amend(out: Path, rounds: int, data_dir: str) -> None:
     """Write down in a run's config that it has more rounds now, or where its data are; nothing else of it changes."""
     tables = read_toml(out / "config.toml")
-    new = {**tables, "rounds": rounds, **({"data_dir": os.path.abspath(data_dir)} if data_dir else {})}
+    moved = {"data_dir": os.path.abspath(Path(data_dir).expanduser())} if data_dir else {}
+    new = {**tables, "rounds": rounds, **moved}
     if new != tables:
-        write(out / "config.toml", tomli_w.dumps(new))
+        write(out / "config.toml", tomli_w.dumps(new), durable=True)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
@@ -177,6 +171,7 @@ def same_run(stored: Config, given: Config) -> bool:
     given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
     given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
     given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
+    given = replace(given, data_dir=stored.data_dir)  # the data count, not where they are: a resume looks at them
     rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
     return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
 
@@ -190,8 +185,9 @@ def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def clear_code(out: Path) -> None:
-    """Drop the copies of code that `write_config` made."""
-    for copy in (out / CODE).glob("*-????????.py"):
-        copy.unlink(missing_ok=True)
+    """Drop the copies of code that `write_config` made: files named by their own digest."""
+    for copy in (out / CODE).glob("*-????????.py") if not (out / CODE).is_symlink() else ():
+        if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
+            copy.unlink(missing_ok=True)
     with suppress(OSError):  # there is none, or it holds something of the user's
         (out / CODE).rmdir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 FOLDERS = ("states", "checkpoints")
+OWN = re.compile(r"((server|log|\d+)@\d+|\d+\.json)(\.part)?")
+"""What a run writes into these folders; nothing else in them is removed."""
+CODE = "code"
+"""The folder of copies of the files that the method comes from: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
 
 LATER: dict[str, Any] = {"dropped": [], "stragglers": [], "validation_loss": None, "validation_accuracy": None}
 """Fields of a record that the first version of format 1 did not write, and that runs without validation do not."""
@@ -170,9 +175,12 @@ def claim(out: Path) -> None:
     """Make the run directory, without the files of an earlier run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in FOLDERS:
+        for name in (*FOLDERS, CODE):
             if (out / name).is_symlink():
                 raise UserError(f"{out / name} is a link: expected a folder, or nothing; a run may not lead elsewhere")
+        for path in [path for name in FOLDERS for path in (out / name).glob("*")]:
+            if not OWN.fullmatch(path.name):
+                raise UserError(f"{path} is not of a run, and would be lost; choose another --out")
         for name in FILES:
             (out / name).unlink(missing_ok=True)
         clear(out)

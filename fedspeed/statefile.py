@@ -65,7 +65,7 @@ def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None
     header, numbers = encode(tree, dtype)
     part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         part.unlink(missing_ok=True)  # it may be a link
         with part.open("wb") as file:
             file.write(json.dumps(header).encode() + b"\n")

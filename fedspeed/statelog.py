@@ -85,7 +85,7 @@ class StateLog:
     def _begin(self, t: int, without: set[int]) -> None:
         """A new log, with what holds but for some clients."""
         old, live = self.path, self.live
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         self.path, self.hash, self.live, self._holds = self.folder / f"log@{t}", Hash(), {}, 0
         self.path.unlink(missing_ok=True)  # it may be a link
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:

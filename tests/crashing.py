@@ -51,9 +51,6 @@ class Counter:
             return Watched(real(file, mode, *args, **kwargs), self)
 
         io.open = opened
-        import safetensors.torch
-
-        safetensors.torch.save_file = self.watch(safetensors.torch.save_file)
 
     def watch(self, f: Any) -> Any:
         """The function, or the end just before it."""

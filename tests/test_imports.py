@@ -49,7 +49,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "statelog": {"hashing", "statefile"},
     "manifest": {"files", "hashing", "statelog"},
     "states": {"vec", "scratch", "statefile"},
-    "checkpoint": {"errors", "vec", "hashing", "manifest", "states", "statefile", "statelog"},
+    "checkpoint": {"errors", "files", "vec", "hashing", "manifest", "states", "statefile", "statelog"},
     "backends": LOCAL | {"methods", "environment", "processes"},
     "given": DATA | {"method", "methods", "models", "plan"},
     "server": LOCAL | {"backends", "given", "interrupts"},
@@ -57,7 +57,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "rundir": {"errors", "files", "server"},
     "runconfig": {"errors", "config", "environment", "files", "methods", "rundir"},
     "sums": {"statefile", "methods"},
-    "results": {"run"},
+    "results": {"run", "rundir"},
     "verify": {
         "errors",
         "vec",

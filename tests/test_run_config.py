@@ -148,7 +148,7 @@ def test_run_resume_auto_trusts_the_code_that_the_user_names_and_no_other(here, 
     assert len(rounds(here / "a")) == 4
     (here / "mine.py").write_text(METHOD.replace("1.0 *", "5.0 *"))
     assert main(command) == 2
-    assert "code would be executed" in capsys.readouterr().err
+    assert "or of other code" in capsys.readouterr().err
 
 
 def test_overwriting_drops_the_copies_but_no_file_of_the_user_s(here):
@@ -156,6 +156,40 @@ def test_overwriting_drops_the_copies_but_no_file_of_the_user_s(here):
     (here / "a" / "code" / "notes.txt").write_text("mine")
     run_config(Config.from_dict(SMALL), here / "a", overwrite=True)
     assert [p.name for p in (here / "a" / "code").iterdir()] == ["notes.txt"]
+
+
+def test_overwriting_a_run_from_its_own_config_keeps_its_code(here):
+    """The only copy of the code was deleted, and then missed."""
+    run_config(Config.from_dict({**SMALL, "method": "mine.py:Mine"}), here / "a")
+    shutil.copytree(here / "a", here / "b")
+    (here / "mine.py").unlink()
+    assert main(["run", "a/config.toml", "--out", "a", "--overwrite", "--quiet"]) == 0
+    same(here / "a", here / "b")
+    assert len(list((here / "a" / "code").glob("mine-*.py"))) == 1
+
+
+@pytest.mark.parametrize("name", ["checkpoints/best.pt", "states/texas.csv", "code/train-20240101.py"])
+def test_folders_of_the_user_s_are_not_taken_for_a_run_s(here, name, capsys):
+    """They were deleted, silently."""
+    path = here / "proj" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    for options in (["--method", "mine.py:Mine"], ["--model", "mlp", "--set", "model.hidden=[1000000000000]"]):
+        main(["run", *OPTIONS, *options, "--out", "proj"])
+        assert path.read_text() == "mine"
+    assert name.startswith("code/") or "would be lost" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_replaced_has_the_code_the_run_began_with(here):
+    """The file was read again, and may have been edited by then."""
+    from fedspeed.backends.packing import sources
+    from fedspeed.methods import from_text
+
+    method = Config.from_dict({**SMALL, "method": {"name": "fedinit", "base": "mine.py:Mine"}}).method
+    (here / "mine.py").write_text("raise SystemExit('edited')")
+    ((source, text),) = sources(method)
+    assert text == METHOD.encode()
+    assert from_text(Path(source.rpartition(":")[0]), "Mine", text).code == method.base.code
 
 
 def test_names_of_runs_hold_neither_paths_nor_colons(here):
@@ -278,3 +312,98 @@ def test_old_configs_with_decay_0_keep_their_meaning(here):
     assert rounds(here / "a")[-1]["lr"] == pytest.approx(0.1 * 0.9995**3, rel=1e-12)
     assert same_run(read_config(here / "a"), config)
     assert as_stored(config)["lr_decay"] == 0.9995
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def test_more_rounds_never_cost_the_checkpoint_there_is(here, capsys):
+    """With eval_every = 3 round 4 is run again from the checkpoint before it; that one may be damaged, or missing."""
+    config = Config.from_dict({**SMALL, "eval_every": 3})
+    run_config(config, here / "a")
+    damaged(here / "a" / "checkpoints" / "server@3")
+    before = {p: p.read_bytes() for p in (here / "a").rglob("*") if p.is_file()}
+    assert main(["resume", "a", "--rounds", "9", "--quiet"]) == 2
+    assert "server@3 is damaged" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in (here / "a").rglob("*") if p.is_file()} == before
+    run_config(replace(config, checkpoint_every=4), here / "b")
+    assert main(["resume", "b", "--rounds", "9", "--quiet"]) == 2
+    assert "there is no checkpoint before it" in capsys.readouterr().err
+    assert main(["verify", "b"]) == 0
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_a_run_that_was_moved_does_not_write_into_another(here, states):
+    config = Config.from_dict({**SMALL, "states": states, "method": "scaffold"})
+    run_config(replace(config, seed=1), here / "other")
+    other = {p.relative_to(here / "other"): p.read_bytes() for p in (here / "other").rglob("*") if p.is_file()}
+
+    def move(record):
+        if record.round == 2:
+            shutil.move(here / "a", here / "elsewhere")
+            shutil.copytree(here / "other", here / "a")
+
+    with pytest.raises(UserError, match=r"was moved while the run went on|cannot write|no state"):
+        run_config(config, here / "a", on_round=move)
+    found = {p.relative_to(here / "a"): p.read_bytes() for p in (here / "a").rglob("*") if p.is_file()}
+    assert {path: found[path] for path in other} == other
+    run_config(config, here / "straight")
+    resume(here / "elsewhere")
+    same(here / "elsewhere", here / "straight")
+
+
+def test_a_place_below_the_home_folder_is_stored_whole(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    r = np.random.default_rng(0)
+    np.savez(here / "mine.npz", x=r.normal(size=(60, 4)).astype("f4"), y=r.integers(0, 3, 60))
+    given = {**SMALL, "data": "arrays", "data_dir": "mine.npz", "split": "iid"}
+    stopped(here / "a", Config.from_dict(given), 2)
+    shutil.move(here / "mine.npz", here / "theirs.npz")
+    assert main(["resume", "a", "--quiet", "--data-dir", "~/theirs.npz"]) == 0
+    assert read_config(here / "a").data_dir == str(here / "theirs.npz")
+
+
+def test_a_config_of_before_means_the_current_folder_and_says_so(here):
+    run_config(Config.from_dict({**SMALL, "method": "mine.py:Mine"}), here / "a")
+    path = here / "a" / "config.toml"
+    kept = [line for line in path.read_text().splitlines() if not line.startswith(("code = ", "origin = "))]
+    path.write_text(re.sub(r'name = "code/mine-\w+\.py:Mine"', 'name = "mine.py:Mine"', "\n".join(kept)))
+    with pytest.warns(UserWarning, match=r"mine\.py of the current folder is taken"):
+        assert read_config(here / "a", allow_code=True).method.source == f"{here / 'mine.py'}:Mine"
+
+
+def test_a_run_that_was_terminated_verifies(here):
+    from fedspeed.errors import Terminated
+
+    def stop(record):
+        if record.round == 2:
+            raise Terminated
+
+    with pytest.raises(Terminated):
+        run_config(Config.from_dict(SMALL), here / "a", on_round=stop)
+    assert summary(here / "a")["status"] == "terminated"
+    assert main(["verify", "a"]) == 0
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_signals_come_after_what_belongs_together(number):
+    import signal
+
+    from fedspeed.interrupts import together
+
+    done, which = [], getattr(signal, number)
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(which, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), together():  # noqa: PT012
+            done.append(1)
+            signal.raise_signal(which)
+            done.append(2)
+        assert done == [1, 2]
+        assert signal.getsignal(which) is handler
+    finally:
+        signal.signal(which, before)

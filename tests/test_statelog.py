@@ -101,6 +101,7 @@ def test_a_checkpoint_costs_what_changed_and_not_what_there_is(tmp_path, monkeyp
 
     def cost(touched: int, every: int) -> tuple[Counter, int, int]:
         folder = tmp_path / f"{touched}-{every}"
+        folder.mkdir()
         states = ClientStates() if where == "memory" else DiskStates(folder / "states", keep_old=True)
         checkpoints, server = Checkpoints(folder, 10**6 if every else 0), Server(torch.zeros(5))
         for i in range(touched):

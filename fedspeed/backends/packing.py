@@ -15,12 +15,13 @@ from typing import Any
 from ..client import Work
 from ..errors import UserError
 from ..method import Method
+from ..methods import TEXTS
 from ..plan import Plan
 
 
-def sources(method: Method) -> list[tuple[str, str]]:
-    """How to find the classes of a method that come from a user's file, and its digest; a worker loads these first."""
-    own = [(method.source, method.code)] if method.source else []
+def sources(method: Method) -> list[tuple[str, bytes]]:
+    """Classes of a method that come from outside, and their code if it is a user's file; a worker loads these first."""
+    own = [(method.source, TEXTS.get(method.code, b""))] if method.source else []
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
 
 

@@ -18,7 +18,7 @@ from ..contract import reason
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import score_shard
 from ..method import Local
-from ..methods import find
+from ..methods import find, from_text
 from ..vec import FlatModel, outline, tree_map
 from .shared import Place, Segment, at, put, take
 
@@ -30,7 +30,7 @@ class Setup(NamedTuple):
     data: dict[str, Place]
     vectors: list[Place]  # a vector to evaluate, then what the server sends
     slots: list[tuple[list[Place], list[Place]]]
-    sources: list[tuple[str, str]]  # name and digest of what comes from the user's files
+    sources: list[tuple[str, bytes]]  # names of methods from outside, and the code of a user's file
 
 
 def worker(pipe: Connection, setup: bytes) -> None:
@@ -69,8 +69,9 @@ def _told(error: Exception, otherwise: str = "") -> tuple[str, tuple[str, str, s
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
-    for source, code in setup.sources:
-        find(source, code)
+    for source, text in setup.sources:
+        path, _, cls = source.rpartition(":")
+        from_text(Path(path), cls, text) if text else find(source)
     parts = pickle.loads(pipe.recv_bytes())
     tensors = {name: data_segment.tensor(place) for name, place in setup.data.items()}
     data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})

@@ -120,7 +120,13 @@ def _work(beside_others: bool, order: Order, tell: pool.Tell) -> str:
     calls: dict[str, Any] = {"on_round": watch.on_round, "on_client": watch.on_client, "progress": watch.on_progress}
     try:
         if (order.folder / "config.toml").exists() and not order.overwrite:
-            resume(order.folder, allow_code=bool(named_code(order.tables)), rounds=config.rounds, **calls)
+            resume(
+                order.folder,
+                allow_code=bool(named_code(order.tables)),
+                rounds=config.rounds,
+                data_dir=config.data_dir,
+                **calls,
+            )
         else:
             run_config(config, order.folder, overwrite=order.overwrite, **calls)
     except Diverged as error:

@@ -45,12 +45,15 @@ def main(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
     going_on = args.resume == "auto" and (out / "config.toml").exists()
     own = going_on and trusted(read_toml(out / "config.toml"), config)
-    if going_on and not same_run(read_config(out, own), config):
-        raise UserError(f"{out} holds a run of another config; choose another --out, or resume it as it is")
+    if going_on and not (own and same_run(read_config(out, True), config)):
+        raise UserError(
+            f"{out} holds a run of another config, or of other code; choose another --out, or go on with it as it is: "
+            f"`fedspeed resume {out}`"
+        )
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
         watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
         if going_on:
-            summary = resume(out, allow_code=own, rounds=config.rounds, **watch)
+            summary = resume(out, allow_code=True, rounds=config.rounds, data_dir=config.data_dir, **watch)
         else:
             summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)

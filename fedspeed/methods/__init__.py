@@ -81,10 +81,12 @@ def code_digest(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
+TEXTS: dict[str, bytes] = {}
+"""Files of methods that were loaded, by their digest: what a run keeps and its workers get, whatever is edited."""
+
+
 def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
-    """A class from a Python file the user named: the very bytes that were hashed are executed, no cached ones."""
-    module = ModuleType(f"fedspeed_user_{path.stem}")
-    module.__file__ = str(path)
+    """A class from a Python file the user named."""
     if not path.is_file():
         raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
     try:
@@ -97,6 +99,13 @@ def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
             f"method {path}:{name}: {path} was changed (expected digest {code}, found {found}); put it back, or remove "
             f"the line `code` from the config to run it as it is now"
         )
+    return from_text(path, name, text, origin)
+
+
+def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:
+    """A class from the text of a file: the very bytes that are hashed are executed, no cached ones."""
+    module = ModuleType(f"fedspeed_user_{path.stem}")
+    module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
@@ -109,7 +118,8 @@ def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise unknown(f"class in {path}", name, classes)
     cls = _checked(getattr(module, name), f"{path}:{name}")
-    cls.code, cls.origin = found, origin or str(path)
+    cls.code, cls.origin = code_digest(text), origin or str(path)
+    TEXTS[cls.code] = text
     return cls
 
 

@@ -14,6 +14,7 @@ from ..files import read_bytes, read_text
 
 TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
 """What no re-run can repeat."""
+MOST_HEADER = 100_000_000
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")
 
@@ -79,15 +80,19 @@ def model_digest(path: Path) -> str | None:
     """blake2b of the tensors of a safetensors file: names, shapes and numbers, not what is noted beside them."""
     if not path.is_file():
         return None
-    blob = read_bytes(path)
-    size = int.from_bytes(blob[:8], "little")
-    try:
-        header = json.loads(blob[8 : 8 + size])
-        header.pop("__metadata__", None)
-        layout = json.dumps(header, sort_keys=True).encode()
-    except (ValueError, AttributeError, RecursionError):
-        layout = b"damaged" + blob[: 8 + size]
-    return hashlib.blake2b(layout + blob[8 + size :], digest_size=16).hexdigest()
+    with path.open("rb") as file:
+        start = file.read(8)
+        start += file.read(min(int.from_bytes(start, "little"), MOST_HEADER))
+        try:
+            header = json.loads(start[8:])
+            header.pop("__metadata__", None)
+            layout = json.dumps(header, sort_keys=True).encode()
+        except (ValueError, AttributeError, RecursionError):
+            layout = b"damaged" + start
+        found = hashlib.blake2b(layout, digest_size=16)
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
