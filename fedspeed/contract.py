@@ -99,14 +99,17 @@ class Hooks:
             yield
         except (UserError, Diverged):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{self._name(hook)}: {when}: {reason(error)}") from error
 
     @contextmanager
     def _untouched(self, hook: str, **given: Any) -> Iterator[None]:
         """Raise if a hook changed in place what is not its own."""
         before = [(name, a, a._version) for name, tree in given.items() for name, a in _named(name, tree)]
-        yield
+        try:
+            yield
+        except SystemExit as error:  # a hook ends no run without a word
+            raise self._error(hook, "must not end the program (SystemExit)") from error
         for name, a, version in before:
             if a._version != version:
                 why = "a round that fails leaves it as it was" if name.startswith("server") else "others see it too"
@@ -121,6 +124,8 @@ class Hooks:
         self._dtype(hook, "a vector", value, self.dtype)
 
     def _dtype(self, hook: str, what: str, a: torch.Tensor, dtype: torch.dtype) -> None:
+        if a.requires_grad:
+            raise self._error(hook, f"must return {what} without a graph behind it; .detach() it")
         if a.dtype != dtype:
             raise self._error(hook, f"must return {what} of {dtype}, found {a.dtype}; convert with .to(x.dtype)")
 

@@ -117,6 +117,13 @@ MUTANTS = {  # the line, what stands there instead, and what is said
         "direction must return a vector of torch.float32, found torch.float64",
     ),
     "direction is a tuple": ("F", "return x, x", "direction must return a vector, found a tuple"),
+    "direction with a graph": (
+        "F",
+        "return torch.nn.Parameter(x)",
+        "direction must return a vector without a graph behind it",
+    ),
+    "direction ends the program": ("F", "raise SystemExit(0)", "direction must not end the program"),
+    "update ends the program": ("H", "raise SystemExit(0)", "update must not end the program"),
     "direction NaN": ("F", "return x * float('nan')", r"client \d+ diverged \(NaN or Inf\) in round 1"),
     "upload is a dict": ("G", "return {'D': xK}", r"upload must return a pair \(Up, Client\), found a dict"),
     "upload is a tensor": ("G", "return xK", r"upload must return a pair \(Up, Client\), found a tensor"),

@@ -97,6 +97,7 @@ def test_an_entry_point_makes_it_a_name(skeleton, tmp_path):
     ("name", "says"),
     [
         ("nowhere.py:X", "there is no file"),
+        ("nowhere.py", "which class"),
         ("{file}:FedAvgN", "did you mean 'FedAvgM'"),
         ("{file}:Server", "subclass of fedspeed.Method"),
         ("{broken}:X", "cannot be imported"),

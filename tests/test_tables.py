@@ -182,7 +182,7 @@ def test_json_has_numbers_under_machine_names():
         "b",
         [0],
         None,
-        "unknown: 1 seed",
+        "undecided: diverged",
     )
 
 
@@ -215,10 +215,15 @@ def test_the_interval_is_students_and_pairs_seeds():
     )
 
 
-def test_only_seeds_that_both_have_and_a_diverged_run_counts_with_what_it_had():
+def test_only_seeds_that_both_have_and_a_diverged_run_decides_nothing():
+    """It counted as 0%, so that a method which diverged was `worse` with an interval."""
     runs = [run_files([0.4], seed=5), run_files([], status="diverged: NaN", seed=7), run_files([0.9], seed=9)]
     (first, _) = gaps([Row("a", [run_files([0.5], seed=7), run_files([0.5], seed=5)]), Row("b", runs)])
-    assert (first.seeds, first.values) == ((5, 7), pytest.approx((-0.1, -0.5)))
+    assert (first.seeds, first.values) == ((5,), pytest.approx((-0.1,)))
+    assert first.answer == "undecided: diverged"
+    lost = [run_files([0.1], status="diverged: NaN", seed=seed) for seed in (5, 7)]
+    (first, _) = gaps([Row("a", [run_files([0.5], seed=7), run_files([0.5], seed=5)]), Row("b", lost)])
+    assert (first.values, first.answer) == ((), "undecided: diverged")
 
 
 def test_another_baseline():

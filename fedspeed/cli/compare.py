@@ -74,7 +74,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
     elif show:
         result.show(console, out)
-        name = str(rows[-1].runs[0].config["method"]["name"])
+        table = rows[-1].runs[0].config["method"]
+        name = str(table["name"])
+        if "origin" in table:  # a method from a file, named by the user's file and not by the run's copy
+            name = f"{table['origin']}:{name.rpartition(':')[2]}"
         console.print(f"next: fedspeed methods {shlex.quote(name)}   (what it does, and what its fields mean)")
     return 2 if failed else 0
 
@@ -109,7 +112,8 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
     for reason in left_out if console else ():
         assert console is not None
         console.print(f"left out: {reason}", style="yellow")
-    return rows, given[0] if len(given) == 1 and folders != given and not args.out else out
+    beside = len(given) == 1 and folders != given and not args.out and not (given[0] / "table.md").exists()
+    return rows, given[0] if beside else out
 
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:

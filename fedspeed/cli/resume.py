@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,5 +53,5 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
         watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
         summary = resume(out, **given, **watch)
-    run.report(args, console, config, summary, out)
+    run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)
     return 0

@@ -58,6 +58,8 @@ def find(name: str, code: str = "", origin: str = "") -> type[Method]:
     path, colon, cls = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _from_file(Path(path).resolve(), cls, code, origin)
+    if name.endswith(".py"):
+        raise UserError(f"method {name}: expected path/to/file.py:Class; which class of {name} is it?")
     foreign = {entry.name: entry for entry in entry_points(group="fedspeed.methods")}
     if name in foreign:
         return _checked(foreign[name].load(), name)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import unknown
-from .runs import Row, RunFiles, measured
+from .runs import Row, measured
 from .verdicts import interval
 
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""
 
 YES, NO, UNDECIDED, UNKNOWN = "yes", "no", "undecided", "unknown: 1 seed"
+DIVERGED = "undecided: diverged"
 METRICS = {"test_accuracy": ("mean_last5_accuracy", "last_accuracy"), "test_loss": ("last_test_loss",)}
 
 
@@ -25,7 +26,8 @@ class Gap:
     """A method minus the baseline in one metric.
 
     Args:
-        values: of every seed that both have; a diverged run counts with what it had reached, 0 if nothing.
+        values: of every seed that both have; a run that diverged has none.
+        diverged: how many runs of either diverged: what is left of such a pair decides nothing.
         low, high: 95% t-interval of the mean; infinite with fewer than two seeds.
     """
 
@@ -36,6 +38,7 @@ class Gap:
     mean: float | None
     low: float
     high: float
+    diverged: int = 0
 
     @property
     def real(self) -> str:
@@ -43,6 +46,8 @@ class Gap:
 
         Seeds that agree to the last digit say that a test set is small, not that the difference is sure.
         """
+        if self.diverged:
+            return DIVERGED
         if len(self.values) < 2:
             return UNKNOWN if self.values else "no seed in common"
         if (self.low > 0 or self.high < 0) and self.high - self.low > 1e-9:
@@ -79,18 +84,14 @@ def _gap(row: Row, against: Row, metric: str) -> Gap:
     seeds = tuple(sorted(set(ours) & set(theirs)))
     values = tuple(ours[seed] - theirs[seed] for seed in seeds)
     low, high = interval(values)
-    return Gap(row.label, metric, seeds, values, statistics.fmean(values) if values else None, low, high)
+    mean = statistics.fmean(values) if values else None
+    return Gap(row.label, metric, seeds, values, mean, low, high, row.diverged + against.diverged)
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for run in row.runs:
-        value = _value(run, metric)
-        if value is not None:
+        value = run.numbers()[metric]
+        if value is not None and not run.diverged:
             found[int(run.summary["seed"])] = value
     return found
-
-
-def _value(run: RunFiles, metric: str) -> float | None:
-    value = run.numbers()[metric]
-    return 0.0 if value is None and run.diverged and "accuracy" in metric else value
