@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -199,20 +198,22 @@ class Checkpoints:
         raise UserError(f"checkpoint {manifest}: {part.name} is damaged (expected {expected}, found {seen}){offer}")
 
     def check(self, saved: Saved, bound: dict[str, str]) -> None:
-        """Raise if a checkpoint is of another config, other data, ... than these; all later ones are bound to them."""
+        """Raise if a checkpoint is of another config, other data, ... than these; all later ones are bound to them.
+
+        Environment variables that change bits are noted there, too, but bind nobody: see `other_variables`.
+        """
         self.bound = bound
         for name, then in saved.manifest.bound.items():
-            if bound.get(name, then) != then and name == "variables":
-                warnings.warn(
-                    f"environment variables that change the last bits: {then} when round {saved.t} was run, "
-                    f"{bound[name]} now; the run goes on, equal up to rounding",
-                    stacklevel=3,
-                )
-            elif bound.get(name, then) != then:
+            if name != "variables" and bound.get(name, then) != then:
                 raise UserError(
                     f"checkpoint of round {saved.t} in {self.folder} is of another {name}: expected {name} {then}, "
                     f"found {bound[name]}; {CURE.get(name, 'put it back as it was')}, or start again with another --out"
                 )
+
+    def other_variables(self, saved: Saved) -> str:
+        """How the variables that change bits were when a checkpoint was written, and are now; "" if they are the same."""
+        then, now = (bound.get("variables", "") for bound in (saved.manifest.bound, self.bound))
+        return f"{then} then, {now} now" if then and then != now else ""
 
     def before(self, saved: Saved) -> Saved | None:
         """The checkpoint before one, checked as well; None if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -150,6 +151,9 @@ def resume(
             checkpoints.bound = bound_to(out, simulation)
             if saved is not None:
                 checkpoints.check(saved, checkpoints.bound)
+                if other := checkpoints.other_variables(saved):
+                    told = f"environment variables that change the last bits differ ({other})"
+                    warnings.warn(f"{told}; the run goes on, equal up to rounding", stacklevel=2)
             again = saved if saved is not None and _scored_as_the_last(records[-1], config) else None
             if again is not None:
                 saved = checkpoints.before(again)

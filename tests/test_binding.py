@@ -195,3 +195,18 @@ def test_a_sealed_run_goes_on(tmp_path):
     run = stopped(tmp_path / "run")
     seal(run)
     assert resume(run)["status"] == "finished"
+
+
+def test_variables_that_change_bits_are_told_and_bind_nobody(tmp_path, monkeypatch):
+    from fedspeed.config import Config
+    from fedspeed.run import resume, run_config
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    config = Config.from_dict({"rounds": 2, "clients": 4, "active": 2, "local_steps": 1, "backend": "serial"})
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config, tmp_path / "a", on_round=stop)
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    with pytest.warns(UserWarning, match=r"variables that change the last bits differ .*OPENBLAS_CORETYPE.*Haswell"):
+        assert resume(tmp_path / "a")["status"] == "finished"
