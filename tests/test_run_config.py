@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,12 +336,15 @@ def test_more_rounds_never_cost_the_checkpoint_there_is(here, capsys):
 
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_run_that_was_moved_does_not_write_into_another(here, states):
-    config = Config.from_dict({**SMALL, "states": states, "method": "scaffold"})
+    config = Config.from_dict({**SMALL, "states": states, "method": "scaffold", "checkpoint_every": 2})
     run_config(replace(config, seed=1), here / "other")
     other = {p.relative_to(here / "other"): p.read_bytes() for p in (here / "other").rglob("*") if p.is_file()}
 
     def move(record):
-        if record.round == 2:
+        if record.round == 3:
+            until = time.monotonic() + 60
+            while not (here / "a" / "checkpoints" / "2.json").exists() and time.monotonic() < until:
+                time.sleep(0.01)  # no checkpoint is under way while the folder is moved
             shutil.move(here / "a", here / "elsewhere")
             shutil.copytree(here / "other", here / "a")
 
