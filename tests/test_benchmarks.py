@@ -107,6 +107,7 @@ def test_a_contender_that_ends_says_why(tmp_path):
     contender.close()
 
 
+@pytest.mark.slow
 @linux
 def test_a_contest_from_start_to_finish(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--only", "smoke", "--pairs", "2", "--out", str(tmp_path / "out")]

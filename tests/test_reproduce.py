@@ -179,6 +179,7 @@ def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
         make([bad], Store(tmp_path), 1, lambda order, rounds: None, lambda record: None)
 
 
+@pytest.mark.slow
 def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
     command = [sys.executable, "-m", "fedspeed", "reproduce", "table2", "--preset", "smoke", "--quiet", "--out"]
     process = subprocess.Popen([*command, str(tmp_path / "a")], start_new_session=True)
@@ -223,6 +224,7 @@ def test_what_is_done_is_not_made_again_and_renders_the_same_bytes(smoke, monkey
     assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_path):
     given = ["reproduce", "table7", "--preset", "smoke", "--seeds", "1", "--out", str(smoke), "--again", "--quiet"]
     assert main(given) == 0

@@ -59,6 +59,7 @@ def entry(way: str, folder: Path) -> list[str]:
     return [sys.executable, str(folder / "bin" / "fedspeed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "command"), [("script", "resume ."), ("module", "verify . --all")])
 def test_nothing_in_the_current_folder_is_executed(way: str, command: str, tmp_path: Path) -> None:
     assert trip(tmp_path / "run", entry(way, tmp_path), [command]) == []
