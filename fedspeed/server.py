@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score, shards
-from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import copied, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
@@ -122,7 +121,7 @@ class Simulation:
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        module = _copy(model).to(device)
+        module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
         self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
         self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
@@ -295,14 +294,3 @@ def _accuracy(score: Score | None) -> float | None:
 
 def _average(replies: list[Reply], name: str) -> float:
     return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
-            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
-        ) from error
