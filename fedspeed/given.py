@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -57,6 +58,18 @@ def given_model(value: Any, data: Federated, seed: int) -> nn.Module:
         f"model: expected an nn.Module, or one of the names {', '.join(MODELS)}, found {_a(value)}; "
         f"fedspeed.build_model makes one that fits the data"
     )
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, which is what is trained."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
+            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
+        ) from error
 
 
 def given_plan(base: Any, settings: dict[str, Any]) -> Plan:

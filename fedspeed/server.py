@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backends.block import Block, resolve_engine
-from .backends.packing import packed
-from .backends.process import Processes, worker_count
-from .backends.serial import Serial, one_thread
+from .backends import open_backend
+from .backends.serial import one_thread
 from .client import Failed, Job, Reply, Work, job_order
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score, shards
-from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import copied, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
@@ -124,39 +121,17 @@ class Simulation:
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        module = _copy(model).to(device)
-        plan = replace(plan, engine=resolve_engine(plan, method, module, loss, data))
-        d = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        workers = worker_count(plan, device, data, d)
-        pickled = packed(plan, module, method, loss) if workers else None
+        module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
-        self.method, self.data, self.plan, self.t = method, data, plan, 0
+        self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
         self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
-        self.work = Work(
-            method,
-            flat,
-            loss,
-            data.to(device, flat.dtype),
-            batch_size=plan.batch_size,
-            epochs=plan.local_epochs,
-            steps=plan.local_steps,
-            weight_decay=plan.weight_decay,
-            clip=plan.clip,
-            clip_mode=plan.clip_mode,
-            decay_outside_mix=plan.decay_outside_mix,
-            precision=plan.precision,
-            seed=plan.seed,
-        )
-        self.x0 = flat.x
+        work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self.states = choose_states(plan.states, self.work.hooks.init_client(self.x0), data.clients, folder, stored)
+        self.states = choose_states(plan.states, work.hooks.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
-        self.server = self.work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
-        self.backend: Serial | Processes | Block
-        if pickled is not None:
-            self.backend = Processes(self.work, self._down(), self.x0, pickled, workers, self.states)
-        else:
-            self.backend = Block(self.work) if plan.engine == "block" else Serial(self.work)
+        self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
+        self.backend, self.placement, self.work = open_backend(work, self.states)
+        self.plan = self.work.plan
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -173,11 +148,10 @@ class Simulation:
 
     def __repr__(self) -> str:
         flat, data, plan = self.work.flat, self.data, self.plan
-        where = "process" if isinstance(self.backend, Processes) else "serial"
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
             f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
-            f"{plan.rounds}, engine {plan.engine}, back end {where}>"
+            f"{plan.rounds}, engine {plan.engine}, back end {self.placement}>"
         )
 
     def __iter__(self) -> Iterator[Record]:
@@ -209,7 +183,7 @@ class Simulation:
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(self._weight(reply) * reply.K for reply in replies)
+        steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
         with one_thread():  # the bits of a sum depend on the number of threads
             server = self.work.hooks.update(self.server, mean.result(), told)
@@ -234,7 +208,7 @@ class Simulation:
             update_norm=update_norm,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
-            grad_evals=sum(reply.grad_evals for reply in replies),
+            grad_evals=sum(reply.facts.grad_evals for reply in replies),
             dropped=sorted(lost),
             stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
             seconds=time.perf_counter() - started - (evaluated - trained),
@@ -256,10 +230,10 @@ class Simulation:
                     raise reply.error
                 lost.add(reply.job.client)
                 continue
-            if reply.share:
-                mean.add(reply.up, self._weight(reply) * reply.share)
+            if reply.facts.share:
+                mean.add(reply.up, self._weight(reply) * reply.facts.share)
                 floats = sum(a.numel() for a in tree_leaves(reply.up))
-                bytes_up += reply.share * floats * self.work.flat.dtype.itemsize
+                bytes_up += reply.facts.share * floats * self.work.flat.dtype.itemsize
             self.states.stage(reply.job.client, reply.client, reply.job.t)
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up
@@ -300,7 +274,7 @@ class Simulation:
         return tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.work.hooks.broadcast(self.server))
 
     def _weight(self, reply: Reply) -> float:
-        return float(reply.n) if self.plan.weighting == "samples" else 1.0
+        return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0
 
     def _evaluate(self, x: torch.Tensor, t: int) -> tuple[Score | None, Score | None]:
         """Scores of the server's vector after t rounds on test and validation set; None where there is none."""
@@ -319,15 +293,4 @@ def _accuracy(score: Score | None) -> float | None:
 
 
 def _average(replies: list[Reply], name: str) -> float:
-    return float(sum(getattr(reply, name) for reply in replies)) / len(replies)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
-            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
-        ) from error
+    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
