@@ -211,7 +211,7 @@ class Checkpoints:
                 )
 
     def other_variables(self, saved: Saved) -> str:
-        """How the variables that change bits were when a checkpoint was written, and are now; "" if they are the same."""
+        """How variables that change bits were when a checkpoint was written, and are now; "" if the same."""
         then, now = (bound.get("variables", "") for bound in (saved.manifest.bound, self.bound))
         return f"{then} then, {now} now" if then and then != now else ""
 
