@@ -16,12 +16,18 @@ from ..client import Work
 from ..errors import UserError
 from ..method import Method
 from ..plan import Plan
+from ..usercode import LOADED
 
 
 def sources(method: Method) -> list[tuple[str, str]]:
     """How to find the classes of a method that come from a user's file, and its digest; a worker loads these first."""
     own = [(method.source, method.code)] if method.source else []
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
+
+
+def files(*pickles: bytes) -> list[tuple[str, str]]:
+    """The users' files that pickles name, of a model for example, and their digests; a worker loads these first too."""
+    return [found for name, found in LOADED.items() if any(name.encode() in each for each in pickles)]
 
 
 def payload(work: Work, data: Any, module: bytes) -> bytes:

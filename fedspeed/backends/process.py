@@ -29,7 +29,7 @@ from ..method import Local
 from ..plan import Plan
 from ..processes import in_main_thread, safe_path
 from ..vec import outline, tree_leaves, tree_map
-from .packing import in_main, payload, sources, without_main
+from .packing import files, in_main, payload, sources, without_main
 from .shared import Place, Segment, at, lay_out, put
 from .start import begin
 from .worker import Setup
@@ -78,9 +78,10 @@ class Processes:
         self._payload = payload(work, rest, module)
         self._main = in_main(self._payload) or in_main(module)
         names = [(s.path, s.size) for s in (data, segment)]
+        own_files = files(self._payload, module)
         for w in range(workers):
             own = slots[SLOTS * w : SLOTS * (w + 1)]
-            self._setups.append(Setup(names, self.data_places, places, own, sources(work.method)))
+            self._setups.append(Setup(names, self.data_places, places, own, sources(work.method), own_files))
         self._finalizer = weakref.finalize(self, close, self.workers, [data, segment])
         try:
             for w in range(workers):

@@ -19,6 +19,7 @@ from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import score_shard
 from ..method import Local
 from ..methods import find
+from ..usercode import load_file
 from ..vec import FlatModel, outline, tree_map
 from .shared import Place, Segment, at, put, take
 
@@ -30,7 +31,8 @@ class Setup(NamedTuple):
     data: dict[str, Place]
     vectors: list[Place]  # a vector to evaluate, then what the server sends
     slots: list[tuple[list[Place], list[Place]]]
-    sources: list[tuple[str, str]]  # name and digest of what comes from the user's files
+    sources: list[tuple[str, str]]  # name and digest of methods that come from the user's files
+    files: list[tuple[str, str]]  # the user's files that model, data or loss come from, and their digests
 
 
 def worker(pipe: Connection, setup: bytes) -> None:
@@ -71,6 +73,8 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
     for source, code in setup.sources:
         find(source, code)
+    for file, code in setup.files:
+        load_file(file, code)
     parts = pickle.loads(pipe.recv_bytes())
     tensors = {name: data_segment.tensor(place) for name, place in setup.data.items()}
     data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})

@@ -6,16 +6,13 @@ in the group `fedspeed.methods`.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..files import read_bytes
 from ..method import Method
+from ..usercode import file_of, load_code
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
 from .fedadmm import FedADMM as FedADMM
@@ -55,9 +52,12 @@ def find(name: str, code: str = "", origin: str = "") -> type[Method]:
     known = METHODS | WRAPPERS
     if name in known:
         return known[name]
-    path, colon, cls = name.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _from_file(Path(path).resolve(), cls, code, origin)
+    if file_of(name):
+        path = Path(file_of(name)).resolve()
+        made, digest = load_code("method", name, code)
+        cls = _checked(made, f"{path}:{name.rpartition(':')[2]}")
+        cls.code, cls.origin = digest, origin or cls.__dict__.get("origin") or str(path)
+        return cls
     foreign = {entry.name: entry for entry in entry_points(group="fedspeed.methods")}
     if name in foreign:
         return _checked(foreign[name].load(), name)
@@ -74,43 +74,6 @@ def build(table: dict[str, Any]) -> Method:
     if not all(isinstance(value, str) for value in about.values()):
         raise UserError(f"method {name}: expected text as code and origin, found {about!r}")
     return find(name, **about).from_fields(fields)
-
-
-def code_digest(text: bytes) -> str:
-    """What names the code of a method from a file."""
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
-
-
-def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
-    """A class from a Python file the user named: the very bytes that were hashed are executed, no cached ones."""
-    module = ModuleType(f"fedspeed_user_{path.stem}")
-    module.__file__ = str(path)
-    if not path.is_file():
-        raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
-    try:
-        text = read_bytes(path)
-    except OSError as error:
-        raise UserError(f"method {path}:{name}: {path} cannot be read ({error.strerror})") from None
-    found = code_digest(text)
-    if code and found != code:
-        raise UserError(
-            f"method {path}:{name}: {path} was changed (expected digest {code}, found {found}); put it back, or remove "
-            f"the line `code` from the config to run it as it is now"
-        )
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(text, str(path), "exec"), module.__dict__)
-    except Exception as error:
-        hint = "; a method is one file: install what else it needs" if isinstance(error, ImportError) else ""
-        raise UserError(
-            f"method {path}:{name}: {path} cannot be imported: {type(error).__name__}: {error}{hint}"
-        ) from error
-    if not hasattr(module, name):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
-        raise unknown(f"class in {path}", name, classes)
-    cls = _checked(getattr(module, name), f"{path}:{name}")
-    cls.code, cls.origin = found, origin or str(path)
-    return cls
 
 
 def _checked(cls: Any, name: str) -> type[Method]:
