@@ -73,6 +73,7 @@ class Recording:
         self._left = self._traces()
         self._apart = False  # states are of a round that was not written down
         self._cause: BaseException | None = None  # of an end from outside
+        self._given_up = False  # the last rounds ended from outside, and nobody said why
         self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
 
     def rounds(self) -> Generator[Record, None, None]:
@@ -93,6 +94,10 @@ class Recording:
         if going is not None:
             self._cause = error
             going.close()
+        elif error is not None and self._given_up:  # a loop lets go of its rounds before its error is known
+            with suppress(Exception), self.hold():
+                self._unchanged()
+                self._conclude(ended(error))
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +113,8 @@ class Recording:
             if done is not None:
                 self.summary = done
                 return
-            status, written, self._cause = "running", (simulation.t, simulation.server), None
+            status, written = "running", (simulation.t, simulation.server)
+            self._cause, self._given_up = None, False
             try:
                 with room(out, self.config):
                     for name in ("summary.json", "model.safetensors"):  # of an end that was none
@@ -128,10 +134,11 @@ class Recording:
                 status = "finished"
             except GeneratorExit:
                 status = ended(self._cause)
-                if self._cause is None and simulation.t == simulation.plan.rounds:
+                self._given_up = self._cause is None
+                if self._given_up and simulation.t == simulation.plan.rounds:
                     with suppress(Exception):
                         self._last_checkpoint()
-                        status = "finished"
+                        status, self._given_up = "finished", False
                 raise
             except BaseException as error:
                 status = ended(error)

@@ -181,8 +181,9 @@ def _run(
 ) -> dict[str, Any]:
     """All rounds that are left; the summary."""
     recording.simulation.on_client = on_client
+    rounds = recording.rounds()  # kept: let go of by the loop, it would end before the error is known
     with recording.simulation, recording:
-        for record in recording.rounds():
+        for record in rounds:
             if on_round:
                 on_round(record)
     return recording.summary

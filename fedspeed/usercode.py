@@ -106,10 +106,10 @@ def raised(error: Exception, path: Path) -> str:
     return f"{type(error).__name__}: {told}" + (f" ({path}, line {line})" if line else "")
 
 
-def call(kind: str, name: str, function: Any, *args: Any, **options: Any) -> Any:
-    """Call a function of a user's file; what it raises names file and line."""
+def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:
+    """Call a function of a user's file by keywords; what it raises names file and line."""
     try:
-        return function(*args, **options)
+        return function(**options)
     except UserError:
         raise
     except Exception as error:

@@ -186,7 +186,7 @@ def _read(
     from .federated import Federated
     from .samples import Samples
 
-    made = call("data", name, loader, **given, **passed)
+    made = call("data", name, loader, given | passed)
     if not isinstance(made, Samples | Federated):
         raise UserError(
             f"data {name}: expected Samples or a Federated, found a {type(made).__name__}; return one, "
