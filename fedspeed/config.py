@@ -144,6 +144,10 @@ class Config(Plan):
                     f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
                     f"Config.from_dict takes names and tables"
                 )
+        for key in ("model", "data"):
+            spec: Spec = getattr(self, key)
+            if file_of(spec.name) and not spec.code:
+                object.__setattr__(self, key, Spec.from_table(key, spec.to_dict()))
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
             raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.config import Config, Spec
 from fedspeed.errors import UserError
 from fedspeed.report.difference import differences, model_digest
 from fedspeed.run import prepare, resume, run_config
@@ -129,7 +129,7 @@ def test_resumed_from_another_folder_with_the_code_it_began_with(own, tmp_path, 
         run_config(Config.from_dict(tables(own, **relative)), tmp_path / "a", on_round=stop)
     own.write_text(OWN.replace("tanh", "relu"))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="names (data|model) .*own-.*--allow-code"):
+    with pytest.raises(UserError, match=r"names (data|model) .*own-.*--allow-code"):
         resume(tmp_path / "a")
     with pytest.warns(UserWarning, match="own.py was changed since the run began") as told:
         resume(tmp_path / "a", allow_code=True)
@@ -165,7 +165,9 @@ class Mine(FedAvg):
 
 
 def test_samples_are_split_and_a_federated_is_taken_as_it_is(own):
-    with prepare(Config.from_dict(tables(own, split="iid", clients=5))) as simulation:
+    config = Config(data=Spec(f"{own}:load"), model=Spec(f"{own}:build"), split="iid", clients=5, backend="serial")
+    assert config == Config.from_dict(config.to_dict())
+    with prepare(config) as simulation:
         assert simulation.data.clients == 5
     given = tables(own, data={"name": f"{own}:shared", "clients_of_mine": 4})
     with prepare(Config.from_dict({**given, "clients": 0, "active": 0})) as simulation:
