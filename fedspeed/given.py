@@ -79,7 +79,7 @@ def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
     fields = Plan().fields()
     for name in settings:
         if name not in fields:
-            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay"])
+            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay", "out", "resume"])
     return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
 
 

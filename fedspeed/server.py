@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from .plan import Plan
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from .recording import Recording
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ def simulate(
     *,
     loss: Loss = nn.functional.cross_entropy,
     no_decay: Sequence[str] = (),
+    out: Path | str | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> Simulation:
     """Train `model` over the clients of `data`; iterate to run the rounds.
@@ -80,6 +86,9 @@ def simulate(
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch.
         no_decay: names, or ends of names, of parameters without weight decay.
+        out: a run directory to write while the rounds are iterated over; however they end, it can be gone on with.
+        resume: go on with the run that `out` holds, if it holds one, which must be of these very arguments; it ends
+            with the same bits as without a break. With more `rounds`, as if it had had them from the start.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -94,7 +103,13 @@ def simulate(
     """
     plan, data = given_plan(plan, settings), federated(data)
     require_loss(loss)
-    return Simulation(given_method(method), given_model(model, data, plan.seed), data, plan, loss, no_decay)
+    module = given_model(model, data, plan.seed)
+    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay)
+    if out is None and not resume:
+        return make()
+    from .givenrun import recorded
+
+    return recorded(out, resume, make, module)
 
 
 class Simulation:
@@ -124,6 +139,7 @@ class Simulation:
         module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
         self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
+        self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
@@ -155,13 +171,24 @@ class Simulation:
         )
 
     def __iter__(self) -> Iterator[Record]:
+        return self._rounds() if self.recording is None else self.recording.rounds()
+
+    def _rounds(self) -> Iterator[Record]:
         while self.t < self.plan.rounds:
-            yield self.step()
+            yield self.advance()
         self.backend.close()
 
     def step(self) -> Record:
-        """One round. If it raises, server and client states are as before it; Ctrl-C leaves them as before or as after
-        it, never between."""
+        """One round, written down if the run has a directory; see `advance`."""
+        if self.recording is None:
+            return self.advance()
+        for record in self:
+            return record
+        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) with more rounds goes on")
+
+    def advance(self) -> Record:
+        """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
+        before or as after it, never between."""
         try:
             server, record = self._round()
         except BaseException:
@@ -259,14 +286,18 @@ class Simulation:
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
 
     def close(self) -> None:
-        """Stop worker processes and remove temporary files, if there are any."""
+        """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary."""
+        if self.recording is not None:
+            self.recording.close()
         self.backend.close()
         self.states.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.recording is not None:
+            self.recording.close(error)
         self.close()
 
     def _down(self) -> Any:

@@ -18,8 +18,9 @@ import torch
 from ..client import Work
 from ..errors import UserError
 from ..method import Method
-from ..methods import TEXTS, find, from_text
+from ..methods import find, from_text
 from ..plan import Plan
+from ..usercode import LOADED, TEXTS, load_text
 from ..vec import FlatModel
 
 TENSORS = ("x", "y", "x_test", "y_test")
@@ -30,6 +31,12 @@ def sources(method: Method) -> list[tuple[str, bytes]]:
     """Classes of a method that come from outside, and their code if it is a user's file; a worker loads these first."""
     own = [(method.source, TEXTS.get(method.code, b""))] if method.source else []
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
+
+
+def files(*pickles: bytes) -> list[tuple[str, bytes]]:
+    """The users' files that pickles name, of a model for example, and their code; a worker loads these first too."""
+    found = [about for name, about in LOADED.items() if any(name.encode() in each for each in pickles)]
+    return [(file, TEXTS[code]) for file, code in found]
 
 
 class Packed(NamedTuple):
@@ -52,15 +59,18 @@ def pack(work: Work) -> Packed:
     rest = {"data": replace(work.data, **empty), "shapes": work.shapes, "plan": plan}
     pickled |= {name: check_picklable(name, value) for name, value in rest.items()}
     main = next(filter(None, map(in_main, pickled.values())), "")
-    return Packed(pickle.dumps((sources(work.method), work.flat.no_decay, pickled)), tensors, main)
+    code = sources(work.method), files(*pickled.values())
+    return Packed(pickle.dumps((*code, work.flat.no_decay, pickled)), tensors, main)
 
 
 def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
     """The work again, with the data's tensors as they have come."""
-    own, no_decay, pickled = pickle.loads(packed)
+    own, others, no_decay, pickled = pickle.loads(packed)
     for source, text in own:
         path, _, cls = source.rpartition(":")
         from_text(Path(path), cls, text) if text else find(source)
+    for file, text in others:
+        load_text(Path(file), text)
     parts = {name: pickle.loads(part) for name, part in pickled.items()}
     data = replace(parts["data"], **tensors)
     work = Work(parts["method"], FlatModel(parts["model"], no_decay), parts["loss"], data, parts["plan"])
