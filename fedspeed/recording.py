@@ -94,7 +94,9 @@ class Recording:
         if going is not None:
             self._cause = error
             going.close()
-        elif error is not None and self._given_up:  # a loop lets go of its rounds before its error is known
+        elif (
+            error is not None and self._given_up and self._is_in_place()
+        ):  # a loop lets go of its rounds before its error is known
             with suppress(Exception), self.hold():
                 self._unchanged()
                 self._conclude(ended(error))
@@ -107,6 +109,7 @@ class Recording:
 
     def _rounds(self) -> Generator[Record, None, None]:
         simulation, checkpoints, out = self.simulation, self.checkpoints, self.out
+        self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
             done = finished(out, simulation.plan.rounds)
