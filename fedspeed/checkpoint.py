@@ -61,6 +61,7 @@ class Checkpoints:
         self.states = folder / "states"
         self.waited = 0.0  # seconds that rounds waited in here
         self._log, self._rounds = StateLog(self.states), Hash()
+        self._here = folder.stat().st_ino if folder.exists() else None
         self._newest: int | None = None
         self._replaced: list[Path] = []  # what only the checkpoint before the newest needs
         self._new_names = True
@@ -115,6 +116,7 @@ class Checkpoints:
 
     def _write(self, t: int, server: Any, taken: list[tuple[int, int, Any]], end: int, waited: float) -> None:
         try:
+            self._stay()
             write_state(self.folder / "checkpoints" / f"server@{t}", server)
             vectors = Part(f"checkpoints/server@{t}", digest(self.folder / "checkpoints" / f"server@{t}", flush=True))
             changes = [
@@ -122,6 +124,7 @@ class Checkpoints:
                 for i, g, state in taken
             ]
             before = self._log.path
+            self._stay()
             superseded = self._log.append(changes, t)
             if self._log.path != before or any(change.digest for change in changes):
                 flush(self.states)
@@ -133,17 +136,24 @@ class Checkpoints:
             log = Part(f"states/{self._log.path.name}", self._log.hash.digest(), self._log.hash.count)  # type: ignore[union-attr]
             rounds = Part("rounds.jsonl", self._rounds.digest(), self._rounds.count)
             manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited)
+            self._stay()
             try:
                 write(self._manifest(t), manifest.text(), durable=True)
             except OSError as error:
                 raise no_room(self._manifest(t), error) from None
             flush(self.folder / "checkpoints")  # the names are there before an older checkpoint goes
+            self._stay()
             for path in self._replaced:
                 path.unlink(missing_ok=True)
             self._replaced = superseded if self._newest is None else [*self._needs(self._newest), *superseded]
             self._newest, self._new_names = t, False
         except BaseException as error:  # told in `wait`, on the run's own thread
             self._error = error
+
+    def _stay(self) -> None:
+        """Raise if another folder has the place of the run's by now, so that nothing is written into that."""
+        if self._here is not None and (not self.folder.exists() or self.folder.stat().st_ino != self._here):
+            raise UserError(f"{self.folder} was moved while the run went on; go on with it where it is now")
 
     def _manifest(self, t: int) -> Path:
         return self.folder / "checkpoints" / f"{t}.json"

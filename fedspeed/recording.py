@@ -94,9 +94,8 @@ class Recording:
         if going is not None:
             self._cause = error
             going.close()
-        elif (
-            error is not None and self._given_up and self._is_in_place()
-        ):  # a loop lets go of its rounds before its error is known
+        elif error is not None and self._given_up and self._is_in_place():
+            # a loop lets go of its rounds before its error is known
             with suppress(Exception), self.hold():
                 self._unchanged()
                 self._conclude(ended(error))

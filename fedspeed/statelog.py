@@ -64,6 +64,7 @@ class StateLog:
     ) -> None:
         self.folder, self.path, self.hash, self.live = folder, path, hash or Hash(), live or {}
         self._holds = sum(entry.length for entry in self.live.values())
+        self._file_number = 0  # of the log, once it was opened
 
     def append(self, changes: list[Change], t: int) -> list[Path]:
         """Record the changes of the checkpoint of round t, on the disk when this returns; the files they supersede."""
@@ -74,6 +75,9 @@ class StateLog:
                 self._begin(t, {change.client for change in changes})
             assert self.path is not None
             with self.path.open("ab") as file:
+                if self._number(file) != (self._file_number or self._number(file)):
+                    raise OSError(2, "another file has taken its place")
+                self._file_number = self._number(file)
                 for change in changes:
                     self._add(file, change)
                 file.flush()
@@ -89,6 +93,7 @@ class StateLog:
         self.path, self.hash, self.live, self._holds = self.folder / f"log@{t}", Hash(), {}, 0
         self.path.unlink(missing_ok=True)  # it may be a link
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
+            self._file_number = self._number(file)
             for client in sorted(live.keys() - without):
                 entry = live[client]
                 if entry.start < 0:
@@ -96,6 +101,10 @@ class StateLog:
                     continue
                 source.seek(entry.start)
                 self._put(file, client, entry.generation, entry.digest, [source.read(entry.length)])
+
+    @staticmethod
+    def _number(file: Any) -> int:
+        return os.fstat(file.fileno()).st_ino
 
     def _add(self, file: Any, change: Change) -> None:
         about: dict[str, Any] = {"client": change.client, "round": change.generation}

@@ -164,6 +164,21 @@ class Mine(FedAvg):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_an_edit_after_the_config_was_read_changes_nothing(own, tmp_path, backend):
+    """Copies, the run and its workers have the text that was read, not the file as it is by then."""
+    config = Config.from_dict(tables(own, backend=backend, workers=2, engine="loop", rounds=1))
+    own.write_text("raise SystemExit('edited')")
+    run_config(config, tmp_path / "a")
+    assert [path.read_text() for path in (tmp_path / "a" / "code").iterdir()] == [OWN]
+
+
+@pytest.mark.parametrize("kind", ["model", "data"])
+def test_a_file_alone_is_asked_what_of_it(own, kind):
+    with pytest.raises(UserError, match=f"{kind} .*which function of .* is it"):
+        prepare(Config.from_dict(tables(own, **{kind: str(own)})))
+
+
 def test_samples_are_split_and_a_federated_is_taken_as_it_is(own):
     config = Config(data=Spec(f"{own}:load"), model=Spec(f"{own}:build"), split="iid", clients=5, backend="serial")
     assert config == Config.from_dict(config.to_dict())
