@@ -14,44 +14,50 @@ from .contract import Hooks, reason
 from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
+from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device
-from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, squared_distance
+from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
+
+
+class Shapes(NamedTuple):
+    """What the messages of a method look like: trees of tensors without numbers (device meta)."""
+
+    down: Any
+    client: Any
+    up: Any
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the local work of all clients has in common.
-
-    Args:
-        epochs, steps: K = epochs * ceil(n_i / batch_size), or K = steps where steps > 0.
-        clip: largest norm, 0 for none; of each loss gradient (`clip_mode="gradient"`), or of everything but the part
-            of the direction that is a multiple of x itself (`"released"`, as the authors' code does).
-        precision: `full`, or the gradients in `bfloat16` or `tf32`, which changes results beyond rounding.
-        decay_outside_mix: add weight decay outside FedCM's mix as the released code does (effective wd/alpha).
-    """
+    """What the local work of all clients has in common; `backends.packing` sends it elsewhere."""
 
     method: Method
     flat: FlatModel
     loss: Loss
     data: Federated
-    batch_size: int = 50
-    epochs: int = 5
-    steps: int = 0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    clip_mode: str = "gradient"
-    decay_outside_mix: bool = False
-    precision: str = "full"
-    seed: int = 0
+    plan: Plan
 
     @cached_property
     def hooks(self) -> Hooks:
         """The method's hooks, each call checked."""
         return Hooks(self.method, self.flat.d, self.flat.dtype)
 
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Found by one call of the hooks at x^0, where the work was made; it travels with it."""
+        hooks, x0 = self.hooks, self.flat.x
+        down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
+        up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
+        return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
+
     def local_steps(self, n: int) -> int:
         """K_i of a client with n samples."""
-        return self.steps or self.epochs * math.ceil(n / self.batch_size)
+        return self.plan.local_steps or self.plan.local_epochs * math.ceil(n / self.plan.batch_size)
+
+    @property
+    def gradient_clip(self) -> float:
+        """The largest norm of each loss gradient; 0 for none."""
+        return self.plan.clip if self.plan.clip_mode == "gradient" else 0.0
 
 
 class Job(NamedTuple):
@@ -70,13 +76,9 @@ class Failed(NamedTuple):
     error: ClientFailed | Diverged
 
 
-class Reply(NamedTuple):
-    """What comes back: the upload, the state to keep if it is counted, and what happened; both trees may be on loan
-    until the next reply is asked for."""
+class Facts(NamedTuple):
+    """What happened in a client's turn, in numbers."""
 
-    job: Job
-    up: Any
-    client: Any
     K: int
     n: int
     train_loss: float  # mean loss at the first oracle call of each step
@@ -85,12 +87,22 @@ class Reply(NamedTuple):
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
 
 
+class Reply(NamedTuple):
+    """What comes back: the upload, the state to keep if it is counted, and what happened; both trees may be on loan
+    until the next reply is asked for."""
+
+    job: Job
+    up: Any
+    client: Any
+    facts: Facts
+
+
 class Oracle:
     """The gradient of the current minibatch at any point; see `method.Grad`."""
 
     def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
-        self.flat, self.loss, self.precision = work.flat, work.loss, work.precision
-        self.clip = work.clip if work.clip_mode == "gradient" else 0.0
+        self.flat, self.loss, self.precision = work.flat, work.loss, work.plan.precision
+        self.clip = work.gradient_clip
         self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
         self.evals = 0.0
@@ -123,12 +135,12 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         client: a private copy of the client's state; `init_client` at first touch is the caller's part.
         buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
     """
-    hooks, data, flat = work.hooks, work.data, work.flat
+    hooks, data, flat, seed = work.hooks, work.data, work.flat, work.plan.seed
     rows = data.rows(job.client)
     steps = job.K or work.local_steps(len(rows))
-    order = batch_order(len(rows), work.batch_size, steps, key(work.seed, "batches", job.t, job.client))
-    stream = rng(work.seed, "augment", job.t, job.client) if data.pipeline.random else None
-    masks = key(work.seed, "masks", job.t, job.client) % 2**62
+    order = batch_order(len(rows), work.plan.batch_size, steps, key(seed, "batches", job.t, job.client))
+    stream = rng(seed, "augment", job.t, job.client) if data.pipeline.random else None
+    masks = key(seed, "masks", job.t, job.client) % 2**62
     oracle = Oracle(work, [] if buffers is None else buffers)
     flat.model.train()
     k = 0
@@ -139,7 +151,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
             step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, work.seed))
+        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, seed))
     except (UserError, Diverged):
         raise
     except Exception as error:
@@ -148,15 +160,16 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps)
     drift = squared_distance(x, down.x)
-    return Reply(job, up, kept, steps, len(rows), train_loss, drift, oracle.evals)
+    return Reply(job, up, kept, Facts(steps, len(rows), train_loss, drift, oracle.evals))
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
     """x -= lr * (direction + mix * wd * x), in place."""
-    if work.clip and work.clip_mode == "released":
+    plan = work.plan
+    if plan.clip and plan.clip_mode == "released":
         shrink = work.method.shrink
-        direction = clip_(direction - shrink * x, work.clip).add_(x, alpha=shrink)
-    wd = work.weight_decay * (1.0 if work.decay_outside_mix else work.method.mix)
+        direction = clip_(direction - shrink * x, plan.clip).add_(x, alpha=shrink)
+    wd = plan.weight_decay * (1.0 if plan.decay_outside_mix else work.method.mix)
     if wd and work.flat.decay is not None:
         x.addcmul_(x, work.flat.decay, value=-lr * wd)
     elif wd:

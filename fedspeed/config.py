@@ -18,9 +18,20 @@ from .method import Method
 from .methods import FedSpeed, build
 from .params import param
 from .plan import Plan
+from .usercode import file_of, read_code
 
 LARGEST = 100_000
 """Bytes of a config; TOML's nested tables take time that grows with the square of them."""
+
+GIVEN = "given"
+"""The name of a model and of data that were Python objects, given to `simulate`."""
+GIVEN_FROM_PYTHON = (
+    "expected names of model and data, found objects that were given to fedspeed.simulate; go on with such a run from "
+    "Python, by the same call with out= and resume=True (`fedspeed diff` and `fedspeed compare` take it as it is)"
+)
+
+CODED = ("method", "model", "data")
+"""The tables of a config that may name a Python file."""
 
 FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
@@ -62,14 +73,42 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Spec:
-    """A named thing and its own options: a data set or a model."""
+    """A named thing and its own options: a data set or a model, perhaps from a user's file.
+
+    Args:
+        name: a name, or `path/to/file.py:NAME`.
+        options: by keyword.
+        code: the digest of that file; "" without one.
+        origin: where the user had it, if it is a run directory's copy.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    code: str = ""
+    origin: str = ""
+
+    @classmethod
+    def from_table(cls, kind: str, table: dict[str, Any]) -> Spec:
+        """From `{"name": ..., option: value}`; a file is read and hashed, not executed."""
+        options = dict(table)
+        name = options.pop("name")
+        if not file_of(name):
+            return cls(name, options)
+        about = {key: options.pop(key, "") for key in ("code", "origin")}
+        if not all(isinstance(value, str) for value in about.values()):
+            raise UserError(f"{kind} {name}: expected text as code and origin, found {about!r}")
+        path, _, code = read_code(kind, name, about["code"])
+        return cls(f"{path}:{name.rpartition(':')[2]}", options, code, about["origin"] or str(path))
+
+    @property
+    def label(self) -> str:
+        """A short name for people and folders: the file's alone where `name` holds a path."""
+        return Path(self.origin).stem if self.code else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"name": ..., option: value}`, the form in which it stands in TOML."""
-        return {"name": self.name, **self.options}
+        """`{"name": ..., option: value}`, the form in which it stands in TOML; with its code's digest if it has one."""
+        code = {"code": self.code, "origin": self.origin} if self.code else {}
+        return {"name": self.name, **code, **self.options}
 
 
 @dataclass(frozen=True)
@@ -107,6 +146,10 @@ class Config(Plan):
                     f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
                     f"Config.from_dict takes names and tables"
                 )
+        for key in ("model", "data"):
+            spec: Spec = getattr(self, key)
+            if file_of(spec.name) and not spec.code:
+                object.__setattr__(self, key, Spec.from_table(key, spec.to_dict()))
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
             raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")
@@ -116,8 +159,9 @@ class Config(Plan):
         self._settle_clients()
 
     def _settle_clients(self) -> None:
-        """Put numbers to clients and active where they were left open; a natural split knows them with its data."""
-        if not self.clients and self.split.strip() != "natural":
+        """Put numbers to clients and active where they were left open; a natural split, and data from a user's file,
+        know them with the data."""
+        if not self.clients and self.split.strip() != "natural" and not self.data.code:
             object.__setattr__(self, "clients", 100)
         train = self.clients
         if self.validation:
@@ -142,6 +186,9 @@ class Config(Plan):
         version = given.pop("format", FORMAT)
         if version != FORMAT:
             raise UserError(f"config: expected format {FORMAT}, found {version!r}; use the fedspeed that wrote it")
+        for key in ("model", "data"):
+            if key in given and _table(given[key], key)["name"] == GIVEN:
+                raise UserError(GIVEN_FROM_PYTHON)
         known = {f.name for f in fields(cls)}
         for key in given:
             if key not in known:
@@ -151,7 +198,7 @@ class Config(Plan):
         for key in ("model", "data"):
             if key in given:
                 table = _table(given[key], key)
-                given[key] = Spec(table.pop("name"), table)
+                given[key] = Spec.from_table(key, table)
         if "targets" in given:
             if not isinstance(given["targets"], list | tuple):
                 raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")
@@ -182,9 +229,7 @@ def read_tables(path: Path) -> dict[str, Any]:
     _refuse_depth(tables)
     if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
         tables["data_dir"] = _beside(folder, tables["data_dir"])
-    if "method" in tables:
-        tables["method"] = rename_code(tables["method"], lambda file, _: _beside(folder, file))
-    return tables
+    return rename_code(tables, lambda file, _: _beside(folder, file))
 
 
 def _beside(folder: Path, name: str) -> str:
@@ -196,22 +241,27 @@ def _beside(folder: Path, name: str) -> str:
     return str(path)
 
 
-def rename_code(method: Any, name: Callable[[str, str], str]) -> Any:
-    """A method's table, and its base's, with other names for files of code.
+def rename_code(tables: dict[str, Any], name: Callable[[str, str], str]) -> dict[str, Any]:
+    """A config's tables with other names for the files of code that its method, model and data come from.
 
     Args:
         name: given a file and the digest that the table says it has ("" if none), the file's other name.
 
     Example:
-        >>> rename_code({"name": "fedinit", "base": "own.py:Mine"}, lambda file, code: f"code/{file}")
-        {'name': 'fedinit', 'base': {'name': 'code/own.py:Mine'}}
+        >>> rename_code({"method": {"name": "fedinit", "base": "own.py:Mine"}}, lambda file, code: f"code/{file}")
+        {'method': {'name': 'fedinit', 'base': {'name': 'code/own.py:Mine'}}}
     """
+    return tables | {key: _renamed(tables[key], name) for key in CODED if key in tables}
+
+
+def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
+    """A table, and its base's, with other names for files of code."""
     table = {"name": method} if isinstance(method, str) and ".py:" in method else method
     if not isinstance(table, dict):
         return method
-    file, colon, cls = str(table.get("name", "")).rpartition(":")
-    renamed = {"name": f"{name(file, str(table.get('code', '')))}:{cls}"} if colon and file.endswith(".py") else {}
-    base = {"base": rename_code(table["base"], name)} if "base" in table else {}
+    file, inner = file_of(table.get("name")), str(table.get("name")).rpartition(":")[2]
+    renamed = {"name": f"{name(file, str(table.get('code', '')))}:{inner}"} if file else {}
+    base = {"base": _renamed(table["base"], name)} if "base" in table else {}
     return {**table, **renamed, **base}
 
 

@@ -35,6 +35,10 @@ class Hooks:
         self.method, self.d, self.dtype = method, d, dtype
         self._up: list[Field] | None = None
 
+    def expect(self, up: Any) -> None:
+        """Every upload is to have the fields of this one."""
+        self._up = _fields(up)
+
     def init_server(self, x0: torch.Tensor) -> Any:
         """The server's first state: a NamedTuple with a field x."""
         with self._hook("init_server"), self._untouched("init_server", x0=x0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -59,6 +60,18 @@ def given_model(value: Any, data: Federated, seed: int) -> nn.Module:
     )
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, which is what is trained."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
+            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
+        ) from error
+
+
 def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
     """The plan with the settings on top; an unknown one is an error that names the nearest."""
     if base is not None and not isinstance(base, Plan):
@@ -66,7 +79,7 @@ def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
     fields = Plan().fields()
     for name in settings:
         if name not in fields:
-            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay"])
+            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay", "out", "resume"])
     return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
 
 

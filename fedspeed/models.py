@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .layers import Conv, Layout, RowConv
 from .sampling import torch_seed
 from .trim import trimmed
 from .trim import untrim as untrim
+from .usercode import file_of, load_code, raised, require_part
 
 Shape = tuple[int, ...]
 
@@ -177,10 +179,28 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual"
 MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, vector, mlp, cnn, lenet, resnet18_gn)}
 
 
+def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
+    """The function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed.
+
+    Args:
+        code: the digest the file must have, "" for any.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    if not file_of(name):
+        require_part("model", name)
+        raise unknown("model", name, MODELS)
+    builder: Callable[..., nn.Module] = load_code("model", name, code)
+    if not callable(builder):
+        raise UserError(f"model {name}: expected a function build(shape, outputs, **options), found {builder!r}")
+    return builder
+
+
 def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) -> nn.Module:
     """A named model that fits the data, initialised as a function of the seed alone.
 
     Args:
+        name: one of `MODELS`, or `path/to/file.py:build` with a function `build(shape, outputs, **options)`.
         options: the builder's own keywords, e.g. `hidden=(32, 32)` for `mlp`.
     """
     federated(data)
@@ -189,32 +209,43 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
             f"build_model: expected a name, one of {', '.join(MODELS)}, found {name!r}; give a module of your own to "
             f"simulate as it is"
         )
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    builder = MODELS[name]
+    return build_with(find_builder(name), name, data, seed, options)
+
+
+def build_with(
+    builder: Callable[..., nn.Module], name: str, data: Federated, seed: int, options: dict[str, Any]
+) -> nn.Module:
+    """What `build_model` does with the function that a name names."""
     if builder.__module__ == __name__ and not data.x.dtype.is_floating_point and data.x.dtype != torch.uint8:
         raise UserError(
             f"model {name}: expected floating inputs or bytes, found {data.x.dtype}; use data.floats(), or for token "
             f"ids a model of your own with an embedding"
         )
-    known = {p.name: p.default for p in list(inspect.signature(builder).parameters.values())[2:]}
+    parameters = list(inspect.signature(builder).parameters.values())[2:]
+    known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     for option, value in options.items():
+        if len(known) < len(parameters):  # it takes any
+            break
         if option not in known:
             raise (
                 unknown(f"option of model {name}", option, known)
                 if known
                 else UserError(f"model {name} has no options, found {option!r}; leave it out")
             )
-        _check_option(name, option, value, known[option])
+        if not file_of(name):
+            _check_option(name, option, value, known[option])
     shape = tuple(data.y.shape[1:])
     with torch_seed(seed, "init"):
         try:
             model = builder(data.shape, data.classes or math.prod(shape), **options)
-        except (ValueError, RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
+        except Exception as error:
             if isinstance(error, UserError):
                 raise
             reason = (str(error).splitlines() or ["not enough memory"])[0]
+            reason = raised(error, Path(file_of(name)).resolve()) if file_of(name) else reason
             raise UserError(f"model {name}: cannot be built with {options}: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name}: expected an nn.Module, found a {type(model).__name__}; return one")
     if data.classes or len(shape) == 1:
         return model
     return nn.Sequential(model, nn.Unflatten(1, shape) if shape else nn.Flatten(0))  # outputs shaped like the targets

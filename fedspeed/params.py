@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from .errors import UserError, unknown
@@ -12,11 +13,15 @@ from .errors import UserError, unknown
 MOST = sys.float_info.max
 
 
-def param(default: Any, allowed: str | tuple[str, ...] = "", about: str = "") -> Any:
+Allowed = str | tuple[str, ...] | Callable[[], Iterable[str]]
+
+
+def param(default: Any, allowed: Allowed = "", about: str = "") -> Any:
     """A field: its default, the values it may take, and what it is.
 
     Args:
-        allowed: an interval as one writes it (`"(0, inf)"`, `"[0, 1]"`), a tuple of names, or "" for any value.
+        allowed: an interval as one writes it (`"(0, inf)"`, `"[0, 1]"`), names (a tuple, or a function that knows
+            them when asked), or "" for any value.
         about: completes the sentence "it is ..." of an error message; also the help text.
     """
     return dataclasses.field(default=default, metadata={"allowed": allowed, "about": about})
@@ -36,8 +41,8 @@ class Params:
             value = _plain(value, kind)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
-        elif isinstance(allowed, tuple) and value not in allowed:
-            wanted = f"one of {', '.join(allowed)}"
+        elif not isinstance(allowed, str) and value not in _names(allowed):
+            wanted = f"one of {', '.join(_names(allowed))}"
         elif isinstance(allowed, str) and allowed and not _inside(value, allowed):
             wanted = f"in {allowed}"
         else:
@@ -57,6 +62,10 @@ class Params:
     def fields(self) -> dict[str, Any]:
         """The fields and their values, in order."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def _names(allowed: Allowed) -> Iterable[Any]:
+    return allowed() if callable(allowed) else allowed
 
 
 def _plain(value: Any, kind: type) -> Any:

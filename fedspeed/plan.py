@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import backends
 from .params import Params, param
 
 
@@ -53,7 +54,7 @@ class Plan(Params):
         "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
     )
     backend: str = param(
-        "auto", ("auto", "serial", "process"), "where clients run: here, in worker processes, or `auto`; same bits"
+        "auto", backends.names, "where clients run: `serial`, here, in worker `process`es, or `auto`; same bits"
     )
     workers: int = param(0, "[0, inf)", "the number of worker processes; 0 takes one a core")
 

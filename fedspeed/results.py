@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .run import digests, model_tensors, summarise
+from .recording import digests, model_tensors, summarise
 from .rundir import REPORTED
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The config of a run directory: how it is written so that it means the same from every folder, and read back.
 
-A method from a user's file is a part of the run: its code is copied beside the config, and named by its digest. A run
-directory may come from somebody else: one that names code is refused unless the user allows it.
+A method, a model or data from a user's file are a part of the run: the code is copied beside the config, and named by
+its digest. A run directory may come from somebody else: one that names code is refused unless the user allows it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from .config import Config, read_tables, read_toml, rename_code
+from .config import CODED, Config, read_tables, read_toml, rename_code
 from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
-from .methods import TEXTS, code_digest
 from .rundir import CODE, FOLDERS
+from .usercode import code_digest, file_of, text_of
 
 if TYPE_CHECKING:
     from .server import Simulation
@@ -56,18 +56,18 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
             f"{out / 'config.toml'} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
             f"data unless you trust it: add --allow-code if you do"
         )
-    _tell_changes(tables.get("method"))
+    _tell_changes(tables)
     return Config.from_dict(tables)
 
 
 def named_code(tables: dict[str, Any]) -> set[str]:
-    """What a config would execute that is neither in the package nor installed: methods from files, remote data sets.
+    """What a config would execute that is neither in the package nor installed: users' files, remote data sets.
 
     Example:
         >>> named_code({"method": {"name": "fedinit", "base": "own.py:Mine"}})
         {'method own.py:Mine'}
     """
-    found = {f"method {table['name']}" for table in _methods(tables.get("method")) if _file(table)}
+    found = {f"{kind} {table['name']}" for kind, table in _coded(tables)}
     data = tables.get("data")
     if (data.get("name") if isinstance(data, dict) else data) == "huggingface" and not tables.get("data_dir"):
         found.add("data huggingface")
@@ -77,37 +77,38 @@ def named_code(tables: dict[str, Any]) -> set[str]:
 def trusted(tables: dict[str, Any], config: Config) -> bool:
     """Whether all code that a stored config would execute is code that the user's own config names."""
     given = config.to_dict()
-    codes = [table.get("code") for table in _methods(given["method"]) if _file(table)]
-    return all(table.get("code") in codes for table in _methods(tables.get("method")) if _file(table)) and (
+    codes = [table.get("code") for _, table in _coded(given)]
+    return all(table.get("code") in codes for _, table in _coded(tables)) and (
         "data huggingface" not in named_code(tables) or "data huggingface" in named_code(given)
     )
 
 
-def _methods(method: Any) -> Iterator[dict[str, Any]]:
-    """The tables of a method and of the methods inside it."""
+def _coded(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables that name a file of code, each with what it is of: method, model or data."""
+    for kind in CODED:
+        yield from ((kind, table) for table in _chain(tables.get(kind)) if file_of(table.get("name")))
+
+
+def _chain(method: Any) -> Iterator[dict[str, Any]]:
+    """A table, and those of the methods inside it."""
     while method is not None:
         table = method if isinstance(method, dict) else {"name": method}
         yield table
         method = table.get("base")
 
 
-def _file(table: dict[str, Any]) -> str:
-    """The file that a method's table names; "" if it names none."""
-    name = table.get("name")
-    file = name.rpartition(":")[0] if isinstance(name, str) else ""
-    return file if file.endswith(".py") else ""
-
-
-def _tell_changes(method: Any) -> None:
+def _tell_changes(tables: dict[str, Any]) -> None:
     """Warn if a file that a run has a copy of was changed since."""
-    for table in _methods(method):
-        copy, origin = _file(table), table.get("origin")
-        if copy and isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
+    told = set()
+    for _, table in _coded(tables):
+        copy, origin = file_of(table.get("name")), table.get("origin")
+        if isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
             try:
                 changed = code_digest(read_bytes(Path(origin))) != table.get("code")
             except (OSError, ValueError):
                 continue
-            if changed:
+            if changed and origin not in told:
+                told.add(origin)
                 warnings.warn(
                     f"{origin} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
                 )
@@ -119,8 +120,7 @@ def as_stored(config: Config) -> dict[str, Any]:
     tables = config.to_dict()
     tables["lr_decay"] = config.lr_decay or config.method.lr_decay
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
-    tables["method"] = rename_code(tables["method"], _copy_name)
-    return tables
+    return rename_code(tables, _copy_name)
 
 
 def _copy_name(file: str, code: str) -> str:
@@ -129,12 +129,11 @@ def _copy_name(file: str, code: str) -> str:
 
 
 def write_config(out: Path, config: Config) -> None:
-    """Write `config.toml`, after copies of the files that its method comes from."""
-    for table in _methods(config.method.to_dict()):
-        if _file(table):
-            copy = out / _copy_name(_file(table), table["code"])
-            copy.parent.mkdir(exist_ok=True)
-            write(copy, TEXTS[table["code"]], durable=True)
+    """Write `config.toml`, after copies of the files that its method, model and data come from."""
+    for kind, table in _coded(config.to_dict()):
+        copy = out / _copy_name(file_of(table["name"]), table["code"])
+        copy.parent.mkdir(exist_ok=True)
+        write(copy, text_of(kind, table["name"], table["code"]), durable=True)
     write(out / "config.toml", tomli_w.dumps(as_stored(config)), durable=True)
 
 
@@ -178,10 +177,11 @@ def same_run(stored: Config, given: Config) -> bool:
 
 def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
     """A run's tables without where the user had the code."""
-    method: dict[str, Any] = {}
-    for i, table in enumerate(_methods(tables["method"])):
-        method[str(i)] = {key: value for key, value in table.items() if key not in ("origin", "base")}
-    return {**tables, "method": method}
+    found = dict(tables)
+    for kind in CODED:
+        chain = enumerate(_chain(tables[kind]))
+        found[kind] = {str(i): {k: v for k, v in table.items() if k not in ("origin", "base")} for i, table in chain}
+    return found
 
 
 def clear_code(out: Path) -> None:

@@ -26,7 +26,8 @@ FOLDERS = ("states", "checkpoints")
 OWN = re.compile(r"((server|log|\d+)@\d+|\d+\.json)(\.part)?")
 """What a run writes into these folders; nothing else in them is removed."""
 CODE = "code"
-"""The folder of copies of the files that the method comes from: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
+"""The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
+`mine.py`."""
 
 LATER: dict[str, Any] = {"dropped": [], "stragglers": [], "validation_loss": None, "validation_accuracy": None}
 """Fields of a record that the first version of format 1 did not write, and that runs without validation do not."""

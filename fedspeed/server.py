@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from .backends.block import Block, resolve_engine
-from .backends.packing import packed
-from .backends.process import Processes, worker_count
-from .backends.serial import Serial, one_thread
+from .backends import open_backend
+from .backends.serial import one_thread
 from .client import Failed, Job, Reply, Work, job_order
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score, shards
-from .given import given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import copied, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from .recording import Recording
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def simulate(
     *,
     loss: Loss = nn.functional.cross_entropy,
     no_decay: Sequence[str] = (),
+    out: Path | str | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> Simulation:
     """Train `model` over the clients of `data`; iterate to run the rounds.
@@ -83,6 +86,9 @@ def simulate(
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch.
         no_decay: names, or ends of names, of parameters without weight decay.
+        out: a run directory to write while the rounds are iterated over; however they end, it can be gone on with.
+        resume: go on with the run that `out` holds, if it holds one, which must be of these very arguments; it ends
+            with the same bits as without a break. With more `rounds`, as if it had had them from the start.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -97,7 +103,13 @@ def simulate(
     """
     plan, data = given_plan(plan, settings), federated(data)
     require_loss(loss)
-    return Simulation(given_method(method), given_model(model, data, plan.seed), data, plan, loss, no_decay)
+    module = given_model(model, data, plan.seed)
+    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay)
+    if out is None and not resume:
+        return make()
+    from .givenrun import recorded
+
+    return recorded(out, resume, make, module)
 
 
 class Simulation:
@@ -124,39 +136,18 @@ class Simulation:
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        module = _copy(model).to(device)
-        plan = replace(plan, engine=resolve_engine(plan, method, module, loss, data))
-        d = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        workers = worker_count(plan, device, data, d)
-        pickled = packed(plan, module, method, loss) if workers else None
+        module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
-        self.method, self.data, self.plan, self.t = method, data, plan, 0
+        self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
+        self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
-        self.work = Work(
-            method,
-            flat,
-            loss,
-            data.to(device, flat.dtype),
-            batch_size=plan.batch_size,
-            epochs=plan.local_epochs,
-            steps=plan.local_steps,
-            weight_decay=plan.weight_decay,
-            clip=plan.clip,
-            clip_mode=plan.clip_mode,
-            decay_outside_mix=plan.decay_outside_mix,
-            precision=plan.precision,
-            seed=plan.seed,
-        )
-        self.x0 = flat.x
+        work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self.states = choose_states(plan.states, self.work.hooks.init_client(self.x0), data.clients, folder, stored)
+        self.states = choose_states(plan.states, work.hooks.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
-        self.server = self.work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
-        self.backend: Serial | Processes | Block
-        if pickled is not None:
-            self.backend = Processes(self.work, self._down(), self.x0, pickled, workers, self.states)
-        else:
-            self.backend = Block(self.work) if plan.engine == "block" else Serial(self.work)
+        self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
+        self.backend, self.placement, self.work = open_backend(work, self.states)
+        self.plan = self.work.plan
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -173,21 +164,31 @@ class Simulation:
 
     def __repr__(self) -> str:
         flat, data, plan = self.work.flat, self.data, self.plan
-        where = "process" if isinstance(self.backend, Processes) else "serial"
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
             f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
-            f"{plan.rounds}, engine {plan.engine}, back end {where}>"
+            f"{plan.rounds}, engine {plan.engine}, back end {self.placement}>"
         )
 
     def __iter__(self) -> Iterator[Record]:
+        return self._rounds() if self.recording is None else self.recording.rounds()
+
+    def _rounds(self) -> Iterator[Record]:
         while self.t < self.plan.rounds:
-            yield self.step()
+            yield self.advance()
         self.backend.close()
 
     def step(self) -> Record:
-        """One round. If it raises, server and client states are as before it; Ctrl-C leaves them as before or as after
-        it, never between."""
+        """One round, written down if the run has a directory; see `advance`."""
+        if self.recording is None:
+            return self.advance()
+        for record in self:
+            return record
+        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) with more rounds goes on")
+
+    def advance(self) -> Record:
+        """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
+        before or as after it, never between."""
         try:
             server, record = self._round()
         except BaseException:
@@ -209,7 +210,7 @@ class Simulation:
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(self._weight(reply) * reply.K for reply in replies)
+        steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
         with one_thread():  # the bits of a sum depend on the number of threads
             server = self.work.hooks.update(self.server, mean.result(), told)
@@ -234,7 +235,7 @@ class Simulation:
             update_norm=update_norm,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
-            grad_evals=sum(reply.grad_evals for reply in replies),
+            grad_evals=sum(reply.facts.grad_evals for reply in replies),
             dropped=sorted(lost),
             stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
             seconds=time.perf_counter() - started - (evaluated - trained),
@@ -256,10 +257,10 @@ class Simulation:
                     raise reply.error
                 lost.add(reply.job.client)
                 continue
-            if reply.share:
-                mean.add(reply.up, self._weight(reply) * reply.share)
+            if reply.facts.share:
+                mean.add(reply.up, self._weight(reply) * reply.facts.share)
                 floats = sum(a.numel() for a in tree_leaves(reply.up))
-                bytes_up += reply.share * floats * self.work.flat.dtype.itemsize
+                bytes_up += reply.facts.share * floats * self.work.flat.dtype.itemsize
             self.states.stage(reply.job.client, reply.client, reply.job.t)
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up
@@ -285,14 +286,18 @@ class Simulation:
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
 
     def close(self) -> None:
-        """Stop worker processes and remove temporary files, if there are any."""
+        """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary."""
+        if self.recording is not None:
+            self.recording.close()
         self.backend.close()
         self.states.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.recording is not None:
+            self.recording.close(error)
         self.close()
 
     def _down(self) -> Any:
@@ -300,7 +305,7 @@ class Simulation:
         return tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.work.hooks.broadcast(self.server))
 
     def _weight(self, reply: Reply) -> float:
-        return float(reply.n) if self.plan.weighting == "samples" else 1.0
+        return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0
 
     def _evaluate(self, x: torch.Tensor, t: int) -> tuple[Score | None, Score | None]:
         """Scores of the server's vector after t rounds on test and validation set; None where there is none."""
@@ -319,15 +324,4 @@ def _accuracy(score: Score | None) -> float | None:
 
 
 def _average(replies: list[Reply], name: str) -> float:
-    return float(sum(getattr(reply, name) for reply in replies)) / len(replies)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
-            f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
-        ) from error
+    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)

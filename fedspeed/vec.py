@@ -179,6 +179,17 @@ class FlatModel:
         for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
             p.data = part.view(shape) if p.dtype == x.dtype else part.view(shape).to(p.dtype)
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """The model at x^0, its parameters in memory of their own: a view is pickled with all of its vector."""
+        self.load(self.x)
+        for p in self.parameters:
+            p.data = p.data.clone()
+        try:
+            yield
+        finally:
+            self.load(self.x)
+
     def gradient(
         self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, out: torch.Tensor
     ) -> torch.Tensor:

@@ -81,7 +81,7 @@ def verify(
         placed = replace(config, backend=backend or config.backend)
         with prepare(placed, progress, folder / "states") as simulation:
             found.checked_on = {
-                "back end": type(simulation.backend).__name__.lower(),
+                "back end": simulation.placement,
                 "engine": simulation.plan.engine,
                 **environment(simulation.work.flat.device.type),
             }

@@ -7,17 +7,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from fedspeed.backends import shared
+from fedspeed.backends import shared, worth_processes
 from fedspeed.backends.process import Processes
 from fedspeed.data import load
 from fedspeed.errors import Diverged, UserError
 from fedspeed.methods import METHODS, FedInit, FedSpeed
 from fedspeed.models import build_model
+from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
 SETTINGS = {"rounds": 3, "active": 5, "local_epochs": 1, "batch_size": 10, "eval_every": 2, "engine": "loop"}
@@ -166,7 +168,7 @@ def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch):
         sent = []
         send = Processes._send
         monkeypatch.setattr(
-            Processes, "_send", lambda self, w, job, *rest: (sent.append(job), send(self, w, job, *rest))
+            Processes, "_send", lambda self, w, chunk, *rest: (sent.extend(chunk), send(self, w, chunk, *rest))
         )
         jobs = run._jobs([3, 5, 7], 0, 0.1)
         replies = run.backend.run(jobs, run._down(), run.client_state)
@@ -262,16 +264,18 @@ def test_a_class_of_a_notebook_cannot_be_sent(how):
 
 
 def test_auto_takes_processes_for_long_runs_only():
-    from fedspeed.backends.process import worker_count
-    from fedspeed.plan import Plan
-
     data, _ = digits()
-    cpu = torch.device("cpu")
-    small = Plan(backend="auto", workers=2, rounds=10, active=10)
-    assert worker_count(small, cpu, data, 5_000) == 0
-    assert worker_count(Plan(backend="auto", workers=2, rounds=10_000, active=10), cpu, data, 5_000) == 2
-    assert worker_count(small, cpu, data, 11_000_000) == 2
-    assert worker_count(small, torch.device("meta"), data, 11_000_000) == 0
+
+    def worth(d, device="cpu", **settings):
+        flat = SimpleNamespace(d=d, device=torch.device(device))
+        plan = Plan(**{"rounds": 10, "active": 10, "engine": "loop", **settings})
+        return worth_processes(SimpleNamespace(plan=plan, data=data, flat=flat))
+
+    assert not worth(5_000)
+    assert worth(5_000, rounds=10_000)
+    assert worth(11_000_000)
+    assert not worth(11_000_000, engine="block")
+    assert not worth(11_000_000, device="meta")
 
 
 @pytest.mark.parametrize("passed_on", [True, False], ids=["as a file", "mapped"])

@@ -10,11 +10,10 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
-from fedspeed.backends import gradients
-from fedspeed.backends.block import Block, resolve_engine
-from fedspeed.backends.gradients import mapped_gradient, stacked_gradient
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
+from fedspeed.engines import gradients, resolve_engine
+from fedspeed.engines.gradients import mapped_gradient, stacked_gradient
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS, FedADMM, FedAvg, FedInit, FedSpeed
 from fedspeed.models import build_model
@@ -33,7 +32,7 @@ def test_agrees_with_the_loop(method, problem):
     plan = Plan.from_fields({**PLAN.fields(), "active": 7 if method.name == "fedpd" else 5})
     loop = package(problem, method, plan, engine="loop")
     block = package(problem, method, plan, engine="block")
-    assert isinstance(block.backend, Block)
+    assert block.plan.engine == "block"
     for a, b in zip(loop, block, strict=True):
         np.testing.assert_allclose(block.x.numpy(), loop.x.numpy(), atol=1e-11)
         for name in ("train_loss", "drift", "grad_evals", "update_norm", "test_loss"):
@@ -181,9 +180,3 @@ def test_auto_looks_at_model_and_data_only():
     assert engine(build_model("mlp", digits, hidden=[4000]), digits) == "loop"
     assert engine(mlp, digits, active=2) == "loop"
     assert engine(mlp, digits, asked="loop") == "loop"
-
-
-def test_a_block_does_not_run_in_workers():
-    with pytest.warns(UserWarning, match="engine block"):
-        run = package(Softmax(), FedAvg(), PLAN, engine="block", backend="process")
-    assert isinstance(run.backend, Block)

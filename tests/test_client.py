@@ -66,20 +66,22 @@ def rows(n: int, features: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, features))
 
 
-def local(method, x: np.ndarray, model: nn.Module | None = None, lr: float = 0.1, t: int = 0, **work) -> Reply:
+def local(
+    method, x: np.ndarray, model: nn.Module | None = None, lr: float = 0.1, t: int = 0, no_decay=(), **settings
+) -> Reply:
     """The reply of the only client, which owns x; every step takes all rows unless told otherwise."""
-    settings = {"batch_size": len(x), "epochs": 1, "loss": average_output, "no_decay": (), **work}
-    flat = FlatModel(model or Seen(x.shape[1]), settings.pop("no_decay"))
+    plan = Plan(**{"batch_size": len(x), "local_epochs": 1, "weight_decay": 0.0, **settings})
+    flat = FlatModel(model or Seen(x.shape[1]), no_decay)
     data = one_client(x).to("cpu", flat.dtype)
     down = method.broadcast(method.init_server(flat.x.clone()))
-    return run_client(Work(method, flat, data=data, **settings), Job(0, t, lr), down, method.init_client(flat.x))
+    return run_client(Work(method, flat, average_output, data, plan), Job(0, t, lr), down, method.init_client(flat.x))
 
 
 def test_plain_steps_are_gradient_descent():
     x = rows(5)
-    reply = local(FedAvg(), x, steps=3)
+    reply = local(FedAvg(), x, local_steps=3)
     np.testing.assert_allclose(reply.up.D.numpy(), -3 * 0.1 * x.mean(0), atol=1e-15)
-    assert (reply.K, reply.n, reply.grad_evals) == (3, 5, 3)
+    assert (reply.facts.K, reply.facts.n, reply.facts.grad_evals) == (3, 5, 3)
 
 
 def test_weight_decay_is_at_the_unperturbed_iterate():
@@ -89,7 +91,7 @@ def test_weight_decay_is_at_the_unperturbed_iterate():
         point = np.ones(2)
         for _ in range(4):
             point = point - 0.1 * (x.mean(0) + 0.5 * point)
-        reply = local(Probe(rule=rule), x, steps=4, weight_decay=0.5)
+        reply = local(Probe(rule=rule), x, local_steps=4, weight_decay=0.5)
         np.testing.assert_allclose(reply.up.D.numpy() + 1, point, atol=1e-14)
 
 
@@ -100,7 +102,7 @@ def test_weight_decay_is_part_of_the_mixed_gradient(outside, decay):
     for _ in range(4):
         point = point - 0.1 * (0.3 * x.mean(0) + decay * point)
     method = Probe(rule=lambda x, grad, down: 0.3 * grad(x), mixed=0.3)
-    reply = local(method, x, steps=4, weight_decay=0.5, decay_outside_mix=outside)
+    reply = local(method, x, local_steps=4, weight_decay=0.5, decay_outside_mix=outside)
     np.testing.assert_allclose(reply.up.D.numpy() + 1, point, atol=1e-14)
 
 
@@ -109,7 +111,7 @@ def test_the_no_decay_group_is_left_alone():
     model = Seen(2, bias=True)
     nn.init.ones_(model.linear.bias)
     zero = Probe(rule=lambda x, grad, down: 0 * grad(x), mixed=0.3)
-    reply = local(zero, rows(5), model, steps=3, weight_decay=0.5, no_decay=("bias",))
+    reply = local(zero, rows(5), model, local_steps=3, weight_decay=0.5, no_decay=("bias",))
     shrunk = (1 - 0.1 * 0.3 * 0.5) ** 3
     np.testing.assert_allclose(reply.up.D.numpy() + 1, [shrunk, shrunk, 1], atol=1e-14)
 
@@ -127,7 +129,7 @@ def test_clipping_the_gradient_clips_each_oracle_call():
     point = np.ones(2)
     for _ in range(3):
         point = point - 0.1 * (3 * g + 5 * (point - 1) + 0.5 * point)
-    reply = local(method, x, steps=3, clip=0.2, weight_decay=0.5)
+    reply = local(method, x, local_steps=3, clip=0.2, weight_decay=0.5)
     np.testing.assert_allclose(reply.up.D.numpy() + 1, point, atol=1e-14)
 
 
@@ -138,14 +140,14 @@ def test_clipping_as_released_clips_all_but_multiples_of_x():
     point = np.ones(2)
     for _ in range(3):
         point = point - 0.1 * (clipped(x.mean(0) - s * np.ones(2), 0.2) + s * point + 0.5 * point)
-    reply = local(method, x, steps=3, clip=0.2, clip_mode="released", weight_decay=0.5)
+    reply = local(method, x, local_steps=3, clip=0.2, clip_mode="released", weight_decay=0.5)
     np.testing.assert_allclose(reply.up.D.numpy() + 1, point, atol=1e-14)
 
 
 @pytest.mark.parametrize("mode", ["gradient", "released"])
 def test_a_wide_clip_changes_nothing(mode):
     x = rows(5)
-    free, wide = (local(FedAvg(), x, steps=3, clip=clip, clip_mode=mode) for clip in (0.0, 1e6))
+    free, wide = (local(FedAvg(), x, local_steps=3, clip=clip, clip_mode=mode) for clip in (0.0, 1e6))
     np.testing.assert_allclose(free.up.D.numpy(), wide.up.D.numpy(), atol=1e-15)
 
 
@@ -158,7 +160,7 @@ def test_every_call_of_a_step_has_its_own_buffer():
         return b
 
     x = rows(4)
-    np.testing.assert_allclose(local(Probe(rule=rule), x, steps=2).up.D.numpy(), -0.2 * x.mean(0), atol=1e-15)
+    np.testing.assert_allclose(local(Probe(rule=rule), x, local_steps=2).up.D.numpy(), -0.2 * x.mean(0), atol=1e-15)
 
 
 class Dropping(nn.Module):
@@ -182,7 +184,7 @@ def masks(steps: int = 4, t: int = 0, seed: int = 0, samples: int = 1) -> list[n
         return 0 * a
 
     seen: list[np.ndarray] = []
-    local(Probe(rule=rule), np.ones((samples, 64)), Dropping(64), steps=steps, t=t, seed=seed)
+    local(Probe(rule=rule), np.ones((samples, 64)), Dropping(64), local_steps=steps, t=t, seed=seed)
     return seen
 
 
@@ -218,9 +220,9 @@ def test_gradients_are_counted_in_fractions_of_a_minibatch():
     """Five rows in batches of 4 and 1: 0.5 takes 2 of 4, then the only one; 0.01 always takes one row."""
     x = rows(5)
     half = local(Probe(rule=lambda x, grad, down: grad(x, 0.5) + grad(x)), x, batch_size=4)
-    assert half.grad_evals == pytest.approx((2 / 4 + 1) + (1 + 1))
+    assert half.facts.grad_evals == pytest.approx((2 / 4 + 1) + (1 + 1))
     one = local(Probe(rule=lambda x, grad, down: grad(x, 0.01)), x, batch_size=4)
-    assert one.grad_evals == pytest.approx(1 / 4 + 1)
+    assert one.facts.grad_evals == pytest.approx(1 / 4 + 1)
 
 
 def test_a_fraction_takes_the_first_rows():
@@ -258,13 +260,13 @@ def test_epochs_and_steps_keep_the_last_smaller_batch(settings, sizes):
 def test_train_loss_is_the_mean_at_the_first_call_of_each_step():
     x = rows(5)
     method = Probe(rule=lambda x, grad, down: 0 * grad(x) + 0 * grad(x + 100))
-    reply = local(method, x, steps=3)
-    assert reply.train_loss == pytest.approx(x.sum(1).mean(), abs=1e-14)
+    reply = local(method, x, local_steps=3)
+    assert reply.facts.train_loss == pytest.approx(x.sum(1).mean(), abs=1e-14)
 
 
 def test_drift_is_the_squared_distance_from_the_global_model():
     x = rows(5)
-    assert local(FedAvg(), x, steps=3).drift == pytest.approx(0.09 * (x.mean(0) ** 2).sum(), rel=1e-12)
+    assert local(FedAvg(), x, local_steps=3).facts.drift == pytest.approx(0.09 * (x.mean(0) ** 2).sum(), rel=1e-12)
 
 
 def test_a_client_s_work_does_not_depend_on_who_ran_before():

@@ -25,23 +25,24 @@ LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
     "errors": set(),
     "files": set(),
+    "usercode": {"errors", "files"},
     "processes": {"errors"},
     "environment": {""},
     "params": {"errors"},
-    "plan": {"params"},
+    "plan": {"params", "backends"},
     "pool": {"errors", "processes"},
     "method": {"params"},
-    "methods": {"errors", "files", "params", "method"},
+    "methods": {"errors", "params", "method", "usercode"},
     "sampling": set(),
     "vec": {"errors"},
     "theory": {"errors", "files", "params"},
-    "data": FOUNDATION | {"theory"},
+    "data": FOUNDATION | {"theory", "usercode"},
     "layers": {"vec"},
     "trim": {"errors"},
-    "models": DATA | {"layers", "trim"},
+    "models": DATA | {"layers", "trim", "usercode"},
     "evaluate": DATA,
     "contract": {"errors", "method"},
-    "client": DATA | {"method", "contract"},
+    "client": DATA | {"method", "plan", "contract"},
     "interrupts": set(),
     "hashing": set(),
     "scratch": set(),
@@ -50,14 +51,28 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "manifest": {"files", "hashing", "statelog"},
     "states": {"vec", "scratch", "statefile"},
     "checkpoint": {"errors", "files", "vec", "hashing", "manifest", "states", "statefile", "statelog"},
-    "backends": LOCAL | {"methods", "environment", "processes"},
+    "engines": LOCAL,
+    "backends": LOCAL | {"engines", "methods", "environment", "processes", "usercode"},
     "given": DATA | {"method", "methods", "models", "plan"},
-    "server": LOCAL | {"backends", "given", "interrupts"},
-    "config": {"errors", "files", "params", "plan", "method", "methods", "data"},
+    "server": LOCAL | {"backends", "given", "givenrun", "interrupts"},
+    "config": {"errors", "files", "params", "plan", "method", "methods", "data", "usercode"},
     "rundir": {"errors", "files", "server"},
-    "runconfig": {"errors", "config", "environment", "files", "methods", "rundir"},
+    "runconfig": {"errors", "config", "environment", "files", "rundir", "usercode"},
+    "recording": {"", "errors", "config", "environment", "files", "interrupts", "report", "rundir"},
+    "givenrun": {
+        "errors",
+        "checkpoint",
+        "config",
+        "methods",
+        "plan",
+        "recording",
+        "report",
+        "run",
+        "runconfig",
+        "rundir",
+    },
     "sums": {"statefile", "methods"},
-    "results": {"run", "rundir"},
+    "results": {"recording", "rundir"},
     "verify": {
         "errors",
         "vec",
@@ -73,8 +88,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sums",
     },
     "run": LOCAL
-    | {"", "config", "environment", "files", "runconfig", "rundir", "backends", "checkpoint", "interrupts", "server"}
-    | {"methods", "models", "report"},
+    | {"config", "environment", "files", "recording", "runconfig", "rundir", "backends", "checkpoint", "server"}
+    | {"methods", "models"},
     "inspection": LOCAL | {"config", "run", "runconfig", "rundir", "server", "methods"},
     "report": {"errors", "files", "theory"},
     "reproduce": {
@@ -102,6 +117,7 @@ NO_TORCH = {
     "plan",
     "pool",
     "processes",
+    "usercode",
     "method",
     "methods",
     "config",
@@ -219,7 +235,7 @@ def test_no_torch_where_the_rule_says_so(path):
         assert found.name.split(".")[0] != "torch", f"{place(path)}:{found.line} imports torch"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if top(path) in ("cli", "run")], ids=place)
+@pytest.mark.parametrize("path", [path for path in FILES if top(path) in ("cli", "run", "recording")], ids=place)
 def test_torch_comes_late_in_the_command_line(path):
     for found in imports(path):
         heavy = found.name.split(".")[0] in ("torch", "matplotlib", "numpy", "safetensors", "rich")

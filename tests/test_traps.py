@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspeed.backends.block import Block
-from fedspeed.backends.serial import Serial
 from fedspeed.cli import main
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, Diverged, UserError
@@ -204,7 +202,7 @@ class NaiveSAM(FedAvg):
 def test_a_method_as_anyone_writes_it_is_itself_by_default_and_refused_in_a_block():
     """A1: by default it ran in a block, where its norm went over all clients."""
     with package(EQUAL, NaiveSAM(), PLAN) as run, package(EQUAL, FedSAM(rho=0.5), PLAN, engine="loop") as truth:
-        assert isinstance(run.backend, Serial)  # not the block
+        assert run.plan.engine == "loop"
         for _ in zip(run, truth, strict=True):
             torch.testing.assert_close(run.x, truth.x, rtol=1e-12, atol=1e-12)
     with pytest.raises(
@@ -234,7 +232,7 @@ def test_python_and_the_command_line_have_the_same_defaults(tmp_path):
     data = load("digits", split="iid", clients=12)
     run = simulate(FedSpeed(), build_model("mlp", data), data, **small)
     list(run)
-    assert isinstance(run.backend, Block)
+    assert run.plan.engine == "block"
     options = "--rounds 2 --active 6 --batch-size 5 --clients 12 --split iid --lr-decay 0.998"
     assert main(["run", *options.split(), "--out", str(tmp_path / "a"), "--quiet"]) == 0
     from safetensors.torch import load_file
@@ -310,7 +308,7 @@ def test_nan_in_the_data_is_found_as_such():
 
 @pytest.mark.parametrize("cls", METHODS.values(), ids=list(METHODS))
 def test_every_method_of_the_package_is_watched_in_its_first_block(cls, monkeypatch):
-    from fedspeed.backends import alone
+    from fedspeed.engines import alone
 
     seen = []
     compare = alone._compare

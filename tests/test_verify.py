@@ -404,7 +404,7 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
         if where == "step":
             patch.setattr(server.Simulation, "_evaluate", interrupt(server.Simulation._evaluate))
         if where == "line":
-            patch.setattr("fedspeed.run.line", interrupt(line))
+            patch.setattr("fedspeed.recording.line", interrupt(line))
         with pytest.raises(KeyboardInterrupt):
             run_config(Config.from_dict({**SMALL, "rounds": 5, "backend": "serial", "model": "linear",
                                          "method": "fedspeed"}), tmp_path / "run", on_round=stop)  # fmt: skip

@@ -1,1 +1,116 @@
-"""Where jobs run. Every back end runs the same `run_client` and gives replies in job order: the same bits."""
+"""Where local work runs. Every back end computes the same chunks with the same engine and gives replies in job order:
+the same bits.
+
+A back end of your own needs no change here: let your package declare an entry point in the group `fedspeed.backends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    import torch
+
+    from ..client import Failed, Job, Reply, Work
+    from ..evaluate import Score
+
+BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
+"""Name -> "module:Class"; imported when a run asks for it."""
+GROUP = "fedspeed.backends"
+METHODS = ("run", "evaluate", "close")
+
+
+class Backend(Protocol):
+    """Where clients run. A class is called with `(work, workers, touched)`.
+
+    Args of the class:
+        work: what all clients have in common; `packing.pack` sends it elsewhere.
+        workers: how many may work at a time.
+        touched: clients that have a state by now; that of any other is `init_client`'s, and need not travel if it is
+            all zeros. No back end has to look at it.
+    """
+
+    def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
+        """One reply per job, in job order.
+
+        Args:
+            jobs: cut into chunks by `engines.make_engine(work).chunks(jobs)`, each of which is run as a whole.
+            down: what the server sends.
+            state: gives a private copy of a client's state, at every call.
+        """
+
+    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
+        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.shards`."""
+
+    def close(self) -> None:
+        """Stop what was started; may be called twice."""
+
+
+class Opened(NamedTuple):
+    """A back end, its name, and the work with its engine decided."""
+
+    backend: Backend
+    name: str
+    work: Work
+
+
+def names() -> Iterator[str]:
+    """What `backend` may be; entry points, which take time to find, come last."""
+    yield from ("auto", *BACKENDS)
+    yield from (entry.name for entry in entry_points(group=GROUP) if entry.name not in BACKENDS)
+
+
+def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
+    """The class of a name in `BACKENDS`, or of an entry point."""
+    place = BACKENDS.get(name) or next((e.value for e in entry_points(group=GROUP) if e.name == name), None)
+    if place is None:
+        raise unknown("back end", name, names())
+    module, _, cls = place.partition(":")
+    try:
+        found = getattr(import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"back end {name}: {place} cannot be loaded ({error}); install it, or use --backend serial"
+        ) from error
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if missing or not isinstance(found, type):
+        lacks = f"has no method {missing[0]}" if missing else "is not a class"
+        raise UserError(f"back end {name}: {place} {lacks}; expected a class with {', '.join(METHODS)}")
+    fit: Callable[[Work, int, Container[int]], Backend] = found
+    return fit
+
+
+def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
+    """Decide where a run goes: which engine, which back end, how many workers.
+
+    `auto` takes processes where they save more time than they need to start, and everything can be sent to them without
+    importing the user's script once more; else this process.
+    """
+    from ..engines import resolve_engine
+    from ..environment import cores
+    from .packing import can_be_sent
+
+    plan = work.plan
+    plan = replace(plan, engine=resolve_engine(plan, work.method, work.flat.model, work.loss, work.data))
+    work = replace(work, plan=plan)
+    workers, name = min(plan.workers or cores(), plan.active), plan.backend
+    if name == "auto":
+        name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
+    return Opened(find_backend(name)(work, workers, touched), name, work)
+
+
+def worth_processes(work: Work) -> bool:
+    """Whether `auto` takes worker processes: on the cpu, client by client (a cohort is seldom more than one block), in
+    a run of more than about ten seconds (0.3 ms for a local step, and 6 d operations per sample at 50 GFLOP/s)."""
+    plan, n, d = work.plan, float(work.data.sizes.mean()), work.flat.d
+    samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
+    seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
+    return work.flat.device.type == "cpu" and plan.engine != "block" and seconds > 10

@@ -1,4 +1,4 @@
-"""What worker processes are sent, and what they can find again."""
+"""Work as it travels to a worker elsewhere: `pack` here, `unpack` there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ..client import Work
 from ..errors import UserError
 from ..method import Method
-from ..methods import TEXTS
+from ..methods import find, from_text
 from ..plan import Plan
+from ..usercode import LOADED, TEXTS, load_text
+from ..vec import FlatModel
+
+TENSORS = ("x", "y", "x_test", "y_test")
+"""Of the data; the rest of them is small."""
 
 
 def sources(method: Method) -> list[tuple[str, bytes]]:
@@ -25,25 +33,58 @@ def sources(method: Method) -> list[tuple[str, bytes]]:
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
 
 
-def payload(work: Work, data: Any, module: bytes) -> bytes:
-    """Everything a worker needs that is not in shared memory."""
-    parts = {"method": work.method, "loss": work.loss, "data": data, "no_decay": work.flat.no_decay}
-    common = {name: getattr(work, name) for name in Work.__dataclass_fields__ if name not in {*parts, "flat"}}
-    for name, value in parts.items():
-        check_picklable(name, value)
-    return pickle.dumps({**parts, "module": module, "common": common})
+def files(*pickles: bytes) -> list[tuple[str, bytes]]:
+    """The users' files that pickles name, of a model for example, and their code; a worker loads these first too."""
+    found = [about for name, about in LOADED.items() if any(name.encode() in each for each in pickles)]
+    return [(file, TEXTS[code]) for file, code in found]
 
 
-def packed(plan: Plan, module: Any, method: Method, loss: Any) -> bytes | None:
-    """The model as workers get it; None where `auto` stays in this process, since something cannot be sent, or only by
-    importing the user's script once more."""
+class Packed(NamedTuple):
+    """Work on its way: bytes, the tensors of the data, which a back end may share as it likes, and what the bytes look
+    for in `__main__`, "" if nothing."""
+
+    work: bytes
+    data: dict[str, torch.Tensor]
+    main: str
+
+
+def pack(work: Work) -> Packed:
+    """Everything that a worker elsewhere needs; a UserError names what cannot be sent."""
+    tensors = {k: getattr(work.data, k) for k in TENSORS if getattr(work.data, k) is not None}
+    empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
+    with work.flat.apart():
+        parts = {"method": work.method, "loss": work.loss, "model": work.flat.model}
+        pickled = {name: check_picklable(name, value) for name, value in parts.items()}
+    plan = Plan(**{name: getattr(work.plan, name) for name in Plan.__dataclass_fields__})  # it may be a Config
+    rest = {"data": replace(work.data, **empty), "shapes": work.shapes, "plan": plan}
+    pickled |= {name: check_picklable(name, value) for name, value in rest.items()}
+    main = next(filter(None, map(in_main, pickled.values())), "")
+    code = sources(work.method), files(*pickled.values())
+    return Packed(pickle.dumps((*code, work.flat.no_decay, pickled)), tensors, main)
+
+
+def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
+    """The work again, with the data's tensors as they have come."""
+    own, others, no_decay, pickled = pickle.loads(packed)
+    for source, text in own:
+        path, _, cls = source.rpartition(":")
+        from_text(Path(path), cls, text) if text else find(source)
+    for file, text in others:
+        load_text(Path(file), text)
+    parts = {name: pickle.loads(part) for name, part in pickled.items()}
+    data = replace(parts["data"], **tensors)
+    work = Work(parts["method"], FlatModel(parts["model"], no_decay), parts["loss"], data, parts["plan"])
+    work.__dict__["shapes"] = parts["shapes"]  # found where the work was made
+    work.hooks.expect(work.shapes.up)
+    return work
+
+
+def can_be_sent(work: Work) -> bool:
+    """Whether work can be packed, and unpacked without importing the user's script once more."""
     try:
-        parts = [check_picklable(*part) for part in (("method", method), ("loss", loss), ("model", module))]
+        return not pack(work).main
     except UserError:
-        if plan.backend == "auto":
-            return None
-        raise
-    return None if plan.backend == "auto" and any(in_main(part) for part in parts) else parts[-1]
+        return False
 
 
 def in_main(pickled: bytes) -> str:

@@ -1,7 +1,7 @@
 """Persistent worker processes on this machine: one intra-op thread each, data and vectors in shared memory.
 
-Same bits as serial for any number of workers: the same `run_client`, replies summed in job order. A worker has two
-slots in shared memory, so it works on its next client while the server still reads its last reply.
+Same bits as serial for any number of workers: the same chunks of jobs on the same engine, replies summed in job order.
+A worker has two slots in shared memory, so it works on its next chunk while the server still reads its last replies.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -20,19 +19,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client import Failed, Job, Reply, Work
-from ..data.federated import Federated
-from ..environment import cores
+from ..client import Facts, Failed, Job, Reply, Work
+from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, shards, total
-from ..method import Local
-from ..plan import Plan
 from ..processes import in_main_thread, safe_path
-from ..vec import outline, tree_leaves, tree_map
-from .packing import in_main, payload, sources, without_main
+from ..vec import tree_leaves, tree_map
+from .packing import pack, without_main
 from .shared import Place, Segment, at, lay_out, put
 from .start import begin
-from .worker import Setup
+from .worker import Row, Setup, Told
 
 SLOTS = 2
 RETRIES = 3
@@ -49,38 +45,36 @@ class Worker(NamedTuple):
 
 
 class Processes:
-    """Runs jobs in `workers` processes.
+    """Runs chunks of jobs in `workers` processes.
 
     Args:
-        module: the pickled model before it was made flat.
         touched: clients that have a state; a worker makes that of any other, where it is all zeros, by itself.
     """
 
-    def __init__(
-        self, work: Work, down: Any, x0: torch.Tensor, module: bytes, workers: int, touched: Container[int]
-    ) -> None:
-        self.work, self.touched = work, touched
+    def __init__(self, work: Work, workers: int, touched: Container[int] = ()) -> None:
+        device, x0, shapes = work.flat.device.type, work.flat.x, work.shapes
+        if device != "cpu":
+            raise UserError(f"back end process: works on the cpu, got device {device}; use --backend serial")
+        self.work, self.touched, self.engine = work, touched, make_engine(work)
         self.workers: list[Worker] = []
-        self._setups: list[Setup] = []
         self._owing: set[int] = set()  # workers that were asked and have not answered
-        client = work.hooks.init_client(x0)
-        self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(client))
-        up, kept = work.hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
-        data, self.data_places, rest = _data_segment(work)
-        places, size = lay_out([x0, *tree_leaves(down)])
-        slots: list[tuple[list[Place], list[Place]]] = []
-        for _ in range(SLOTS * workers):
-            state, size = lay_out(list(tree_leaves(kept)), size)
-            upload, size = lay_out(list(tree_leaves(up)), size)
-            slots.append((state, upload))
+        self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(x0)))
+        packed = pack(work)
+        self._payload, self._main = packed.work, packed.main
+        up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
+        self._vectors, size = lay_out([x0, *tree_leaves(shapes.down)])
+        slots: list[list[Row]] = [[] for _ in range(SLOTS * workers)]
+        for slot in slots:  # a page that is never written takes no memory
+            for _ in range(min(self.engine.most, work.data.clients)):
+                state, size = lay_out(list(tree_leaves(shapes.client)), size)
+                upload, size = lay_out(list(tree_leaves(up)), size)
+                slot.append(Row(state, upload))
+        self._up = up
+        data, places = share(packed.data)
         self._segment = segment = Segment.create(size)
-        self._vectors, self._like = places, (tree_map(outline, kept), tree_map(outline, up))
-        self._payload = payload(work, rest, module)
-        self._main = in_main(self._payload) or in_main(module)
         names = [(s.path, s.size) for s in (data, segment)]
-        for w in range(workers):
-            own = slots[SLOTS * w : SLOTS * (w + 1)]
-            self._setups.append(Setup(names, self.data_places, places, own, sources(work.method)))
+        own = [slots[SLOTS * w : SLOTS * (w + 1)] for w in range(workers)]
+        self._setups = [Setup(names, places, self._vectors, some) for some in own]
         self._finalizer = weakref.finalize(self, close, self.workers, [data, segment])
         try:
             for w in range(workers):
@@ -108,16 +102,16 @@ class Processes:
             raise
         return Worker(process, here)
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
+    def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order. What a reply holds lies in shared memory, and is gone when the next is asked for.
 
         A round that fails waits for nobody: workers that still owe an answer are replaced if they are asked again.
         """
         put(self._segment, self._vectors[1:], down)
-        queue = list(jobs)
+        queue = list(self.engine.chunks(jobs))
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
-        running: dict[int, tuple[int, int]] = {}  # worker -> (job number, slot)
-        done: dict[int, tuple[int, int, Any]] = {}  # job number -> (worker, slot, what happened)
+        running: dict[int, tuple[int, int]] = {}  # worker -> (chunk number, slot)
+        done: dict[int, tuple[int, int, list[Facts | Told]]] = {}  # chunk number -> (worker, slot, what happened)
         sent = 0
 
         def feed() -> None:
@@ -130,26 +124,30 @@ class Processes:
                     running[w] = (sent, slot)  # not before: a state that cannot be read is nobody's work
                     sent += 1
 
-        for number, job in enumerate(queue):
+        for number, chunk in enumerate(queue):
             feed()
             while number not in done:
                 for w in self._ready(running):
                     index, slot = running.pop(w)
                     again = partial(self._send, w, queue[index], slot, state)
-                    doing = f"while it ran client {queue[index].client} of round {queue[index].t + 1}"
-                    done[index] = (w, slot, self._answer(w, again, doing))
-                feed()  # before the reply is looked at, which takes time
-            w, slot, facts = done.pop(number)
-            failed = isinstance(facts, ClientFailed | Diverged)
-            try:
-                yield Failed(job, facts) if failed else self._reply(job, w, slot, facts)
-            finally:
-                self._segment.leave([*self._setups[w].slots[slot][0], *self._setups[w].slots[slot][1]])
+                    done[index] = (w, slot, self._answer(w, again, f"while it ran {_called(queue[index])}"))
+                feed()  # before the replies are looked at, which takes time
+            w, slot, answer = done.pop(number)
+            for job, row, told in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
+                try:
+                    yield self._reply(job, row, told)
+                finally:
+                    self._segment.leave([*row.state, *row.upload])
             free[w].append(slot)
 
-    def _reply(self, job: Job, w: int, slot: int, facts: tuple[Any, ...]) -> Reply:
-        (kept, up), (state, upload) = self._like, self._setups[w].slots[slot]
-        return Reply(job, at(self._segment, up, upload), at(self._segment, kept, state), *facts)
+    def _reply(self, job: Job, row: Row, told: Facts | Told) -> Reply | Failed:
+        if isinstance(told, Told):
+            error = _again(told)
+            if not isinstance(error, ClientFailed | Diverged):
+                raise error
+            return Failed(job, error)
+        up = at(self._segment, self._up, row.upload) if told.share else None
+        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), told)
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
@@ -174,11 +172,13 @@ class Processes:
         """Stop the workers and let go of the memory."""
         self._finalizer()
 
-    def _send(self, w: int, job: Job, slot: int, state: Callable[[int], Any]) -> None:
-        fresh = self._starts_at_zero and job.client not in self.touched
-        if not fresh:
-            put(self._segment, self._setups[w].slots[slot][0], state(job.client))
-        self._ask(w, ("run", job, slot, fresh))
+    def _send(self, w: int, chunk: list[Job], slot: int, state: Callable[[int], Any]) -> None:
+        clients = [job.client for job in chunk]
+        fresh = {i for i in clients if i not in self.touched} if self._starts_at_zero else set()
+        for i, row in zip(clients, self._setups[w].slots[slot], strict=False):
+            if i not in fresh:
+                put(self._segment, row.state, state(i))
+        self._ask(w, ("run", chunk, slot, fresh))
 
     def _ask(self, w: int, request: tuple[Any, ...]) -> None:
         if w in self._owing:  # a round ended before its answer, which must not be taken for this one
@@ -199,8 +199,8 @@ class Processes:
         return [waiting[pipe] for pipe in wait(list(waiting)) if isinstance(pipe, Connection)]
 
     def _answer(self, w: int, again: Callable[[], None] | None, doing: str, retries: int = RETRIES) -> Any:
-        """A worker's answer. One that died is replaced and asked `again`, a few times; a client's error is returned,
-        any other is raised here."""
+        """A worker's answer. One that died is replaced and asked `again`, a few times; an error that is not a
+        client's is raised here."""
         deaths = 0
         while True:
             try:
@@ -223,13 +223,22 @@ class Processes:
             again()
         self._owing.discard(w)
         if kind == "error":
-            kind, told, trace = value
-            error: Exception = KINDS[kind](told)
-            error.add_note(f"In the worker process:\n{trace}")
-            if isinstance(error, ClientFailed | Diverged):
-                return error
-            raise error
+            raise _again(value)
         return value
+
+
+def _again(told: Told) -> Exception:
+    """A worker's error, here."""
+    error: Exception = KINDS[told.kind](told.text)
+    error.add_note(f"In the worker process:\n{told.trace}")
+    return error
+
+
+def _called(chunk: list[Job]) -> str:
+    """A chunk in words."""
+    first, others = chunk[0], len(chunk) - 1
+    beside = f" and {others} other{'s' * (others > 1)} in a block" if others else ""
+    return f"client {first.client}{beside} of round {first.t + 1}"
 
 
 def close(workers: list[Worker], segments: list[Segment]) -> None:
@@ -249,37 +258,10 @@ def end(workers: list[Worker]) -> None:
         each.process.join()
 
 
-def _data_segment(work: Work) -> tuple[Segment, dict[str, Place], Any]:
-    """The data's tensors in shared memory, where each lies, and the data without them."""
-    tensors = {k: getattr(work.data, k) for k in ("x", "y", "x_test", "y_test") if getattr(work.data, k) is not None}
+def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Place]]:
+    """Tensors in shared memory, and where each lies."""
     places, size = lay_out(list(tensors.values()))
-    segment = Segment.create(size)
-    named = dict(zip(tensors, places, strict=True))
+    segment, named = Segment.create(size), dict(zip(tensors, places, strict=True))
     for name, place in named.items():
         segment.write(place, tensors[name])
-    empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
-    return segment, named, replace(work.data, **empty)
-
-
-def worker_count(plan: Plan, device: torch.device, data: Federated, d: int) -> int:
-    """How many worker processes a plan asks for; 0 is the serial back end.
-
-    `auto` takes them where they save more time than they need to start: on the cpu, with two or more, for a run of
-    more than about ten seconds (a local step costs some 0.3 ms, and 6 d operations a sample at 50 GFLOP/s).
-    """
-    wanted = min(plan.workers or cores(), plan.active)
-    if plan.backend == "process" and device.type != "cpu":
-        raise UserError(f"back end process: works on the cpu, got device {device.type}; use --backend serial")
-    if plan.engine == "block":
-        if plan.backend == "process":
-            warnings.warn(
-                "engine block: runs in this process, so --backend process is not used; --engine loop uses workers",
-                stacklevel=2,
-            )
-        return 0
-    if plan.backend == "auto":
-        n = float(data.sizes.mean())
-        samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
-        seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
-        return wanted if device.type == "cpu" and wanted > 1 and seconds > 10 else 0
-    return wanted if plan.backend == "process" else 0
+    return segment, named

@@ -1,35 +1,31 @@
-"""One client after the other, in this process."""
+"""One chunk of clients after the other, in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from ..client import Failed, Job, Reply, Work, run_client
-from ..errors import ClientFailed, Diverged
+from ..client import Failed, Job, Reply, Work
+from ..engines import make_engine
 from ..evaluate import Score, evaluate
 
 
 class Serial:
     """Runs jobs here, with one intra-op thread: the bits of a sum must not depend on the machine's cores."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, work: Work, workers: int = 0, touched: Container[int] = ()) -> None:
+        self.work, self.engine = work, make_engine(work)
         keep_freed()
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
+    def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; `state(i)` gives client i's private copy of its state."""
-        for job in jobs:
-            reply: Reply | Failed
-            try:
-                with one_thread(), own_randomness(self.work):
-                    reply = run_client(self.work, job, down, state(job.client))
-            except (ClientFailed, Diverged) as error:
-                reply = Failed(job, error)
-            yield reply
+        for chunk in self.engine.chunks(jobs):
+            with one_thread(), own_randomness(self.work):
+                replies = self.engine.run(chunk, down, state)
+            yield from replies
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on the test set, or on the validation set."""

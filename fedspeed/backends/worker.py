@@ -1,4 +1,4 @@
-"""What runs in a worker process: receive a job, run the client, leave the reply in shared memory."""
+"""What runs in a worker process: receive a chunk of jobs, run it, leave the replies in shared memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client import Work, run_client
+from ..client import Facts, Failed, Job
 from ..contract import reason
+from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
-from ..evaluate import score_shard
-from ..method import Local
-from ..methods import find, from_text
-from ..vec import FlatModel, outline, tree_map
+from ..evaluate import Score, score_shard
+from ..vec import tree_map
+from .packing import unpack
 from .shared import Place, Segment, at, put, take
+
+
+class Row(NamedTuple):
+    """Where a client's state lies, in and out, and its upload."""
+
+    state: list[Place]
+    upload: list[Place]
 
 
 class Setup(NamedTuple):
@@ -29,8 +36,15 @@ class Setup(NamedTuple):
     segments: list[tuple[Path, int]]  # of the data, and of the vectors
     data: dict[str, Place]
     vectors: list[Place]  # a vector to evaluate, then what the server sends
-    slots: list[tuple[list[Place], list[Place]]]
-    sources: list[tuple[str, bytes]]  # names of methods from outside, and the code of a user's file
+    slots: list[list[Row]]  # each holds a chunk
+
+
+class Told(NamedTuple):
+    """An error as the parent raises it again: its kind, what it says, and where it was raised here."""
+
+    kind: str
+    text: str
+    trace: str
 
 
 def worker(pipe: Connection, setup: bytes) -> None:
@@ -42,7 +56,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
         except (EOFError, OSError):
             raise
         except Exception as error:
-            pipe.send(_told(error, f"a worker process cannot start: {type(error).__name__}: {error}"))
+            pipe.send(("error", _told(error, f"a worker process cannot start: {type(error).__name__}: {error}")))
             return
         keep_memory()  # not before: what the start needed goes back
         pipe.send(("ready", None))
@@ -51,57 +65,53 @@ def worker(pipe: Connection, setup: bytes) -> None:
             try:
                 answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
             except Exception as error:
-                pipe.send(_told(error))
+                pipe.send(("error", _told(error)))
             else:
                 pipe.send(("done", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
 
 
-def _told(error: Exception, otherwise: str = "") -> tuple[str, tuple[str, str, str]]:
-    """An error as the parent raises it again: its kind, what it says, and where it was raised here."""
+def _told(error: Exception, otherwise: str = "") -> Told:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, ClientFailed | Diverged | UserError):
-        return "error", (type(error).__name__, str(error), trace)
-    return "error", ("UserError", otherwise or reason(error), trace)
+        return Told(type(error).__name__, str(error), trace)
+    return Told("UserError", otherwise or reason(error), trace)
 
 
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
-    for source, text in setup.sources:
-        path, _, cls = source.rpartition(":")
-        from_text(Path(path), cls, text) if text else find(source)
-    parts = pickle.loads(pipe.recv_bytes())
-    tensors = {name: data_segment.tensor(place) for name, place in setup.data.items()}
-    data = parts["data"].__class__(**{**vars_of(parts["data"]), **tensors})
-    flat = FlatModel(pickle.loads(parts["module"]), parts["no_decay"])
-    work = Work(method=parts["method"], flat=flat, loss=parts["loss"], data=data, **parts["common"])
-    hooks, x0, x = work.hooks, flat.x, segment.tensor(setup.vectors[0])
-    sent = hooks.broadcast(hooks.init_server(x0.clone()))
-    down = at(segment, sent, setup.vectors[1:])
-    _, kept = hooks.upload(x0.clone(), sent, tree_map(torch.clone, hooks.init_client(x0)), Local(1, 1.0, 1))
-    like = tree_map(outline, kept)
+    work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
+    flat, like, x = work.flat, work.shapes.client, segment.tensor(setup.vectors[0])
+    down = at(segment, work.shapes.down, setup.vectors[1:])
+    engine = make_engine(work, buffers=[])
     flat.x = x  # x^0 is the server's to keep
-    buffers: list[torch.Tensor] = []
 
-    def run(job: Any, slot: int, fresh: bool) -> tuple[Any, ...]:
-        state, upload = setup.slots[slot]
-        client = tree_map(partial(torch.zeros_like, device=x.device), like) if fresh else take(segment, like, state)
-        reply = run_client(work, job, down, client, buffers)
-        put(segment, upload, reply.up)
-        put(segment, state, reply.client)
-        return reply.K, reply.n, reply.train_loss, reply.drift, reply.grad_evals
+    def run(jobs: list[Job], slot: int, fresh: set[int]) -> list[Facts | Told]:
+        rows = {job.client: row for job, row in zip(jobs, setup.slots[slot], strict=False)}
 
-    def evaluate(pieces: list[tuple[int, int]], validation: bool) -> list[Any]:
-        return [score_shard(flat, x, data, work.loss, a, b, validation) for a, b in pieces]
+        def state(client: int) -> Any:
+            if client in fresh:
+                return tree_map(partial(torch.zeros_like, device=x.device), like)
+            return take(segment, like, rows[client].state)
+
+        answer: list[Facts | Told] = []
+        for reply in engine.run(jobs, down, state):
+            if isinstance(reply, Failed):
+                answer.append(_told(reply.error))
+                continue
+            row = rows[reply.job.client]
+            if reply.facts.share:
+                put(segment, row.upload, reply.up)
+            put(segment, row.state, reply.client)
+            answer.append(reply.facts)
+        return answer
+
+    def evaluate(pieces: list[tuple[int, int]], validation: bool) -> list[Score]:
+        return [score_shard(flat, x, work.data, work.loss, a, b, validation) for a, b in pieces]
 
     return run, evaluate
-
-
-def vars_of(data: Any) -> dict[str, Any]:
-    """The fields of a dataclass instance, without what it has cached."""
-    return {name: getattr(data, name) for name in data.__dataclass_fields__}
 
 
 def keep_memory() -> None:

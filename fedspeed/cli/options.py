@@ -73,6 +73,7 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
         group.add_argument(flag, metavar="A,B", type=_floats, help="accuracies to time, 0.8,0.85 say; default none")
         return
     allowed, about = field.metadata["allowed"], field.metadata["about"]
+    allowed = tuple(allowed()) if callable(allowed) else allowed
     shown = (about if default == "" or default is False else f"{about}; default {default}").replace("%", "%%")
     if isinstance(default, bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=shown)

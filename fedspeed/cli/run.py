@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run one config, or go on with the run that the folder holds."""
     config = Config.from_dict(options.tables(args))
-    out = options.output_folder(args, f"{config.method.label}-{config.data.name}-s{config.seed}")
+    out = options.output_folder(args, f"{config.method.label}-{config.data.label}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
     going_on = args.resume == "auto" and (out / "config.toml").exists()

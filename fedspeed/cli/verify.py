@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..backends import BACKENDS
 from . import options
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
     parser.add_argument("--all", action="store_true", help="run every round again, from round 0")
-    parser.add_argument("--backend", choices=["serial", "process"], default="", help="where; default as the run")
+    parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help="where; default as the run")
     options.allow_code(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 

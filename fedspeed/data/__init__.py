@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError, unknown
+from ..usercode import call, file_of, load_code, require_part
 
 if TYPE_CHECKING:
     from .federated import Federated
@@ -69,10 +70,25 @@ GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
     """The options of a data set: its loader's typed keyword arguments."""
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    parameters = inspect.signature(DATASETS[name]).parameters
+    parameters = inspect.signature(find_loader(name)).parameters
     return {key: value for key, value in parameters.items() if key not in GIVEN}
+
+
+def find_loader(name: str, code: str = "") -> Callable[..., Samples | Federated]:
+    """The function of a name in `DATASETS`, or of `path/to/file.py:load`, which is executed.
+
+    Args:
+        code: the digest the file must have, "" for any.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    if not file_of(name):
+        require_part("data", name)
+        raise unknown("data set", name, DATASETS)
+    loader: Callable[..., Samples | Federated] = load_code("data", name, code)
+    if not callable(loader):
+        raise UserError(f"data {name}: expected a function load(seed=..., **options), found {loader!r}")
+    return loader
 
 
 def load(
@@ -89,12 +105,14 @@ def load(
     held_out: int = 0,
     validation: str | float = "",
     progress: Progress | None = None,
+    code: str = "",
     **given: Any,
 ) -> Federated:
     """A data set by name, split over clients.
 
     Args:
-        name: one of `DATASETS`.
+        name: one of `DATASETS`; or `path/to/file.py:load` with a function `load(seed, **options)` that returns
+            `Samples`, which are split, or a `Federated`, which is taken as it is.
         split: one of `partition.SPLITS` with its parameter, `dirichlet:0.6` say.
         clients: how many; left out, 100, or with `split="natural"` as many as the data have ids.
         seed: fixes the split (and generated data); the same seed gives the same split on every machine.
@@ -106,6 +124,7 @@ def load(
         validation: what nobody trains on, to choose rounds and settings with: 0.1 of every client's samples,
             `"clients:0.1"` or `"clients:5"` of the clients; none by default.
         progress: called as `progress(what, done, total)` during downloads and decoding.
+        code: the digest that a file must have to be executed, "" for any.
         given: the data set's own options, `alpha` and `beta` of `synthetic` say.
 
     Example:
@@ -113,12 +132,28 @@ def load(
         >>> data.clients, data.shape, int(data.sizes.sum())
         (10, (1, 8, 8), 1437)
     """
+    from .federated import Federated
+
     context = {"clients": CLIENTS if clients is None else clients, "seed": seed}
-    samples = read(name, data_dir=data_dir, progress=progress, context=context, **given)
+    loader = find_loader(name, code)
+    samples = _read(name, loader, {**context, "data_dir": data_dir, "progress": progress}, given)
+    if isinstance(samples, Federated):
+        return _as_it_is(samples, name, clients, validation, seed, [train_size, test_size, shrink > 1, held_out])
     samples = samples.first(train_size, test_size).shrink(shrink)
     return federate(
         samples, split=split, clients=clients, seed=seed, augment=augment, held_out=held_out, validation=validation
     )
+
+
+def _as_it_is(
+    data: Federated, name: str, clients: int | None, validation: str | float, seed: int, unused: list[Any]
+) -> Federated:
+    """The data of a user's file that knows who owns what."""
+    if any(unused):
+        raise UserError(f"data {name}: train_size, test_size, shrink and held_out are for Samples, found a Federated")
+    if clients not in (None, data.clients):
+        raise UserError(f"data {name}: expected {clients} clients, found {data.clients}; leave --clients out")
+    return data.with_validation(validation, seed) if validation != "" else data
 
 
 def read(
@@ -130,14 +165,35 @@ def read(
     **given: Any,
 ) -> Samples:
     """A data set by name, not yet split: fetched if need be, decoded, verified; arguments as in `load`."""
-    known = options(name)
-    loader = DATASETS[name]
-    _check(name, loader, known, given)
+    from .federated import Federated
+
+    made = _read(name, find_loader(name), {**(context or {}), "data_dir": data_dir, "progress": progress}, given)
+    if isinstance(made, Federated):
+        raise UserError(f"data {name}: expected Samples, found a Federated, which is split already")
+    return made
+
+
+def _read(
+    name: str, loader: Callable[..., Samples | Federated], passed: dict[str, Any], given: dict[str, Any]
+) -> Samples | Federated:
+    """What a loader returns for these options; of what `load` knows it is passed what it asks for."""
     wanted = inspect.signature(loader).parameters
-    if data_dir is not None and "data_dir" not in wanted:
-        raise UserError(f"data {name}: takes no data_dir, found {str(data_dir)!r}; leave it out")
-    passed = {**(context or {}), "data_dir": data_dir, "progress": progress}
-    return loader(**given, **{key: value for key, value in passed.items() if key in wanted and value is not None})
+    _check(name, loader, {key: value for key, value in wanted.items() if key not in GIVEN}, given)
+    if passed["data_dir"] is not None and "data_dir" not in wanted:
+        raise UserError(f"data {name}: takes no data_dir, found {str(passed['data_dir'])!r}; leave it out")
+    passed = {key: value for key, value in passed.items() if key in wanted and value is not None}
+    if not file_of(name):
+        return loader(**given, **passed)
+    from .federated import Federated
+    from .samples import Samples
+
+    made = call("data", name, loader, given | passed)
+    if not isinstance(made, Samples | Federated):
+        raise UserError(
+            f"data {name}: expected Samples or a Federated, found a {type(made).__name__}; return one, "
+            f"fedspeed.data.from_arrays and Federated.from_arrays make them (docs/data.md)"
+        )
+    return made
 
 
 def federate(
@@ -178,18 +234,25 @@ def federate(
     return data.with_validation(validation, seed) if validation != "" else data
 
 
-def _check(
-    name: str, loader: Callable[..., Samples], known: dict[str, inspect.Parameter], given: dict[str, Any]
-) -> None:
-    hints = typing.get_type_hints(loader)
+def _check(name: str, loader: Callable[..., Any], known: dict[str, inspect.Parameter], given: dict[str, Any]) -> None:
+    try:
+        hints = typing.get_type_hints(loader)
+    except Exception:  # names that only a type checker knows
+        hints = {}
+    anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    known = {key: p for key, p in known.items() if p.kind is not p.VAR_KEYWORD}
     for key, value in given.items():
+        if key not in known and anything:
+            continue
         if key not in known:
             raise (
                 unknown(f"option of data {name}", key, known)
                 if known
                 else UserError(f"data {name}: takes no options, found {key!r}")
             )
-        kinds = typing.get_args(hints[key]) or (hints[key],)
+        kinds = typing.get_args(hints.get(key)) or (hints.get(key),)
+        if not all(isinstance(kind, type) for kind in kinds):  # of a user's file: not said, or more than a class says
+            continue
         fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
         if not fits or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)

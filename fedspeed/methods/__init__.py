@@ -6,16 +6,13 @@ in the group `fedspeed.methods`.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..files import read_bytes
 from ..method import Method
+from ..usercode import code_digest, file_of, load_text, read_code, require_part
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
 from .fedadmm import FedADMM as FedADMM
@@ -55,11 +52,10 @@ def find(name: str, code: str = "", origin: str = "") -> type[Method]:
     known = METHODS | WRAPPERS
     if name in known:
         return known[name]
-    path, colon, cls = name.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _from_file(Path(path).resolve(), cls, code, origin)
-    if name.endswith(".py"):
-        raise UserError(f"method {name}: expected path/to/file.py:Class; which class of {name} is it?")
+    if file_of(name):
+        path, text, _ = read_code("method", name, code)
+        return from_text(path, name.rpartition(":")[2], text, origin)
+    require_part("method", name)
     foreign = {entry.name: entry for entry in entry_points(group="fedspeed.methods")}
     if name in foreign:
         return _checked(foreign[name].load(), name)
@@ -78,50 +74,10 @@ def build(table: dict[str, Any]) -> Method:
     return find(name, **about).from_fields(fields)
 
 
-def code_digest(text: bytes) -> str:
-    """What names the code of a method from a file."""
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
-
-
-TEXTS: dict[str, bytes] = {}
-"""Files of methods that were loaded, by their digest: what a run keeps and its workers get, whatever is edited."""
-
-
-def _from_file(path: Path, name: str, code: str, origin: str) -> type[Method]:
-    """A class from a Python file the user named."""
-    if not path.is_file():
-        raise UserError(f"method {path}:{name}: there is no file {path}; expected path/to/file.py:Class")
-    try:
-        text = read_bytes(path)
-    except OSError as error:
-        raise UserError(f"method {path}:{name}: {path} cannot be read ({error.strerror})") from None
-    found = code_digest(text)
-    if code and found != code:
-        raise UserError(
-            f"method {path}:{name}: {path} was changed (expected digest {code}, found {found}); put it back, or remove "
-            f"the line `code` from the config to run it as it is now"
-        )
-    return from_text(path, name, text, origin)
-
-
 def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:
-    """A class from the text of a file: the very bytes that are hashed are executed, no cached ones."""
-    module = ModuleType(f"fedspeed_user_{path.stem}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(text, str(path), "exec"), module.__dict__)
-    except Exception as error:
-        hint = "; a method is one file: install what else it needs" if isinstance(error, ImportError) else ""
-        raise UserError(
-            f"method {path}:{name}: {path} cannot be imported: {type(error).__name__}: {error}{hint}"
-        ) from error
-    if not hasattr(module, name):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
-        raise unknown(f"class in {path}", name, classes)
-    cls = _checked(getattr(module, name), f"{path}:{name}")
-    cls.code, cls.origin = code_digest(text), origin or str(path)
-    TEXTS[cls.code] = text
+    """A class from the text of a file, which is executed, whatever the file holds by now."""
+    cls = _checked(load_text(path, text, "method", name), f"{path}:{name}")
+    cls.code, cls.origin = code_digest(text), origin or cls.__dict__.get("origin") or str(path)
     return cls
 
 

@@ -18,6 +18,8 @@ from .difference import flat
 
 ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine")
 """Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
+CODED = ("method.", "model.", "data.")
+"""Tables of a config that may name a Python file."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ def gather(folders: Iterable[Path], usual: dict[str, dict[str, Any]] | None = No
         if not run.done:
             out.append(f"{folder}: {str(run.summary['status']).splitlines()[0]}")
         elif seed in seeds:
-            out.append(f"{folder}: the same run as {seeds[seed].path}")
+            same = "run" if run.config == seeds[seed].config else "seed"
+            out.append(f"{folder}: the same {same} as {seeds[seed].path}")
         else:
             seeds[seed] = run
     kept = [[seeds[seed] for seed in sorted(seeds)] for seeds in runs.values() if seeds]
@@ -209,10 +212,13 @@ def gather(folders: Iterable[Path], usual: dict[str, dict[str, Any]] | None = No
 def _kind(run: RunFiles) -> dict[str, Any]:
     """What makes a run another method or setting, flat."""
     kind = flat({key: value for key, value in run.config.items() if key not in ELSEWHERE})
-    for key in [key for key in kind if key.startswith("method.") and key.endswith(".origin")]:
-        table = key.removesuffix(".origin")  # a method from a file is known by the user's file, not by the run's copy
+    for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
+        table = key.removesuffix(".origin")  # code from a file is known by the user's file, not by the run's copy
         kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
         kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
+    for table, own in (("model", "digest"), ("data", "split_fingerprint")):  # of given objects: another for every seed
+        if kind.get(f"{table}.name") == "given":
+            kind.pop(f"{table}.{own}", None)
     return kind
 
 

@@ -13,20 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from ..client import Failed, Job, Reply, Work, diverged, failed, step_
+from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, step_
 from ..contract import block_safe, defined, innermost
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
-from ..evaluate import Score, evaluate
 from ..method import Local, Method
-from ..plan import Plan
 from ..sampling import batch_orders, key, rng, seed_device
-from ..vec import Loss, accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
+from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
-from .gradients import SLOPES, is_chain, mapped_gradient, stacked_gradient
-from .serial import keep_freed, one_thread, own_randomness
+from .gradients import mapped_gradient, stacked_gradient
 
 ROWS = 128
 """Clients in a block, at most."""
@@ -37,61 +33,53 @@ PIECE = 2**17
 
 
 class Block:
-    """Runs jobs here, block by block, with one intra-op thread."""
+    """A chunk is a block: clients of equal size and K, which stand side by side in job order."""
 
     def __init__(self, work: Work) -> None:
-        self.work = work
-        keep_freed()
-        self.oracle = BlockOracle(work)
-        self.blocks = 0  # of several clients that were run
         refuse_unsafe(work.method)
+        self.work, self.dtype = work, accurate(work.flat.device)
+        self.oracle = BlockOracle(work)
+        self.most = max(1, min(ROWS, FLOATS // work.flat.d))
+        self.blocks = 0  # of several clients that were run
 
-    def run(self, jobs: Iterable[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order; job order is by size, so blocks are runs of it."""
-        rows = max(1, min(ROWS, FLOATS // self.work.flat.d))
+    def chunks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
+        """Job order is by size, so blocks are runs of it."""
         for _, same in groupby(jobs, key=lambda job: (int(self.work.data.sizes[job.client]), job.K)):
             group = list(same)
-            for a in range(0, len(group), rows):
-                with one_thread(), own_randomness(self.work):
-                    replies = self._block(group[a : a + rows], down, state)
-                yield from replies
+            for a in range(0, len(group), self.most):
+                yield group[a : a + self.most]
 
-    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the test set, or on the validation set."""
-        with one_thread(), own_randomness(self.work):
-            return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
-
-    def close(self) -> None:
-        """Nothing to stop."""
-
-    def _block(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
+    def run(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         """The replies of one block; if its work raises, of its clients one by one, to see whose fault it is."""
-        work, lr, t = self.work, jobs[0].lr, jobs[0].t
-        hooks = watch(work.hooks, [job.client for job in jobs], first=not self.blocks, turn=self.blocks + t)
+        work, lr, t, seed = self.work, jobs[0].lr, jobs[0].t, self.work.plan.seed
+        clients = [job.client for job in jobs]
+        hooks = watch(work.hooks, clients, first=not self.blocks, turn=clients[0] + t)  # whoever runs it
         owned = np.stack([work.data.rows(job.client) for job in jobs])
         n = owned.shape[1]
         K = jobs[0].K or work.local_steps(n)
-        keys = [key(work.seed, "batches", t, job.client) for job in jobs]
-        streams = [rng(work.seed, "augment", t, job.client) for job in jobs] if work.data.pipeline.random else None
+        keys = [key(seed, "batches", t, job.client) for job in jobs]
+        streams = [rng(seed, "augment", t, job.client) for job in jobs] if work.data.pipeline.random else None
         one = state(jobs[0].client)
         client = stack([one, *(state(job.client) for job in jobs[1:])]) if has_leaves(one) else one
-        masks = key(work.seed, "masks", t, jobs[0].client) % 2**62
+        masks = key(seed, "masks", t, jobs[0].client) % 2**62
         oracle, k = self.oracle, 0
         oracle.begin()
         work.flat.model.train()
         try:
             start = hooks.start(down, client)
             x = start.expand(len(jobs), start.shape[-1]).clone()
-            for k, positions in enumerate(batch_orders(n, work.batch_size, K, keys), 1):
+            for k, positions in enumerate(batch_orders(n, work.plan.batch_size, K, keys), 1):
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
                 step_(x, hooks.direction(x, oracle, down, client), lr, work)
-            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, work.seed))
-        except (UserError, Diverged):
+            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, seed))
+        except UserError:
             raise
         except Exception as error:
             if len(jobs) > 1:
-                return [reply for job in jobs for reply in self._block([job], down, state)]
+                return [reply for job in jobs for reply in self.run([job], down, state)]
+            if isinstance(error, Diverged):
+                return [Failed(jobs[0], error)]
             told = failed(work, jobs[0], k, K, error)
             told.__cause__ = error
             return [Failed(jobs[0], told)]
@@ -112,8 +100,8 @@ class Block:
         for i, job in enumerate(jobs):
             if i in counted:
                 first = i == good[0]
-                facts = (K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0)
-                replies.append(Reply(job, mean if first else None, kepts[i], *facts))
+                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0)
+                replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(Failed(job, diverged(work, job, K)))
         return replies
@@ -123,8 +111,7 @@ class BlockOracle:
     """Gradients of every client's current minibatch at every client's point."""
 
     def __init__(self, work: Work) -> None:
-        self.flat, self.clip = work.flat, work.clip if work.clip_mode == "gradient" else 0.0
-        self.precision = work.precision
+        self.flat, self.clip, self.precision = work.flat, work.gradient_clip, work.plan.precision
         self.gradient = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
 
     def begin(self) -> None:
@@ -197,20 +184,3 @@ def refuse_unsafe(method: Method) -> None:
             f"--engine loop, or see that norms, means and sorts go over the last axis and write `block_safe = True` "
             f"into the class ({defined(method)})"
         )
-
-
-def resolve_engine(plan: Plan, method: Method, model: nn.Module, loss: Loss, data: Federated) -> str:
-    """`auto` is `block` where it is faster: small chains of linear layers whose clients come in equal sizes.
-
-    Looks at method, model, data and plan, never at the machine: the engine is arithmetic and decides the last bits.
-    A method of the user's runs client by client unless its class says `block_safe = True`; so does any other model or
-    loss, whose code may look at numbers as no batched gradient can.
-    """
-    if plan.engine != "auto":
-        return plan.engine
-    d = sum(p.numel() for p in model.parameters())
-    small = d * min(plan.batch_size, int(data.sizes.max())) <= 2_500_000
-    sizes = len(np.unique(data.sizes))
-    alike = sizes * 4 <= min(plan.active, data.clients) or sizes <= 2 < plan.active
-    fits = small and alike and plan.active >= 4 and is_chain(model) and loss in SLOPES
-    return "block" if fits and block_safe(method) else "loop"

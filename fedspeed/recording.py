@@ -1,0 +1,296 @@
+"""What is written of a run while it goes on: rounds, checkpoints, and at its end, whatever it is, model and summary.
+
+This is the one place that writes them, for a config and for objects given to `simulate`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import inspect
+import json
+import math
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from . import __version__
+from .config import GIVEN, Config
+from .environment import environment
+from .errors import Diverged, Terminated, UserError
+from .files import write
+from .interrupts import together
+from .report.difference import TIMES, model_digest
+from .rundir import finished, line
+
+if TYPE_CHECKING:
+    import torch
+
+    from .checkpoint import Checkpoints
+    from .server import Record, Simulation
+
+
+@contextmanager
+def room(out: Path, config: Config) -> Iterator[None]:
+    """A disk that is full, or a file that cannot be written, as an error that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out} ({error.strerror or error}); what was written before is kept. Free some space, "
+            f"then {_again(out, config)}"
+        ) from None
+
+
+def _again(out: Path, config: Config) -> str:
+    given = config.model.name == GIVEN
+    return "call simulate(..., resume=True)" if given else f"`fedspeed resume {out}`"
+
+
+class Recording:
+    """A run and the directory it is written to.
+
+    Args:
+        records: of the rounds that were run before.
+        hold: keeps others out of the directory while rounds are run, unless the caller does.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        config: Config,
+        simulation: Simulation,
+        records: list[Record],
+        checkpoints: Checkpoints,
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.out, self.config, self.simulation, self.records = out, config, simulation, records
+        self.checkpoints, self.hold = checkpoints, hold
+        self.summary: dict[str, Any] = {}
+        self._here = out.stat().st_ino
+        self._left = self._traces()
+        self._apart = False  # states are of a round that was not written down
+        self._cause: BaseException | None = None  # of an end from outside
+        self._given_up = False  # the last rounds ended from outside, and nobody said why
+        self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
+
+    def rounds(self) -> Generator[Record, None, None]:
+        """The rounds that are left, each written down before it is handed out; those under way, if there are some.
+
+        Given up before its end, by `break` for example, the run is `interrupted`, and can go on.
+        """
+        going = self._going()
+        if going is None or inspect.getgeneratorstate(going) == inspect.GEN_CLOSED:
+            going = self._rounds()
+            self._going = weakref.ref(going)
+            _OPEN.add(self)
+        return going
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the rounds under way, if there are some; an error is what stopped them."""
+        going = self._going()
+        if going is not None:
+            self._cause = error
+            going.close()
+        elif error is not None and self._given_up and self._is_in_place():
+            # a loop lets go of its rounds before its error is known
+            with suppress(Exception), self.hold():
+                self._unchanged()
+                self._conclude(ended(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
+
+    def _rounds(self) -> Generator[Record, None, None]:
+        simulation, checkpoints, out = self.simulation, self.checkpoints, self.out
+        self._in_place()  # holding a folder makes it
+        with self.hold():
+            self._unchanged()
+            done = finished(out, simulation.plan.rounds)
+            if done is not None:
+                self.summary = done
+                return
+            status, written = "running", (simulation.t, simulation.server)
+            self._cause, self._given_up = None, False
+            try:
+                with room(out, self.config):
+                    for name in ("summary.json", "model.safetensors"):  # of an end that was none
+                        (out / name).unlink(missing_ok=True)
+                    with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+                        while simulation.t < simulation.plan.rounds:
+                            record = simulation.advance()
+                            self._in_place()
+                            with together():
+                                lines.write(line(record))
+                                lines.flush()
+                                self.records.append(record)
+                                written = (simulation.t, simulation.server)
+                            checkpoints.offer(simulation.t, simulation.server, simulation.states)
+                            yield record
+                    self._last_checkpoint()
+                status = "finished"
+            except GeneratorExit:
+                status = ended(self._cause)
+                self._given_up = self._cause is None
+                if self._given_up and simulation.t == simulation.plan.rounds:
+                    with suppress(Exception):
+                        self._last_checkpoint()
+                        status, self._given_up = "finished", False
+                raise
+            except BaseException as error:
+                status = ended(error)
+                raise
+            finally:
+                with suppress(Exception):  # told already, or not what stopped the run
+                    checkpoints.wait()
+                self._apart = simulation.t != written[0]
+                with room(out, self.config) if status == "finished" else suppress(Exception):
+                    simulation.restore(*written)  # a round that was not written down is not in the model either
+                    if self._is_in_place():
+                        self._conclude(status)
+                with suppress(OSError):
+                    self._left = self._traces()
+        _OPEN.discard(self)
+
+    def _last_checkpoint(self) -> None:
+        self.checkpoints.write(self.simulation.t, self.simulation.server, self.simulation.states)
+        self.checkpoints.wait()
+        self._in_place()
+
+    def _conclude(self, status: str) -> None:
+        """The model and the summary."""
+        save_model(self.simulation, self.out / "model.safetensors")
+        self.summary = summarise(self.config, self.simulation, self.records, status) | {
+            "checkpoint_seconds": self.checkpoints.waited,
+            "digests": digests(self.out, self.records),
+        }
+        write(self.out / "summary.json", json.dumps(self.summary, indent=1) + "\n")
+
+    def _is_in_place(self) -> bool:
+        """Whether the folder is still where the run began in it, and no other."""
+        return self.out.exists() and self.out.stat().st_ino == self._here
+
+    def _in_place(self) -> None:
+        if not self._is_in_place():
+            how = _again(self.out, self.config).replace(f" {self.out}", "")
+            raise UserError(f"{self.out} was moved while the run went on; {how} where it is now")
+
+    def _unchanged(self) -> None:
+        """Raise if the directory is not as this run left it: somebody else has gone on with it, or begun anew."""
+        if self._apart or self._traces() != self._left:
+            raise UserError(
+                f"{self.out} is not where this simulation left it: expected the same rounds, found others; call "
+                f"simulate(..., resume=True) again to stand where the directory stands"
+            )
+
+    def _traces(self) -> tuple[Any, ...]:
+        """What tells whether somebody else has written to the directory."""
+        found: list[Any] = []
+        for name in ("", "config.toml", "rounds.jsonl"):
+            path = self.out / name
+            about = path.stat() if path.exists() else None
+            found.append(about and (about.st_ino, *((about.st_size, about.st_mtime_ns) if name else ())))
+        return tuple(found)
+
+
+_OPEN: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A script that ends, by an error for example, before its rounds do, leaves a run that says so."""
+    for recording in list(_OPEN):
+        with suppress(Exception):
+            recording.close()
+
+
+def ended(error: BaseException | None) -> str:
+    """The status of a run that an error stopped; None if it was given up.
+
+    Example:
+        >>> ended(KeyboardInterrupt()), ended(ValueError("no")), ended(None)
+        ('interrupted', 'failed: no', 'interrupted')
+    """
+    if isinstance(error, Diverged):
+        return f"diverged: {error}"
+    if isinstance(error, Exception):
+        return f"failed: {error}"
+    return "terminated" if isinstance(error, Terminated) else "interrupted"
+
+
+def save_model(simulation: Simulation, path: Path) -> None:
+    """The server's model by parameter names, as safetensors."""
+    from safetensors.torch import save
+
+    write(path, save(model_tensors(simulation), metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
+
+
+def model_tensors(simulation: Simulation) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of the server's model by name, as they are saved."""
+    model = simulation.model
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: a.detach().cpu().clone().contiguous() for name, a in named}
+
+
+def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
+    """Of the model, and of the rounds without their times: equal for equal runs."""
+    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
+    found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
+    return {"model": model_digest(out / "model.safetensors"), "rounds": found.hexdigest()}
+
+
+def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
+    """What a run came to: accuracies, totals, cost to the targets, and where it was made."""
+    chosen_on = "test" if simulation.data.validation is None else "validation"
+    best = best_record(records, chosen_on)
+    scored = [r for r in records if r.test_accuracy is not None]
+    accuracies = [r.test_accuracy for r in scored if r.test_accuracy is not None]
+    last5 = accuracies[-5:]
+    reached: dict[str, Any] = {}
+    for target in config.targets:
+        first = next((r for r in scored if r.test_accuracy is not None and r.test_accuracy >= target), None)
+        upto = [r for r in records if first and r.round <= first.round]
+        reached[str(target)] = first and {
+            "round": first.round,
+            "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
+        }
+    due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
+    data = simulation.data
+    return {
+        "status": status,
+        "rounds": len(records),
+        "last_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": best and best.test_accuracy,
+        "best_round": best and best.round,
+        "chosen_on": chosen_on,
+        "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
+        "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
+        "last_train_loss": records[-1].to_dict()["train_loss"] if records else None,
+        "targets": reached,
+        "bytes_down": sum(r.bytes_down for r in records),
+        "bytes_up": sum(r.bytes_up for r in records),
+        "grad_evals": sum(r.grad_evals for r in records),
+        "seconds": sum(r.seconds for r in records),
+        "eval_seconds": sum(r.eval_seconds for r in records),
+        "seed": config.seed,
+        "parameters": simulation.work.flat.d,
+        "data_fingerprint": data.fingerprint,
+        "split_fingerprint": data.split_fingerprint,
+        "environment": environment(simulation.work.flat.device.type),
+    }
+
+
+def best_record(records: list[Record], chosen_on: str) -> Record | None:
+    """The first round with the highest accuracy on the `test` or `validation` set; without accuracies, with the lowest
+    finite loss there."""
+    right, wrong = f"{chosen_on}_accuracy", f"{chosen_on}_loss"
+    scored = [r for r in records if getattr(r, right) is not None]
+    if scored:
+        return max(scored, key=lambda r: getattr(r, right))
+    finite = [r for r in records if getattr(r, wrong) is not None and math.isfinite(getattr(r, wrong))]
+    return min(finite, key=lambda r: getattr(r, wrong), default=None)

@@ -1,0 +1,139 @@
+"""Code from a file that the user named, `path/to/file.py:NAME`: a method, a model or data. Nothing here imports torch.
+
+The very bytes that were hashed are executed, no cached ones; a file that has another digest than expected is not. A
+file that was read is kept in memory: what a run copies, executes and sends to its workers, whatever is edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import UserError, unknown
+from .files import read_bytes
+
+LOADED: dict[str, tuple[str, str]] = {}
+"""The modules that were made of users' files, by the name pickles know them by: (file, digest)."""
+
+TEXTS: dict[str, bytes] = {}
+"""Files that were read, by their digest."""
+
+
+def file_of(name: Any) -> str:
+    """The file that a name names; "" if it names none.
+
+    Example:
+        >>> file_of("own.py:build"), file_of("mlp")
+        ('own.py', '')
+    """
+    file = name.rpartition(":")[0] if isinstance(name, str) else ""
+    return file if file.endswith(".py") else ""
+
+
+def require_part(kind: str, name: str) -> None:
+    """Raise for a file without what is meant of it."""
+    if name.endswith(".py"):
+        part = _WANTED[kind]
+        told = "class" if kind == "method" else "function"
+        raise UserError(f"{kind} {name}: expected path/to/file.py:{part}; which {told} of {name} is it?")
+
+
+def code_digest(text: bytes) -> str:
+    """What names the code of a file."""
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def read_code(kind: str, name: str, code: str = "") -> tuple[Path, bytes, str]:
+    """The file of a name, its bytes and their digest; nothing is executed.
+
+    Args:
+        kind: `method`, `model` or `data`, for messages.
+        name: `path/to/file.py:NAME`.
+        code: the digest the file must have, "" for any.
+    """
+    path = Path(file_of(name)).resolve()
+    told = f"{kind} {path}:{name.rpartition(':')[2]}"
+    if not path.is_file():
+        raise UserError(f"{told}: there is no file {path}; expected path/to/file.py:{_WANTED[kind]}")
+    try:
+        text = read_bytes(path)
+    except OSError as error:
+        raise UserError(f"{told}: {path} cannot be read ({error.strerror})") from None
+    found = code_digest(text)
+    if code and found != code:
+        raise UserError(
+            f"{told}: {path} was changed (expected digest {code}, found {found}); put it back, or remove "
+            f"the line `code` from the config to run it as it is now"
+        )
+    TEXTS[found] = text
+    return path, text, found
+
+
+def text_of(kind: str, name: str, code: str) -> bytes:
+    """The code of this digest: as it was when it was read, else from its file."""
+    return TEXTS[code] if code in TEXTS else read_code(kind, name, code)[1]
+
+
+def load_code(kind: str, name: str, code: str = "") -> Any:
+    """What a name names, from a file that is executed once; arguments as in `read_code`."""
+    text = text_of(kind, name, code)
+    return load_text(Path(file_of(name)).resolve(), text, kind, name.rpartition(":")[2])
+
+
+def load_text(path: Path, text: bytes, kind: str = "model", wanted: str = "") -> Any:
+    """What a name names in a file with this text, whatever the file holds by now; the module if there is no name."""
+    code = code_digest(text)
+    TEXTS[code] = text
+    module = _module(kind, path, text, code)
+    if wanted and not hasattr(module, wanted):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise unknown(f"{'class' if kind == 'method' else 'function'} in {path}", wanted, own)
+    return getattr(module, wanted) if wanted else module
+
+
+def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
+    """The module of a file: one for all that comes from it, so that pickle finds its classes."""
+    name = f"fedspeed_user_{path.stem}_{code[:8]}"
+    if LOADED.get(name) == (str(path), code) and name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except Exception as error:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        hint = f"; a {kind} is one file: install what else it needs" if isinstance(error, ImportError) else ""
+        raise UserError(f"{kind} {path}: {path} cannot be imported: {raised(error, path)}{hint}") from error
+    LOADED[name] = (str(path), code)
+    return module
+
+
+def raised(error: Exception, path: Path) -> str:
+    """An error of a user's code in one line, with the last line of the file that led to it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    told = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {told}" + (f" ({path}, line {line})" if line else "")
+
+
+def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:
+    """Call a function of a user's file by keywords; what it raises names file and line."""
+    try:
+        return function(**options)
+    except UserError:
+        raise
+    except Exception as error:
+        told = raised(error, Path(file_of(name)).resolve())
+        raise UserError(f"{kind} {name}: failed with {options}: {told}") from error
+
+
+_WANTED = {"method": "Class", "model": "build", "data": "load"}
