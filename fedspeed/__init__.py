@@ -30,7 +30,7 @@ _PUBLIC = {
     "run_config": "run",
     "simulate": "server",
     "Simulation": "server",
-    "Record": "server",
+    "Record": "record",
     "Federated": "data",
     "load_data": "data:load",
     "MODELS": "models",

@@ -26,7 +26,8 @@ from .states import ClientStates, DiskStates
 from .vec import has_leaves, tree_bytes
 
 if TYPE_CHECKING:
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 __all__ = ["FORMAT", "Checkpoints", "Saved", "counted"]
 

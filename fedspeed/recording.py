@@ -22,14 +22,16 @@ from .environment import environment
 from .errors import Diverged, Terminated, UserError
 from .files import write
 from .interrupts import together
-from .report.difference import TIMES, model_digest
+from .record import TIMES
+from .report.difference import model_digest
 from .rundir import finished, line
 
 if TYPE_CHECKING:
     import torch
 
     from .checkpoint import Checkpoints
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from .rundir import REPORTED
 
 if TYPE_CHECKING:
     from .config import Config
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 STOPPED = ("interrupted", "terminated", "diverged: ", "failed: ")
 """How the status of a run begins that is not finished."""

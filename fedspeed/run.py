@@ -22,7 +22,8 @@ from .rundir import FILES, alone, claim, clear, finished, line, read_records, re
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
     from .manifest import Saved
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 
 def prepare(

@@ -5,7 +5,6 @@ A run directory may come from somebody else, so everything in it is checked when
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -13,13 +12,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import UserError
 from .files import read_text
-
-if TYPE_CHECKING:
-    from .server import Record
+from .record import Record
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 FOLDERS = ("states", "checkpoints")
@@ -28,9 +25,6 @@ OWN = re.compile(r"((server|log|\d+)@\d+|\d+\.json)(\.part)?")
 CODE = "code"
 """The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
 `mine.py`."""
-
-LATER: dict[str, Any] = {"dropped": [], "stragglers": [], "validation_loss": None, "validation_accuracy": None}
-"""Fields of a record that the first version of format 1 did not write, and that runs without validation do not."""
 
 REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
             "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
@@ -71,14 +65,15 @@ def line(record: Record) -> str:
 
 def read_records(out: Path, rounds: int | None = None) -> list[Record]:
     """The first rounds of `rounds.jsonl`, all if None; later lines, and one that was cut off, are not read."""
-    path, records = out / "rounds.jsonl", list[Any]()
+    path = out / "rounds.jsonl"
+    records: list[Record] = []
     try:
         lines = read_text(path).splitlines() if path.exists() or rounds else []
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); {_again(out)}") from None
     for text in lines[:rounds]:
         try:
-            record = _record({**LATER, **json.loads(text)})
+            record = Record.from_dict(json.loads(text))
         except (ValueError, TypeError, RecursionError):
             break
         if record.round != len(records) + 1:
@@ -93,25 +88,6 @@ def read_records(out: Path, rounds: int | None = None) -> list[Record]:
 
 def _again(out: Path) -> str:
     return f"put it back, or start again: `fedspeed run {out / 'config.toml'} --out {out} --overwrite`"
-
-
-def _record(plain: dict[str, Any]) -> Record:
-    """A record whose fields have the types they should."""
-    from .server import Record
-
-    value: Any
-    for field in dataclasses.fields(Record):
-        kind, value = str(field.type), plain.get(field.name)
-        may_miss = "None" in kind or field.name in ("train_loss", "drift", "update_norm")
-        if kind.startswith("list"):
-            good = isinstance(value, list) and all(type(a) is int for a in value)
-        elif kind.startswith("int"):
-            good = type(value) is int
-        else:
-            good = (value is None and may_miss) or (type(value) in (int, float) and -1e300 < value < 1e300)
-        if not good:
-            raise TypeError(f"{field.name} is {value!r}")
-    return Record(**plain)
 
 
 def refuse_a_run(out: Path, overwrite: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,42 +26,13 @@ from .given import copied, given_method, given_model, given_plan, pick_device, r
 from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
+from .record import Record
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording
-
-
-@dataclass(frozen=True)
-class Record:
-    """What happened in one round; a line of `rounds.jsonl`."""
-
-    round: int  # 1 is the first
-    cohort: list[int]
-    lr: float
-    train_loss: float  # mean over clients of the mean loss at the first oracle call of each local step
-    test_loss: float | None  # of the new server model; None in a round that is not evaluated
-    test_accuracy: float | None
-    drift: float  # mean ||x_iK - x^t||^2
-    update_norm: float  # ||x^{t+1} - x^t||
-    bytes_down: int
-    bytes_up: int
-    grad_evals: float  # in minibatches
-    dropped: list[int]  # active clients whose reply was not counted
-    stragglers: list[int]  # counted clients that finished only some of their steps
-    seconds: float  # without evaluation
-    eval_seconds: float
-    validation_loss: float | None = None  # as test_loss, on the validation set; None without one
-    validation_accuracy: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it: a loss that is not finite becomes None; without validation, not a word of it."""
-        plain = asdict(self)
-        if self.validation_loss is None and self.validation_accuracy is None:
-            del plain["validation_loss"], plain["validation_accuracy"]
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
 
 def simulate(

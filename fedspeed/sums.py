@@ -12,7 +12,8 @@ from .statefile import read_state
 if TYPE_CHECKING:
     from .manifest import Saved
     from .method import Method
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 
 def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[str, list[str]] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, UserError
-from .report.difference import TIMES
+from .record import TIMES
 from .run import environment, prepare
 from .runconfig import bound_to, read_config
 from .rundir import beside, finished, read_records
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoints
     from .config import Config
     from .manifest import Saved
-    from .server import Record, Simulation
+    from .record import Record
+    from .server import Simulation
 
 TRIES = 100
 """How often to look for a checkpoint that a run does not replace meanwhile."""

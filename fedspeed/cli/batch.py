@@ -21,7 +21,7 @@ from .progress import BLINK, Runs, score_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..server import Record
+    from ..record import Record
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..report.runs import short
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..server import Record
+    from ..record import Record
 
 LINES = 20
 """About how many plain lines a run prints when nobody watches live."""

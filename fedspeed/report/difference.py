@@ -11,9 +11,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_bytes, read_text
+from ..record import TIMES
 
-TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
-"""What no re-run can repeat."""
 MOST_HEADER = 100_000_000
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")

@@ -18,7 +18,7 @@ from .recipes import RESULTS_VERSION, Tables
 
 if TYPE_CHECKING:
     from ..evaluate import Score
-    from ..server import Record as Round
+    from ..record import Record as Round
 
 
 @dataclass(frozen=True)

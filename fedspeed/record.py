@@ -1,0 +1,87 @@
+"""What happened in one round: a value that knows its own JSON, and needs no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
+"""What differs between two runs of the same config, in their records and summaries."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in one round; a line of `rounds.jsonl`."""
+
+    round: int  # 1 is the first
+    cohort: list[int]
+    lr: float
+    train_loss: float  # mean over clients of the mean loss at the first oracle call of each local step
+    test_loss: float | None  # of the new server model; None in a round that is not evaluated
+    test_accuracy: float | None
+    drift: float  # mean ||x_iK - x^t||^2
+    update_norm: float  # ||x^{t+1} - x^t||
+    bytes_down: int
+    bytes_up: int
+    grad_evals: float  # in minibatches
+    dropped: list[int]  # active clients whose reply was not counted
+    stragglers: list[int]  # counted clients that finished only some of their steps
+    seconds: float  # without evaluation
+    eval_seconds: float
+    validation_loss: float | None = None  # as test_loss, on the validation set; None without one
+    validation_accuracy: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON takes it: a number that is not finite becomes None; of what a run has not, not a word."""
+        plain = asdict(self)
+        if self.validation_loss is None and self.validation_accuracy is None:
+            del plain["validation_loss"], plain["validation_accuracy"]
+        metrics = {name: _finite(value) for name, value in plain.pop("metrics").items()}
+        return {k: _finite(v) for k, v in plain.items()} | ({"metrics": metrics} if metrics else {})
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Record:
+        """The record that JSON holds; a TypeError names a field that is not of its type.
+
+        Example:
+            >>> Record.from_dict({"round": "1"})
+            Traceback (most recent call last):
+            TypeError: round is '1'
+        """
+        plain = {**_LATER, **plain}
+        for entry in fields(cls):
+            value = plain.get(entry.name)
+            if not _fits(str(entry.type), entry.name, value):
+                raise TypeError(f"{entry.name} is {value!r}")
+        return cls(**plain)
+
+
+_LATER: dict[str, Any] = {
+    "dropped": [],
+    "stragglers": [],
+    "validation_loss": None,
+    "validation_accuracy": None,
+    "metrics": {},
+}
+"""Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _fits(kind: str, name: str, value: Any) -> bool:
+    if kind.startswith("list"):
+        return isinstance(value, list) and all(type(a) is int for a in value)
+    if kind.startswith("dict"):
+        return isinstance(value, dict) and all(a is None or _number(a) for a in value.values())
+    if kind.startswith("int"):
+        return type(value) is int
+    may_miss = "None" in kind or name in ("train_loss", "drift", "update_norm")
+    return (value is None and may_miss) or _number(value)
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e300 < value < 1e300
