@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KILLS ?= 12
+JOBS ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all soak bench check format wheel clean
@@ -24,10 +25,10 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a PNG, i
 		--rounds 60 --batch-size 10 --seeds 3 --out runs/demo --overwrite
 
 test: setup ## the tests (under 10 minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-all: test ## the tests, then the slow ones: real data, many processes (under 60 minutes)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)

@@ -261,11 +261,13 @@ def test_a_setting_that_no_run_can_start_with_stops_at_once(capsys):
 
 
 def test_warnings_of_other_processes_are_one_line(capfd):
-    flags = ["--seeds", "2", "--jobs", "2", "--backend", "process", "--engine", "block", "--out", "c", "--quiet"]
+    flags = ["--seeds", "2", "--jobs", "2", "--lr", "0.1", "--out", "c", "--quiet"]
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert main(["compare", "fedavg", *QUICK, *flags]) == 0
-    assert capfd.readouterr().err.count("engine block: runs in this process") == 1
+        assert main(["compare", "fedspeed:lam=0.09", *QUICK, *flags]) == 0
+    told = capfd.readouterr().err.splitlines()
+    assert [line for line in told if "steps overshoot the prox centre" in line] == told
+    assert len(told) == 1
 
 
 # --- folders ---
