@@ -1,7 +1,7 @@
 """Every command and every Python example of the documents runs as printed, in order, in one folder per document.
 
 Commands are only made shorter: fewer rounds, the recipes' smallest preset, and for CIFAR-10 a few made-up pictures. A
-Python block that begins with `# NAME.py` is also a file for the commands after it; one that says `needs: THING` runs
+Python block that begins with `# NAME.py` is also a file for all commands; one that says `needs: THING` runs
 where there is such a module or name. What must not run inside of a test (`make`, `pytest`, `pip`) is tried without
 effect. Links lead somewhere, and every page can be reached from README.
 """
@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUN\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # one spoken of, not given
 ELSEWHERE = ("--data huggingface",)  # needs the network
-LONGER = {"README.md", "CONTRIBUTING.md", "theory.md", "reproduction.md", "survive.md"}
+LONGER = {"README.md", "docs/theory.md", "docs/reproduction.md", "docs/survive.md"}
 
 QUICK = ["--rounds", "2"]
 SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is appended
@@ -89,21 +89,25 @@ def words(command: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """What the documents take as given: run directories NAME (stopped), A and B, a method's file, a cifar10."""
+    """What the documents take as given: run directories NAME (stopped), A and B, files they show, a cifar10."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
     for name in ("NAME", "A", "B"):
         assert main(["run", "--quiet", "--out", f"runs/{name}", *QUICK]) == 0
     Path("runs/NAME/summary.json").unlink()
     tar(binary(records(TEN, n=40)), tmp_path / "cifar.tar.gz")
-    own = next(code for kind, code in steps(ROOT / "docs" / "new-method.md") if kind == "python")
-    Path("my_method.py").write_text(own + "\n\nMyMethod = FedAvgM\n")
+    for path in DOCUMENTS:
+        for file, code in ((FILE.match(code), code) for kind, code in steps(path) if kind == "python"):
+            if file:
+                Path(file[1]).write_text(code)
+    with Path("my_method.py").open("a") as method:
+        method.write("\n\nMyMethod = FedAvgM\n")
     return tmp_path
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=pytest.mark.slow if p.name in LONGER else (), id=name(p)) for p in DOCUMENTS if steps(p)],
+    [pytest.param(p, marks=pytest.mark.slow if name(p) in LONGER else (), id=name(p)) for p in DOCUMENTS if steps(p)],
 )
 def test_everything_runs_as_printed(path, folder, capsys):
     names: dict[str, Any] = {"__name__": "documentation"}
