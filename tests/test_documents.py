@@ -1,15 +1,22 @@
-"""Every command and every Python example of README and docs runs as printed, in order, in one folder per document.
+"""Every command and every Python example of the documents runs as printed, in order, in one folder per document.
 
-Commands are only made shorter: fewer rounds, the recipes' smallest preset, and for CIFAR-10 a few made-up pictures.
+Commands are only made shorter: fewer rounds, the recipes' smallest preset, and for CIFAR-10 a few made-up pictures. A
+Python block that begins with `# NAME.py` is also a file for all commands; one that says `needs: THING` runs
+where there is such a module or name. What must not run inside of a test (`make`, `pytest`, `pip`) is tried without
+effect. Links lead somewhere, and every page can be reached from README.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from glob import glob
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import pytest
@@ -18,13 +25,16 @@ from data.layouts import TEN, binary, records, tar
 from fedspeed.cli import main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-HAS_HF = importlib.util.find_spec("datasets") is not None
+TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS = re.compile(r"^# .*\bneeds: ([\w.]+)")
+FILE = re.compile(r"^# (\w+\.py)\b")
+LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUN\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # one spoken of, not given
 ELSEWHERE = ("--data huggingface",)  # needs the network
-LONGER = {"README.md", "theory.md", "reproduction.md", "survive.md"}
+LONGER = {"README.md", "docs/theory.md", "docs/reproduction.md", "docs/survive.md"}
 
 QUICK = ["--rounds", "2"]
 SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is appended
@@ -54,6 +64,22 @@ def steps(path: Path) -> list[tuple[str, str]]:
     return found
 
 
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def other_commands() -> list[tuple[str, str]]:
+    """What the documents' shell blocks have beside `fedspeed ...`, once each."""
+    found = {}
+    for path in DOCUMENTS:
+        for match in STEP.finditer(path.read_text("utf-8")):
+            if match["language"] == "sh":
+                for line in match["block"].replace("\\\n", " ").splitlines():
+                    if line.strip() and not line.startswith("fedspeed "):
+                        found.setdefault(shlex.join(shlex.split(line, comments=True)), name(path))
+    return [(place, command) for command, place in found.items()]
+
+
 def words(command: str) -> list[str]:
     """The arguments as a shell would give them, and what makes them shorter."""
     given = [part for word in shlex.split(command, comments=True)[1:] for part in sorted(glob(word)) or [word]]
@@ -63,34 +89,70 @@ def words(command: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """What the documents take as given: run directories NAME (stopped), A and B, a method's file, a cifar10."""
+    """What the documents take as given: run directories NAME (stopped), A and B, files they show, a cifar10."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
     for name in ("NAME", "A", "B"):
         assert main(["run", "--quiet", "--out", f"runs/{name}", *QUICK]) == 0
     Path("runs/NAME/summary.json").unlink()
     tar(binary(records(TEN, n=40)), tmp_path / "cifar.tar.gz")
-    own = next(code for kind, code in steps(ROOT / "docs" / "new-method.md") if kind == "python")
-    Path("my_method.py").write_text(own + "\n\nMyMethod = FedAvgM\n")
+    for path in DOCUMENTS:
+        for file, code in ((FILE.match(code), code) for kind, code in steps(path) if kind == "python"):
+            if file:
+                Path(file[1]).write_text(code)
+    with Path("my_method.py").open("a") as method:
+        method.write("\n\nMyMethod = FedAvgM\n")
     return tmp_path
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=pytest.mark.slow if p.name in LONGER else (), id=p.name) for p in DOCUMENTS if steps(p)],
+    [pytest.param(p, marks=pytest.mark.slow if name(p) in LONGER else (), id=name(p)) for p in DOCUMENTS if steps(p)],
 )
 def test_everything_runs_as_printed(path, folder, capsys):
     names: dict[str, Any] = {"__name__": "documentation"}
     failed = []
+    skipped = [*ELSEWHERE]
     for kind, text in steps(path):
-        if kind == "command" and not any(needs in text for needs in ELSEWHERE):
+        if kind == "command" and not any(part in text for part in skipped):
             code = main(words(text))
             err = capsys.readouterr().err
             if code:
                 failed.append(f"{text}\n    exit code {code}: {err.splitlines()[-1] if err else ''}")
-        elif kind == "python" and (HAS_HF or "needs: datasets" not in text):
+        elif kind == "python":
+            file, needs = FILE.match(text), NEEDS.match(text)
+            if needs and locate(needs[1]) is None:
+                skipped += [file[1]] if file else []
+                continue
+            if file:
+                Path(file[1]).write_text(text)
             exec(compile(text.replace("rounds=60", "rounds=2"), path.name, "exec", dont_inherit=True), names)
     assert failed == []
+
+
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [
+        pytest.param(place, command, marks=pytest.mark.slow if "pytest" in command else (), id=command)
+        for place, command in other_commands()
+    ],
+)
+def test_other_commands_are_ones_their_program_takes(document, command):
+    """make tries without doing, pytest collects without running, pip's files are there."""
+    given = shlex.split(command)
+    if given[0] == "make":
+        assert shutil.which("make")
+        free = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+        tried = subprocess.run([*given, "--dry-run"], cwd=ROOT, env=free, capture_output=True, text=True)
+    elif given[:3] == [".venv/bin/python", "-m", "pytest"]:
+        run = [sys.executable, *given[1:], "--collect-only", "-p", "no:cacheprovider"]
+        tried = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    else:
+        assert given[:4] == ["pip", "install", "-c", "constraints.txt"], f"{document}: how is this tested? {command}"
+        assert (ROOT / given[3]).exists()
+        assert given[4:] in (["."], ["dist/*.whl"])
+        return
+    assert tried.returncode == 0, tried.stdout + tried.stderr
 
 
 def test_nothing_is_left_out():
@@ -105,3 +167,41 @@ def test_nothing_is_left_out():
     assert set(fenced) <= set(found)
     assert "fedspeed run --method fedinit --set method.base=fedspeed" in found
     assert len(found) > len(fenced) + 4
+
+
+def anchors(path: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.M)
+    return {"#" + re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def links(path: Path) -> list[tuple[Path, str]]:
+    """What a page links to of ours: a file, and the fragment in it."""
+    found = LINK.findall(re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S))
+    return [((path.parent / target).resolve() if target else path, fragment) for target, fragment in found]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(path):
+    for target, fragment in links(path):
+        assert target.exists(), target
+        assert not fragment or fragment in anchors(target), f"{target.name}{fragment}"
+
+
+def test_every_page_can_be_reached_from_readme():
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page not in reached:
+            reached.add(page)
+            todo += [target for target, _ in links(page) if target.suffix == ".md"]
+    assert {name(path) for path in DOCUMENTS} <= {name(path) for path in reached}
+    listed = {target.name for target, _ in links(ROOT / "docs" / "README.md")}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= listed
+
+
+def test_every_figure_is_shown_and_small():
+    shown = {target for path in DOCUMENTS for target, _ in links(path)}
+    for figure in (ROOT / "docs" / "figures").iterdir():
+        assert figure in shown
+        assert figure.stat().st_size < 150_000
