@@ -251,10 +251,9 @@ def built_in(method: Method) -> bool:
 
 
 def not_block_safe(method: Method) -> Method | None:
-    """The outermost whose hooks may not be called with a block of clients: all but the package's own, and classes that
-    say so themselves."""
-    safe = (packaged(each) or vars(type(each)).get("block_safe") is True for each in nested(method))
-    return next((each for each, fine in zip(nested(method), safe, strict=True) if not fine), None)
+    """The outermost of the user's whose class does not say itself that its hooks take a block of clients."""
+    users = (each for each in nested(method) if not packaged(each))
+    return next((each for each in users if vars(type(each)).get("block_safe") is not True), None)
 
 
 def defined(method: Method, hook: str = "") -> str:

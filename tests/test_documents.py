@@ -70,8 +70,10 @@ def folder(tmp_path, monkeypatch) -> Path:
         assert main(["run", "--quiet", "--out", f"runs/{name}", *QUICK]) == 0
     Path("runs/NAME/summary.json").unlink()
     tar(binary(records(TEN, n=40)), tmp_path / "cifar.tar.gz")
-    own = next(code for kind, code in steps(ROOT / "docs" / "new-method.md") if kind == "python")
-    Path("my_method.py").write_text(own + "\n\nMyMethod = FedAvgM\n")
+    for kind, code in steps(ROOT / "docs" / "new-method.md"):
+        name = re.match(r"# (\w+\.py)\n", code)
+        if kind == "python" and name:
+            Path(name[1]).write_text(code + "\n\nMyMethod = FedAvgM\n" * (name[1] == "my_method.py"))
     return tmp_path
 
 

@@ -68,7 +68,7 @@ class Wrapper(Method):
 
 
 def _of_base(name: str) -> property:
-    return property(lambda self: getattr(self.base, name))
+    return property(lambda self: getattr(self.base, name), doc=f"The base's `{name}`.")
 
 
 for _name in vars(Method):  # every hook, also one that is added later
