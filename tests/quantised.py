@@ -10,7 +10,7 @@ from fedspeed import Wrapper, param, rng
 
 @dataclass(frozen=True)
 class Quantised(Wrapper):
-    """Every vector as whole numbers in [-levels, levels] times one scale, rounded at random so that the mean is right."""
+    """Every vector as whole numbers in [-levels, levels] times a scale, rounded at random so that the mean is right."""
 
     levels: int = param(4, "[1, 127]", "the number of levels on each side of 0")
     block_safe = True
