@@ -85,6 +85,7 @@ class Facts(NamedTuple):
     drift: float  # ||x_iK - x^t||^2
     grad_evals: float  # in whole minibatches
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
+    sent: int = 0  # bytes of its own upload
 
 
 class Reply(NamedTuple):
@@ -151,7 +152,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
             step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, seed))
+        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, seed, job.client))
+        sent = hooks.sent(up)
     except (UserError, Diverged):
         raise
     except Exception as error:
@@ -160,7 +162,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps)
     drift = squared_distance(x, down.x)
-    return Reply(job, up, kept, Facts(steps, len(rows), train_loss, drift, oracle.evals))
+    return Reply(job, up, kept, Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent))
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:

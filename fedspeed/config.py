@@ -15,9 +15,9 @@ import tomli_w
 from .errors import UserError, unknown
 from .files import read_text
 from .method import Method
-from .methods import FedSpeed, build
-from .params import param
-from .plan import Plan
+from .methods import FedSpeed, build, class_of
+from .plan import Plan, course, federation, local_work
+from .presets import PRESETS, RELEASED
 from .usercode import file_of, read_code
 
 LARGEST = 100_000
@@ -36,22 +36,6 @@ CODED = ("method", "model", "data")
 FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
 
-RELEASED: dict[str, Any] = {
-    "cohort": "bernoulli",
-    "clip": 10.0,
-    "clip_mode": "released",
-    "decay_outside_mix": True,
-    "augment": "released",
-    "lr_decay": 0.998,
-}
-RELEASED_METHODS: dict[str, dict[str, Any]] = {
-    "fedadam": {"tau": 0.01},
-    "fedspeed": {"alpha": 1.0, "normalise": True, "server": "all"},
-}
-PRESETS = ("paper", "released")
-"""Named settings: `paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code
-does where it differs (docs/released.md)."""
-
 
 def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
     """Put a preset's values under what was given explicitly; `preset` itself is not a part of a config."""
@@ -67,7 +51,7 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
     split = given.get("split", Config.split)
     if isinstance(split, str) and split.startswith("dirichlet:"):
         split = split.replace("dirichlet:", "dirichlet-refill:")
-    given["method"] = {**RELEASED_METHODS.get(method["name"], {}), **method}
+    given["method"] = {**class_of(method)[0].released, **method}
     return {**RELEASED, **given, "split": split}
 
 
@@ -122,18 +106,18 @@ class Config(Plan):
     """
 
     method: Method = field(default_factory=FedSpeed)
-    model: Spec = Spec("mlp")
-    data: Spec = Spec("digits")
-    split: str = param("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
-    clients: int = param(
+    model: Spec = local_work(Spec("mlp"), None, "model (`fedspeed models`)")  # noqa: RUF009
+    data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`)")  # noqa: RUF009
+    split: str = federation("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
+    clients: int = federation(
         0, "[0, inf)", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"
     )
-    validation: str = param(
+    validation: str = course(
         "", about="what nobody trains on, to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
     )
-    augment: str = param("paper", about="the augmentation of pictures: paper, released, flip or none")
-    data_dir: str = param("", about="the folder or archive of a copy of the data you already have")
-    targets: tuple[float, ...] = ()
+    augment: str = federation("paper", about="the augmentation of pictures: paper, released, flip or none")
+    data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
+    targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")
 
     def __post_init__(self) -> None:
         share: Any = self.validation

@@ -7,6 +7,7 @@ every call, not only in the first round.
 from __future__ import annotations
 
 import inspect
+import itertools
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .errors import Diverged, UserError
-from .method import Grad, Local, Method, Round
+from .method import Grad, Local, Method, Round, nested
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 PACKAGE = Path(__file__).parent
@@ -43,13 +44,13 @@ class Hooks:
         """The server's first state: a NamedTuple with a field x."""
         with self._hook("init_server"), self._untouched("init_server", x0=x0):
             server = self.method.init_server(x0)
-        return self._tree("init_server", server, x0.dtype, named_x=True)
+        return self._declared("init_server", self._tree("init_server", server, x0.dtype, named_x=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
         """A client's first state: a NamedTuple, perhaps empty."""
         with self._hook("init_client"), self._untouched("init_client", x0=x0):
             client = self.method.init_client(x0)
-        return self._tree("init_client", client, x0.dtype)
+        return self._declared("init_client", self._tree("init_client", client, x0.dtype))
 
     def broadcast(self, server: Any) -> Any:
         """What travels down: a NamedTuple with a field x."""
@@ -87,6 +88,13 @@ class Hooks:
         self._alike("upload", "Up", sent, self._up, "as the first client's")
         self._alike("upload", "Client", _fields(kept), _fields(client), "as before the round")
         return up, kept
+
+    def sent(self, up: Any) -> int:
+        """Bytes of one client's upload."""
+        size = self.method.sent(up)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise self._error("sent", f"must return a whole number of bytes >= 0, found {_kind(size)}")
+        return size
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state, of the fields it had."""
@@ -160,6 +168,19 @@ class Hooks:
                 raise self._error(hook, f"must return x of shape ({self.d}), found {_shape(value.shape)}")
         return tree
 
+    def _declared(self, hook: str, tree: Any) -> Any:
+        """Raise unless a first state has the field that `running_mean` says it has; returns the state."""
+        pair = self.method.running_mean
+        if pair is None:
+            return tree
+        fields = [name for name, _ in _named("", tree)]
+        if not isinstance(pair, tuple) or len(pair) != 2 or pair[hook == "init_server"] not in fields:
+            raise UserError(
+                f"{type(self.method).__name__}.running_mean must be None or a pair (field of the client, field of the "
+                f"server), found {pair!r} where {hook} has {', '.join(fields) or 'no field'} ({defined(self.method)})"
+            )
+        return tree
+
     def _alike(self, hook: str, what: str, found: list[Field], expected: list[Field], when: str) -> None:
         """Raise unless two trees have the same fields of the same lengths."""
         if found == expected:
@@ -209,38 +230,38 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def require_hooks(method: Method) -> None:
-    """Raise if a method lacks a hook that it must have."""
-    for hook in REQUIRED:
-        if getattr(type(method), hook) is getattr(Method, hook):
+    """Raise if a method, or one that it wraps, lacks a hook that it must have."""
+    for each, hook in itertools.product(nested(method), REQUIRED):
+        if getattr(type(each), hook) is getattr(Method, hook):
             names = ", ".join(inspect.signature(getattr(Method, hook)).parameters)
             raise UserError(
-                f"{type(method).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/new-method.md "
-                f"({defined(method)})"
+                f"{type(each).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/new-method.md "
+                f"({defined(each)})"
             )
 
 
-def innermost(method: Method) -> Method:
-    """The method inside the wrappers."""
-    inner = [value for value in method.fields().values() if isinstance(value, Method)]
-    return innermost(inner[0]) if inner else method
+def packaged(method: Method) -> bool:
+    """Whether a method, what it wraps aside, is the package's own."""
+    return type(method).__module__.startswith("fedspeed.methods.")
 
 
 def built_in(method: Method) -> bool:
     """Whether a method, and what it wraps, is the package's own."""
-    inner = [value for value in method.fields().values() if isinstance(value, Method)]
-    return type(method).__module__.startswith("fedspeed.methods.") and all(built_in(each) for each in inner)
+    return all(packaged(each) for each in nested(method))
 
 
-def block_safe(method: Method) -> bool:
-    """Whether hooks may be called with a block of clients: the package's own, and classes that say so themselves."""
-    inner = [value for value in method.fields().values() if isinstance(value, Method)]
-    here = type(method).__module__.startswith("fedspeed.methods.") or vars(type(method)).get("block_safe") is True
-    return here and all(block_safe(each) for each in inner)
+def not_block_safe(method: Method) -> Method | None:
+    """The outermost of the user's whose class does not say itself that its hooks take a block of clients."""
+    users = (each for each in nested(method) if not packaged(each))
+    return next((each for each in users if vars(type(each)).get("block_safe") is not True), None)
 
 
 def defined(method: Method, hook: str = "") -> str:
-    """Where a method's class, or one of its hooks, is written: `mine.py, line 12`."""
-    cls = type(innermost(method))
+    """Where a method's class, or one of its hooks, is written: `mine.py, line 12`; of wrappers and what they wrap, the
+    innermost that is the user's and has the hook itself."""
+    users = [type(each) for each in nested(method) if not packaged(each)]
+    writers = [cls for cls in users if not hook or hasattr(getattr(cls, hook), "__code__")]
+    cls = (writers or users or [type(method)])[-1]
     thing = inspect.unwrap(getattr(cls, hook)) if hook else cls
     try:
         code = getattr(thing, "__code__", None)

@@ -13,6 +13,7 @@ import numpy as np
 from .config import Config
 from .errors import UserError
 from .files import write
+from .presets import paper_decay
 from .run import prepare
 from .runconfig import read_config
 
@@ -154,7 +155,7 @@ def _local_models(simulation: Simulation, config: Config, x: torch.Tensor, chose
     method = FedAvg()
     work, t = replace(simulation.work, method=method), config.rounds
     down = method.broadcast(method.init_server(x))
-    lr = config.rate(max(t - 1, 0), config.method.lr_decay)
+    lr = config.rate(max(t - 1, 0), paper_decay(config.method))
     return [run_client(work, Job(int(i), t, lr), down, method.init_client(x)).up.D for i in chosen]
 
 

@@ -1,16 +1,17 @@
 """The contract between a method and everything that runs it. Read this file, then write a method.
 
-A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and two optional
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and three optional
 ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
 one-element tensors or NamedTuples of them. A round is
 
     down = broadcast(server)                                    once, sent to every active client
     x    = start(down, client)                                  on each active client
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
-    up, client = upload(x, down, client, Local(K, lr, n))       `client` is stored if and only if `up` is counted
-    server = update(server, mean(up), Round(t, S, N, K, lr))    only the mean reaches the server
+    up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
+    server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server
 
-The engine owns minibatches, weight decay, clipping, the learning rate and all randomness. Server vectors are
+The engine owns minibatches, weight decay, clipping and the learning rate; a hook that draws random numbers takes them
+from `rng(run.seed, "what for", run.t, client)`, so that they are a function of what they are for. Server vectors are
 float64, what travels and what clients keep is in the model's dtype: write the equations, the engine converts.
 `Vec` has one axis. Hooks of a class that says `block_safe = True` are also called with a (clients, d) block: norms,
 means and sorts then go over the last axis (`norm(v)` of `terms.py`). `contract.py` checks what hooks return. Nothing
@@ -19,6 +20,7 @@ here or in `methods/` imports torch: the operators of the vectors are all it tak
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -40,13 +42,24 @@ class Grad(Protocol):
 
 
 class Local(NamedTuple):
-    """What this client really ran: K steps of size lr on n examples, in round t of the run with this seed."""
+    """What this client really ran: K steps of size lr on n examples, in round t of the run with this seed.
+
+    Example:
+        >>> Local(5, 0.1, 100, t=3, client=17).clients, Local(5, 0.1, 100, client=(17, 4)).clients
+        ((17,), (17, 4))
+    """
 
     K: int
     lr: float
     n: int
     t: int = 0
     seed: int = 0
+    client: int | tuple[int, ...] = 0  # in a block one index per row; K, lr, n, t and seed are the same for all rows
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The client of every row, one for a vector: what `rng(run.seed, "noise", run.t, i)` wants to know."""
+        return self.client if isinstance(self.client, tuple) else (self.client,)
 
 
 class Round(NamedTuple):
@@ -58,6 +71,7 @@ class Round(NamedTuple):
     N: float
     K: float
     lr: float
+    seed: int = 0
 
 
 class Nothing(NamedTuple):
@@ -66,12 +80,14 @@ class Nothing(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Params):
-    """Base of every method: the hooks, in the order in which a round calls them."""
+    """Base of every method: what it says of itself, then the hooks in the order in which a round calls them."""
 
     source: ClassVar[str] = ""  # how a method from outside the package is found: `/path/to/file.py:Class`
     code: ClassVar[str] = ""  # digest of that file
     origin: ClassVar[str] = ""  # where the user had it, if it is a run directory's copy
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
+    released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
+    reads_gradient_from_D: ClassVar[bool] = False  # D / (K lr) is taken as a mean gradient, D measured from the start
 
     @property
     def mix(self) -> float:
@@ -84,9 +100,9 @@ class Method(Params):
         return 0.0
 
     @property
-    def lr_decay(self) -> float:
-        """The paper's learning-rate decay a round for this method."""
-        return 0.998
+    def running_mean(self) -> tuple[str, str] | None:
+        """(field of the client, field of the server that is its mean over ALL clients), which `verify` then checks."""
+        return None
 
     def init_server(self, x0: Vec) -> Any:
         """The server's state before round 0."""
@@ -113,6 +129,10 @@ class Method(Params):
         """What travels up after K steps, and the state the client keeps."""
         raise NotImplementedError
 
+    def sent(self, up: Any) -> int:
+        """Bytes that one client's upload takes on the wire; all its numbers as they are, unless a method says less."""
+        return dense_bytes(up)
+
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state from the mean of what came up."""
         raise NotImplementedError
@@ -135,3 +155,16 @@ class Method(Params):
         one."""
         code = {"code": self.code, "origin": self.origin} if self.code else {}
         return {"name": self.name, **code, **self.fields()}
+
+
+def dense_bytes(tree: Any) -> int:
+    """Bytes of all numbers of a NamedTuple (of NamedTuples) of vectors."""
+    return sum(dense_bytes(a) if isinstance(a, tuple) else a.numel() * a.element_size() for a in tree)
+
+
+def nested(method: Method) -> Iterator[Method]:
+    """A method and those inside it, from the outermost wrapper inwards."""
+    yield method
+    for value in method.fields().values():
+        if isinstance(value, Method):
+            yield from nested(value)

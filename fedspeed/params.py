@@ -13,18 +13,21 @@ from .errors import UserError, unknown
 MOST = sys.float_info.max
 
 
-Allowed = str | tuple[str, ...] | Callable[[], Iterable[str]]
+Allowed = str | tuple[str, ...] | Callable[[], Iterable[str]] | None
 
 
-def param(default: Any, allowed: Allowed = "", about: str = "") -> Any:
+def param(default: Any, allowed: Allowed = "", about: str = "", *, group: str = "", placement: bool = False) -> Any:
     """A field: its default, the values it may take, and what it is.
 
     Args:
         allowed: an interval as one writes it (`"(0, inf)"`, `"[0, 1]"`), names (a tuple, or a function that knows
-            them when asked), or "" for any value.
+            them when asked), "" for any value of the default's type, or None if its class checks it.
         about: completes the sentence "it is ..." of an error message; also the help text.
+        group: of options in `--help`.
+        placement: it says where and how a run is computed, and changes no bit of the result (on one kind of device).
     """
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "about": about})
+    about_it = {"allowed": allowed, "about": about, "group": group, "placement": placement}
+    return dataclasses.field(default=default, metadata=about_it)
 
 
 class Params:
@@ -32,7 +35,7 @@ class Params:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if "allowed" in field.metadata:
+            if field.metadata.get("allowed") is not None:
                 object.__setattr__(self, field.name, self._checked(field, getattr(self, field.name)))
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
@@ -65,7 +68,7 @@ class Params:
 
 
 def _names(allowed: Allowed) -> Iterable[Any]:
-    return allowed() if callable(allowed) else allowed
+    return allowed() if callable(allowed) else allowed or ()
 
 
 def _plain(value: Any, kind: type) -> Any:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from . import backends
 from .params import Params, param
+
+federation = partial(param, group="federation")
+local_work = partial(param, group="model and local work")
+fidelity = partial(param, group="clipping and fidelity")
+course = partial(param, group="run")
+fault = partial(param, group="faults")
+machine = partial(param, group="machine")
 
 
 @dataclass(frozen=True)
@@ -17,56 +25,69 @@ class Plan(Params):
         5
     """
 
-    rounds: int = param(100, "[1, inf)", "the number of communication rounds T")
-    active: int = param(0, "[0, inf)", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
-    cohort: str = param("fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone")
-    local_epochs: int = param(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
-    local_steps: int = param(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
-    batch_size: int = param(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
-    lr: float = param(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
-    lr_decay: float = param(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
-    weight_decay: float = param(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
-    clip: float = param(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
-    clip_mode: str = param(
+    rounds: int = course(100, "[1, inf)", "the number of communication rounds T")
+    active: int = federation(0, "[0, inf)", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
+    cohort: str = federation(
+        "fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone"
+    )
+    local_epochs: int = local_work(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
+    local_steps: int = local_work(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
+    batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
+    lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
+    lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
+    weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
+    clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
+    clip_mode: str = fidelity(
         "gradient",
         ("gradient", "released"),
         "what is clipped: each loss `gradient`, or as `released` everything but multiples of x",
     )
-    decay_outside_mix: bool = param(False, about="whether weight decay is added outside FedCM's mix, as released")
-    weighting: str = param("uniform", ("uniform", "samples"), "how clients are averaged: `uniform` or by `samples`")
-    eval_every: int = param(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
-    seed: int = param(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
-    device: str = param("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
+    decay_outside_mix: bool = fidelity(False, about="whether weight decay is added outside FedCM's mix, as released")
+    weighting: str = federation(
+        "uniform", ("uniform", "samples"), "how clients are averaged: `uniform` or by `samples`"
+    )
+    eval_every: int = course(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
+    seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
+    device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
 
-    on_client_error: str = param(
+    on_client_error: str = fault(
         "stop",
         ("stop", "drop"),
         "what a client that raises or diverges does: `stop` the run, or `drop` out of the round",
     )
-    dropout: float = param(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
-    stragglers: float = param(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
-    precision: str = param(
+    dropout: float = fault(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
+    stragglers: float = fault(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
+    precision: str = machine(
         "full",
         ("full", "bfloat16", "tf32"),
         "the arithmetic of gradients; all but `full` change results beyond rounding",
     )
-    engine: str = param(
+    engine: str = machine(
         "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
     )
-    backend: str = param(
-        "auto", backends.names, "where clients run: `serial`, here, in worker `process`es, or `auto`; same bits"
+    backend: str = machine(
+        "auto",
+        backends.names,
+        "where clients run: `serial`, here, in worker `process`es, or `auto`; same bits",
+        placement=True,
     )
-    workers: int = param(0, "[0, inf)", "the number of worker processes; 0 takes one a core")
+    workers: int = machine(0, "[0, inf)", "the number of worker processes; 0 takes one a core", placement=True)
 
-    states: str = param(
-        "auto", ("auto", "memory", "disk"), "where client states are kept; `auto` takes the disk above 1 GiB"
+    states: str = machine(
+        "auto",
+        ("auto", "memory", "disk"),
+        "where client states are kept; `auto` takes the disk above 1 GiB",
+        placement=True,
     )
-    state_dtype: str = param(
+    state_dtype: str = machine(
         "same", ("same", "float16", "bfloat16"), "how states are stored; the 16-bit ones halve them and round"
     )
 
-    checkpoint_every: int = param(
-        0, "[0, inf)", "the number of rounds between checkpoints; 0 takes every round while they are small"
+    checkpoint_every: int = course(
+        0,
+        "[0, inf)",
+        "the number of rounds between checkpoints; 0 takes every round while they are small",
+        placement=True,
     )
 
     def cohort_size(self, clients: int) -> int:

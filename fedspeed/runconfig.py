@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ from .config import CODED, Config, read_tables, read_toml, rename_code
 from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
+from .presets import paper_decay
 from .rundir import CODE, FOLDERS
 from .usercode import code_digest, file_of, text_of
 
 if TYPE_CHECKING:
     from .server import Simulation
 
-PLACEMENT = ("device", "backend", "workers", "states", "checkpoint_every")
+PLACEMENT = tuple(field.name for field in fields(Config) if field.metadata.get("placement"))
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
 
 
@@ -118,7 +119,7 @@ def as_stored(config: Config) -> dict[str, Any]:
     """A config's tables as its run directory has them: they mean the same from every folder, and nothing is left to be
     looked up."""
     tables = config.to_dict()
-    tables["lr_decay"] = config.lr_decay or config.method.lr_decay
+    tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
     return rename_code(tables, _copy_name)
 

@@ -26,10 +26,11 @@ from .given import copied, given_method, given_model, given_plan, pick_device, r
 from .interrupts import together
 from .method import Method, Round
 from .plan import Plan
+from .presets import paper_decay
 from .record import Record
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
+from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -173,7 +174,7 @@ class Simulation:
     def _round(self) -> tuple[Any, Record]:
         """The server after the next round, and its record; new client states are staged."""
         started, t, plan = time.perf_counter(), self.t, self.plan
-        lr = plan.rate(t, self.method.lr_decay)
+        lr = plan.rate(t, paper_decay(self.method))
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
         jobs = self._jobs([i for i in active if i not in lost], t, lr)
@@ -182,7 +183,7 @@ class Simulation:
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
         steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
-        told = Round(t, mean.weight, self._total, steps / mean.weight, lr)
+        told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
         with one_thread():  # the bits of a sum depend on the number of threads
             server = self.work.hooks.update(self.server, mean.result(), told)
             del mean
@@ -230,8 +231,7 @@ class Simulation:
                 continue
             if reply.facts.share:
                 mean.add(reply.up, self._weight(reply) * reply.facts.share)
-                floats = sum(a.numel() for a in tree_leaves(reply.up))
-                bytes_up += reply.facts.share * floats * self.work.flat.dtype.itemsize
+            bytes_up += reply.facts.sent
             self.states.stage(reply.job.client, reply.client, reply.job.t)
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up

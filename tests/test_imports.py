@@ -33,6 +33,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "pool": {"errors", "processes"},
     "method": {"params"},
     "methods": {"errors", "params", "method", "usercode"},
+    "presets": {"method", "methods"},
     "sampling": set(),
     "vec": {"errors"},
     "theory": {"errors", "files", "params"},
@@ -55,10 +56,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "engines": LOCAL,
     "backends": LOCAL | {"engines", "methods", "environment", "processes", "usercode"},
     "given": DATA | {"method", "methods", "models", "plan"},
-    "server": LOCAL | {"backends", "given", "givenrun", "interrupts", "record"},
-    "config": {"errors", "files", "params", "plan", "method", "methods", "data", "usercode"},
+    "server": LOCAL | {"backends", "given", "givenrun", "interrupts", "presets", "record"},
+    "config": {"errors", "files", "plan", "presets", "method", "methods", "data", "usercode"},
     "rundir": {"errors", "files", "record"},
-    "runconfig": {"errors", "config", "environment", "files", "rundir", "usercode"},
+    "runconfig": {"errors", "config", "environment", "files", "presets", "rundir", "usercode"},
     "recording": {"", "errors", "config", "environment", "files", "interrupts", "record", "report", "rundir"},
     "givenrun": {
         "errors",
@@ -72,7 +73,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "runconfig",
         "rundir",
     },
-    "sums": {"statefile", "methods"},
+    "sums": {"statefile"},
     "results": {"recording", "rundir"},
     "verify": {
         "errors",
@@ -91,7 +92,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "run": LOCAL
     | {"config", "environment", "files", "recording", "runconfig", "rundir", "backends", "checkpoint", "server"}
     | {"methods", "models"},
-    "inspection": LOCAL | {"config", "run", "runconfig", "rundir", "server", "methods"},
+    "inspection": LOCAL | {"config", "presets", "run", "runconfig", "rundir", "server", "methods"},
     "report": {"errors", "files", "record", "theory"},
     "reproduce": {
         "errors",
@@ -117,6 +118,7 @@ NO_TORCH = {
     "params",
     "plan",
     "pool",
+    "presets",
     "processes",
     "record",
     "rundir",
@@ -160,9 +162,11 @@ PUBLIC = [
     "Scaffold",
     "Simulation",
     "UserError",
+    "Wrapper",
     "build_model",
     "load_data",
     "param",
+    "rng",
     "run_config",
     "simulate",
 ]

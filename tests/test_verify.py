@@ -21,11 +21,10 @@ from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.hashing import Hash
-from fedspeed.methods import METHODS, FedADMM, FedInit, FedSpeed
+from fedspeed.methods import METHODS, FedSpeed
 from fedspeed.run import digests, resume, run_config
 from fedspeed.rundir import beside, line, read_records
 from fedspeed.statefile import read_state, write_state
-from fedspeed.sums import running_sum
 from fedspeed.verify import verify
 
 SMALL = {"rounds": 3, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 10, "engine": "loop"}
@@ -237,15 +236,6 @@ def test_a_run_that_just_began_has_nothing_to_verify(run):
     with pytest.raises(UserError, match="nothing to verify"):
         verify(run)
     assert verify(run, every_round=True).broken == []
-
-
-def test_which_methods_keep_a_sum():
-    assert {name for name, cls in METHODS.items() if running_sum(cls())} == {
-        "scaffold", "fedgamma", "feddyn", "fedspeed", "fedsmoo", "fedadmm"
-    }  # fmt: skip
-    assert running_sum(FedSpeed(server="active")) is None
-    assert running_sum(FedADMM(variant="gong")) is None
-    assert running_sum(FedInit(FedSpeed())) == ("h", "H")
 
 
 def edit_summary(run: Path, **changes) -> None:

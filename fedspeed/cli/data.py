@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import DATASETS
+from ..data.registry import CARDS
 from ..errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -17,20 +18,6 @@ if TYPE_CHECKING:
     from ..data.samples import Progress
     from ..data.summary import Summary
 
-ABOUT = {
-    "cifar10": ("50,000 + 10,000", "3 x 32 x 32", "10", "the paper's; home, npm mirror, or your copy"),
-    "cifar100": ("50,000 + 10,000", "3 x 32 x 32", "100", "the paper's; home, or your copy"),
-    "tinyimagenet": ("100,000 + 10,000", "3 x 64 x 64", "200", "the paper's; home, or your copy"),
-    "mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "mirrors, or your copy"),
-    "fashion-mnist": ("60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy"),
-    "digits": ("1,437 + 360", "1 x 8 x 8", "10", "comes with this package"),
-    "synthetic": ("generated", "60", "10", "FedProx generator: options alpha, beta, size"),
-    "quadratic": ("generated", "d x d", "-", "known constants and optimum; model vector"),
-    "logistic": ("generated", "2 x d", "2", "known constants and optimum; model vector"),
-    "images": ("yours", "yours", "yours", "--data-dir: pictures, one folder a class"),
-    "arrays": ("yours", "yours", "yours", "--data-dir: .npz or .npy files"),
-    "huggingface": ("yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"),
-}
 SPLITS_HELP = """\
 splits:
   iid                  equal shares, class-balanced
@@ -107,10 +94,10 @@ def _list(console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "train + test", "input", "classes", "here", "source"):
         table.add_column(title, no_wrap=title != "source")
-    for name, about in ABOUT.items():
-        here = about[0] == "generated" or name == "digits"
-        cached = here or (cache_dir() / name / "about.json").exists()
-        table.add_row(name, *about[:3], "yes" if cached else "", Text(about[3]))
+    for name, card in CARDS.items():
+        here = card.here or (cache_dir() / name / "about.json").exists()
+        source = f"{card.source} ({card.licence})" if card.licence else card.source
+        table.add_row(name, card.size, card.shape, card.classes, "yes" if here else "", Text(source))
     console.print(table)
     console.out(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
 

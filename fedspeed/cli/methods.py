@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..method import Local, Method
 from ..methods import METHODS, WRAPPERS, find
+from ..presets import paper_decay
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,9 @@ def main(args: argparse.Namespace, console: Console) -> int:
             shown = ", ".join(
                 f"{key}={value.name if isinstance(value, Method) else value}" for key, value in own.items()
             )
-            table.add_row(name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:g}", f"{cls().lr_decay}", shown)
+            table.add_row(
+                name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:g}", f"{paper_decay(cls())}", shown
+            )
         console.print(table, soft_wrap=False)
         console.print(LEGEND)
         return 0
@@ -85,7 +88,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:g} gradient(s) per step; learning-rate decay {cls().lr_decay}")  # fmt: skip
+                  f"{c.grads:g} gradient(s) per step; learning-rate decay {paper_decay(cls())}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(cls(), field.name)

@@ -13,21 +13,27 @@ from typing import Any
 
 import tomli_w
 
-from ..config import PRESETS, Config, read_tables
+from ..config import Config, read_tables
 from ..errors import UserError, unknown
 from ..method import Method
 from ..methods import find
+from ..plan import Plan, fidelity
+from ..presets import PRESETS
 
-GROUPS = {
-    "federation": ("data", "data_dir", "split", "clients", "active", "cohort", "weighting", "augment"),
-    "model and local work": ("model", "local_epochs", "local_steps", "batch_size", "lr", "lr_decay", "weight_decay"),
-    "clipping and fidelity": ("clip", "clip_mode", "decay_outside_mix", "preset"),
-    "run": ("rounds", "eval_every", "validation", "targets", "seed", "checkpoint_every"),
-    "faults": ("on_client_error", "dropout", "stragglers"),
-    "machine": ("device", "precision", "engine", "backend", "workers", "states", "state_dtype"),
-}
+
+def _groups() -> dict[str, list[str]]:
+    """The options of every group of `--help`: what a config adds to a plan comes before it."""
+    found: dict[str, list[str]] = {}
+    planned = {field.name for field in dataclasses.fields(Plan)}
+    for field in sorted(dataclasses.fields(Config), key=lambda field: field.name in planned):
+        if "group" in field.metadata:
+            found.setdefault(field.metadata["group"], []).append(field.name)
+    found[fidelity.keywords["group"]].append("preset")
+    return found
+
+
+GROUPS = _groups()
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
-NAMED = {"data": "data set (`fedspeed data list`)", "model": "model (`fedspeed models`)"}
 
 
 def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
@@ -66,13 +72,13 @@ def allow_code(parser: argparse.ArgumentParser) -> None:
 
 def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
     flag, default = "--" + name.replace("_", "-"), field.default
-    if name in NAMED:
-        group.add_argument(flag, metavar="NAME", help=f"{NAMED[name]}; default {default.name}")
+    allowed, about = field.metadata["allowed"], field.metadata["about"]
+    if name in TABLES:
+        group.add_argument(flag, metavar="NAME", help=f"{about}; default {default.name}")
         return
     if name == "targets":
-        group.add_argument(flag, metavar="A,B", type=_floats, help="accuracies to time, 0.8,0.85 say; default none")
+        group.add_argument(flag, metavar="A,B", type=_floats, help=f"{about}; default none")
         return
-    allowed, about = field.metadata["allowed"], field.metadata["about"]
     allowed = tuple(allowed()) if callable(allowed) else allowed
     shown = (about if default == "" or default is False else f"{about}; default {default}").replace("%", "%%")
     if isinstance(default, bool):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config, read_toml
 from ..errors import UserError
+from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import read_config, same_run, trusted
 from . import options
@@ -95,7 +96,7 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
         f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "
-        f"lr {config.lr:g}, decay {config.lr_decay or config.method.lr_decay:g} per round; "
+        f"lr {config.lr:g}, decay {config.lr_decay or paper_decay(config.method):g} per round; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )
     for target, cost in summary["targets"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import UserError, unknown
 from ..usercode import call, file_of, load_code, require_part
+from .registry import DATASETS
 
 if TYPE_CHECKING:
     from .federated import Federated
@@ -28,41 +29,6 @@ _LAZY = {
 }
 __all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 
-
-class _Registry(Mapping[str, Callable[..., "Samples"]]):
-    """Loaders by name; a loader's module is imported when it is asked for, not before."""
-
-    def __init__(self, places: dict[str, str]) -> None:
-        self._places = places
-
-    def __getitem__(self, name: str) -> Callable[..., Samples]:
-        module, _, function = self._places[name].partition(":")
-        loader: Callable[..., Samples] = getattr(import_module(f".{module}", __name__), function)
-        return loader
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-DATASETS: Mapping[str, Callable[..., Samples]] = _Registry(
-    {
-        "cifar10": "cifar:cifar10",
-        "cifar100": "cifar:cifar100",
-        "tinyimagenet": "tinyimagenet:tinyimagenet",
-        "mnist": "mnist:mnist",
-        "fashion-mnist": "mnist:fashion_mnist",
-        "digits": "digits:digits",
-        "synthetic": "synthetic:synthetic",
-        "quadratic": "problems:quadratic",
-        "logistic": "problems:logistic",
-        "images": "images:images",
-        "arrays": "own:arrays",
-        "huggingface": "own:huggingface",
-    }
-)
 CLIENTS = 100
 """How many clients there are where neither the user nor the data say."""
 GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..client import Failed, Job, Reply, Work
-from ..contract import block_safe
+from ..contract import not_block_safe
 from ..data.federated import Federated
 from ..method import Method
 from ..plan import Plan
@@ -58,4 +58,4 @@ def resolve_engine(plan: Plan, method: Method, model: nn.Module, loss: Loss, dat
     sizes = len(np.unique(data.sizes))
     alike = sizes * 4 <= min(plan.active, data.clients) or sizes <= 2 < plan.active
     fits = small and alike and plan.active >= 4 and is_chain(model) and loss in SLOPES
-    return "block" if fits and block_safe(method) else "loop"
+    return "block" if fits and not_block_safe(method) is None else "loop"

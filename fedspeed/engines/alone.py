@@ -108,7 +108,7 @@ class Watched:
         up, kept = self.hooks.upload(xK, down, client, run)
         for at, (i, own) in enumerate(zip(rows, alone, strict=True)):
             with self._refusing("upload", i):
-                sent, stored = self.hooks.upload(points[at], down, own, run)
+                sent, stored = self.hooks.upload(points[at], down, own, run._replace(client=self.clients[i]))
                 _compare_trees("Up", row(up, i), sent, points[at])
                 _compare_trees("Client", row(kept, i), stored, points[at])
         return up, kept
@@ -141,7 +141,8 @@ class _Refusing:
             raise UserError(
                 f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
                 f"one (client {self.client} alone: {told}); let norms, means and sorts go over the last axis (dim=-1, "
-                f"keepdim=True) and draw no random numbers, or use --engine loop ({defined(method, self.hook)})"
+                f"keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in run.clients, or use "
+                f"--engine loop ({defined(method, self.hook)})"
             ) from error
 
 

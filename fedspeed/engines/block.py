@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, step_
-from ..contract import block_safe, defined, innermost
+from ..contract import defined, not_block_safe
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
 from ..method import Local, Method
@@ -72,7 +72,9 @@ class Block:
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
                 step_(x, hooks.direction(x, oracle, down, client), lr, work)
-            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, seed))
+            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, seed, tuple(clients)))
+            ups = unstack(up, len(jobs))
+            sent = [work.hooks.sent(each) for each in ups]
         except UserError:
             raise
         except Exception as error:
@@ -89,7 +91,6 @@ class Block:
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
-            ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
         if not good:
             return [Failed(job, diverged(work, job, K)) for job in jobs]
@@ -100,7 +101,7 @@ class Block:
         for i, job in enumerate(jobs):
             if i in counted:
                 first = i == good[0]
-                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0)
+                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0, sent[i])
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(Failed(job, diverged(work, job, K)))
@@ -177,10 +178,10 @@ def unstack(tree: Any, rows: int) -> list[Any]:
 
 def refuse_unsafe(method: Method) -> None:
     """Raise for a method of the user's that does not say that its hooks take blocks."""
-    if not block_safe(method):
-        cls = type(innermost(method)).__name__
+    unsafe = not_block_safe(method)
+    if unsafe is not None:
         raise UserError(
-            f"engine block: calls hooks with a (clients, d) block, and {cls} does not say that its hooks take one; use "
-            f"--engine loop, or see that norms, means and sorts go over the last axis and write `block_safe = True` "
-            f"into the class ({defined(method)})"
+            f"engine block: calls hooks with a (clients, d) block, and {type(unsafe).__name__} does not say that its "
+            f"hooks take one; use --engine loop, or see that norms, means and sorts go over the last axis and write "
+            f"`block_safe = True` into the class ({defined(unsafe)})"
         )

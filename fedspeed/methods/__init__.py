@@ -31,6 +31,7 @@ from .fedyogi import FedYogi as FedYogi
 from .mofedsam import MoFedSAM as MoFedSAM
 from .scaffold import Scaffold as Scaffold
 from .wrappers import FedInit as FedInit
+from .wrappers import Wrapper as Wrapper
 
 _PAPER = (FedAvg, FedProx, FedAdam, Scaffold, FedCM, FedDyn, FedADMM, FedSpeed)
 _FAMILY = (FedPD, FedYogi, FedAdagrad, FedNova, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM)
@@ -64,6 +65,12 @@ def find(name: str, code: str = "", origin: str = "") -> type[Method]:
 
 def build(table: dict[str, Any]) -> Method:
     """A method from `{"name": ..., field: value}`; one from a file may also carry `code` and `origin`, see `find`."""
+    cls, fields = class_of(table)
+    return cls.from_fields(fields)
+
+
+def class_of(table: dict[str, Any]) -> tuple[type[Method], dict[str, Any]]:
+    """The class that a table names, and the table's fields."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise UserError(f"method: expected a name or a table with a name, got {table!r}")
     fields = dict(table)
@@ -71,7 +78,7 @@ def build(table: dict[str, Any]) -> Method:
     about = {key: fields.pop(key) for key in ("code", "origin") if key in fields and ".py:" in name}
     if not all(isinstance(value, str) for value in about.values()):
         raise UserError(f"method {name}: expected text as code and origin, found {about!r}")
-    return find(name, **about).from_fields(fields)
+    return find(name, **about), fields
 
 
 def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:

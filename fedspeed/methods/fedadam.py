@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
@@ -57,6 +58,7 @@ class FedAdam(Method):
     beta2: float = param(0.99, "[0, 1]", "beta2, the memory of the second moment")
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
+    released: ClassVar[Mapping[str, Any]] = {"tau": 0.01}
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), zeros(x0) + self.v0)

@@ -78,8 +78,8 @@ class FedADMM(Method):
         return 1 / self.lam
 
     @property
-    def lr_decay(self) -> float:
-        return 0.9995
+    def running_mean(self) -> tuple[str, str] | None:
+        return ("xh", "x") if self.variant == "wang" else None
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)

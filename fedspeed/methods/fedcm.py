@@ -53,6 +53,7 @@ class FedCM(Method):
 
     alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    reads_gradient_from_D = True
 
     @property
     def mix(self) -> float:

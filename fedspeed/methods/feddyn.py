@@ -55,6 +55,7 @@ class FedDyn(Method):
     """
 
     alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed")
+    running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedDyn", lr, self.alpha, "alpha")
@@ -62,10 +63,6 @@ class FedDyn(Method):
     @property
     def shrink(self) -> float:
         return self.alpha
-
-    @property
-    def lr_decay(self) -> float:
-        return 0.9995
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

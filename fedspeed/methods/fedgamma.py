@@ -61,6 +61,8 @@ class FedGamma(Method):
     rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    running_mean = ("c", "c")
+    reads_gradient_from_D = True
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

@@ -68,10 +68,6 @@ class FedPD(Method):
     def shrink(self) -> float:
         return 1 / self.lam
 
-    @property
-    def lr_decay(self) -> float:
-        return 0.9995
-
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)
 

@@ -65,6 +65,7 @@ class FedSMOO(Method):
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w")
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedSMOO", lr, 1 / self.lam, "1/lam")
@@ -72,10 +73,6 @@ class FedSMOO(Method):
     @property
     def shrink(self) -> float:
         return 1 / self.lam
-
-    @property
-    def lr_decay(self) -> float:
-        return 0.9995
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), zeros(x0))

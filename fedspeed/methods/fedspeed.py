@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
 from ..method import Grad, Local, Method, Nothing, Round
@@ -83,6 +84,7 @@ class FedSpeed(Method):
     prox: bool = param(True, about="whether the prox term is on")
     server: str = param("all", ("all", "active"), "the server rule: `all` as released, `active` as printed")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    released: ClassVar[Mapping[str, Any]] = {"alpha": 1.0, "normalise": True, "server": "all"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,8 +103,8 @@ class FedSpeed(Method):
         return 1 / self.lam if self.prox else 0.0
 
     @property
-    def lr_decay(self) -> float:
-        return 0.9995
+    def running_mean(self) -> tuple[str, str] | None:
+        return ("h", "H") if self.correction and self.server == "all" else None
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

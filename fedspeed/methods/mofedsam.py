@@ -57,6 +57,7 @@ class MoFedSAM(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    reads_gradient_from_D = True
 
     @property
     def mix(self) -> float:

@@ -55,6 +55,8 @@ class Scaffold(Method):
     """
 
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    running_mean = ("c", "c")
+    reads_gradient_from_D = True
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

@@ -1,4 +1,4 @@
-"""Methods around a method."""
+"""Methods around a method: what a wrapper does not write itself is its base's."""
 
 from __future__ import annotations
 
@@ -6,20 +6,74 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import UserError
-from ..method import Grad, Local, Method, Round
+from ..method import Grad, Local, Method
 from ..params import param
 from .fedavg import FedAvg
-from .fedcm import FedCM
-from .fedgamma import FedGamma
-from .fednova import FedNova
-from .mofedsam import MoFedSAM
-from .scaffold import Scaffold
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
 
-GRADIENT_FROM_D = (Scaffold, FedGamma, FedCM, MoFedSAM, FedNova)
-"""Methods that read D / (K eta_l) as a mean gradient: D must be measured from where the steps began."""
+OWN = {"source", "code", "origin", "block_safe", "released", "name", "label", "to_dict", "running_mean"}
+"""What a wrapper says for itself; all else that `Method` has is asked of the base."""
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """Base of methods around a method: write the hooks that differ, `super().upload(...)` is the base's.
+
+    Args:
+        base: the method inside; in TOML a table `[method.base]`, on the command line `--set method.base=fedspeed`.
+
+    Example:
+        >>> from fedspeed import FedProx
+        >>> Wrapper(FedProx(mu=0.5)).shrink, Wrapper(FedProx(mu=0.5)).mu
+        (0.5, 0.5)
+    """
+
+    base: Method = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.base, Method):
+            raise UserError(
+                f"{type(self).__name__}: base must be a method such as FedAvg(), got {self.base!r}; a name of one is "
+                f"understood in TOML and by --set method.base=NAME"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """What no class here knows: a field of the base."""
+        if name.startswith("_") or name == "base":  # asked for before there is a base, when a copy is made
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.base, name)
+
+    @property
+    def running_mean(self) -> tuple[str, str] | None:
+        """The base's, unless this class writes a hook that may end it."""
+        kept = ("init_server", "init_client", "upload", "update")
+        same = all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in kept)
+        return self.base.running_mean if same else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table of the wrapper, with that of its base."""
+        return {**super().to_dict(), "base": self.base.to_dict()}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """An instance from its fields; `base` may be a method, a name or a table."""
+        from . import build
+
+        base = fields.get("base", "fedavg")
+        table = {"name": base} if isinstance(base, str) else base
+        return super().from_fields({**fields, "base": base if isinstance(base, Method) else build(table)})
+
+
+def _of_base(name: str) -> property:
+    return property(lambda self: getattr(self.base, name), doc=f"The base's `{name}`.")
+
+
+for _name in vars(Method):  # every hook, also one that is added later
+    if not _name.startswith("_") and _name not in OWN:
+        setattr(Wrapper, _name, _of_base(_name))
 
 
 class Client(NamedTuple):
@@ -28,7 +82,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedInit(Method):
+class FedInit(Wrapper):
     """Relaxed initialisation around any method: local work begins away from the client's own last model.
 
         1  server sends what `base` sends
@@ -55,13 +109,12 @@ class FedInit(Method):
     Initialization, NeurIPS 2023.
     """
 
-    base: Method = field(default_factory=FedAvg)
     beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient")
     centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.centre == "global" and isinstance(self.base, GRADIENT_FROM_D):
+        if self.centre == "global" and self.base.reads_gradient_from_D:
             name = type(self.base).__name__
             raise UserError(
                 f"FedInit: centre must be start around {name}, got global: {name} reads D / (K eta_l) as a mean "
@@ -69,28 +122,12 @@ class FedInit(Method):
             )
 
     @property
-    def mix(self) -> float:
-        return self.base.mix
-
-    @property
-    def shrink(self) -> float:
-        return self.base.shrink
-
-    @property
-    def lr_decay(self) -> float:
-        return self.base.lr_decay
-
-    def check(self, lr: float, active: int, clients: int) -> None:
-        self.base.check(lr, active, clients)
-
-    def init_server(self, x0: Vec) -> Any:
-        return self.base.init_server(x0)
+    def running_mean(self) -> tuple[str, str] | None:
+        kept = self.base.running_mean
+        return kept and (f"base.{kept[0]}", kept[1])
 
     def init_client(self, x0: Vec) -> Client:
-        return Client(x0, self.base.init_client(x0))
-
-    def broadcast(self, server: Any) -> Any:
-        return self.base.broadcast(server)
+        return Client(x0, super().init_client(x0))
 
     def relaxed(self, down: Any, client: Client) -> Vec:
         """s_i of line 2."""
@@ -104,25 +141,11 @@ class FedInit(Method):
     def start(self, down: Any, client: Client) -> Vec:
         if self.centre == "global":
             return self.relaxed(down, client)
-        return self.base.start(self.seen(down, client), client.base)
+        return super().start(self.seen(down, client), client.base)
 
     def direction(self, x: Vec, grad: Grad, down: Any, client: Client) -> Vec:
-        return self.base.direction(x, grad, self.seen(down, client), client.base)
+        return super().direction(x, grad, self.seen(down, client), client.base)
 
     def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
-        up, kept = self.base.upload(xK, self.seen(down, client), client.base, run)
+        up, kept = super().upload(xK, self.seen(down, client), client.base, run)
         return up, Client(xK, kept)  # line 4
-
-    def update(self, server: Any, mean: Any, round: Round) -> Any:
-        return self.base.update(server, mean, round)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "base": self.base.to_dict()}
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        from . import build
-
-        base = fields.get("base", "fedavg")
-        table = {"name": base} if isinstance(base, str) else base
-        return super().from_fields({**fields, "base": base if isinstance(base, Method) else build(table)})
