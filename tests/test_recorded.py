@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from watching import Clients
 
 import fedspeed
 from fedspeed.cli import main
@@ -106,7 +107,7 @@ def ends_by_ctrl_c_in_a_round(run):
         if run.t == 2:
             raise KeyboardInterrupt
 
-    run.on_client = interrupt
+    run.observers.all.append(Clients(interrupt))
     for _ in run:
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -115,6 +116,12 @@ class FedInit(Method):
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         return self.base.update(server, mean, round)
+
+    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
+        return self.base.client_metrics(xK, self.seen(down, client), client.base, run)
+
+    def metrics(self, server: Any, mean: Any, round: Round) -> Mapping[str, float]:
+        return self.base.metrics(server, mean, round)
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "base": self.base.to_dict()}
