@@ -20,7 +20,6 @@ import torch
 from .errors import Diverged, UserError, one_line
 from .method import Grad, Local, Method, Round
 from .metrics import numbers, reports
-from .vec import all_finite
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 PACKAGE = Path(__file__).parent
@@ -106,7 +105,7 @@ class Hooks:
             return None
         with self._untouched("client_metrics", xK=xK, down=down, client=client):
             told = self.method.client_metrics(xK, down, client, run)
-        return numbers(told, lambda: all_finite((xK,)), partial(self._error, "client_metrics"))
+        return numbers(told, partial(self._error, "client_metrics"))
 
     def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
         """Names and numbers of a round, after its update."""
@@ -114,7 +113,7 @@ class Hooks:
             return {}
         with self._hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
             told = self.method.metrics(server, mean, round)
-        return numbers(told, lambda: all_finite(server), partial(self._error, "metrics"))
+        return numbers(told, partial(self._error, "metrics"))
 
     @contextmanager
     def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:

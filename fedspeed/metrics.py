@@ -26,11 +26,12 @@ def reports(method: Method, hook: str) -> bool:
     return owner is not Method and callable(getattr(method, hook))
 
 
-def numbers(told: Any, finite: Callable[[], bool], error: Callable[[str], UserError]) -> dict[str, float]:
+def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     """What a hook reported, as floats; raise unless it is names and real numbers.
 
+    One that is not finite stays as it is, and is `null` in JSON as any number of a record: it must not end a run.
+
     Args:
-        finite: whether the vectors it was computed from are; if not, they are refused, and not an infinite number.
         error: makes one of what is wrong.
     """
     if not isinstance(told, Mapping):
@@ -41,21 +42,19 @@ def numbers(told: Any, finite: Callable[[], bool], error: Callable[[str], UserEr
             raise error(f"must return names such as update_norm, found {name!r}")
         number = _number(value)
         if number is None:
-            raise error(f"must return numbers, found {name} = {value!r}; one vector's norm is float(v.norm())")
-        if abs(number) > MOST and finite():
-            raise error(f"must return finite numbers or NaN, found {name} = {value!r}")
-        found[name] = number
+            raise error(f"must return numbers, found {name} = {value!r}; a vector's norm is one: v.norm()")
+        found[name] = math.copysign(math.inf, number) if abs(number) > MOST else number
     return found
 
 
 def _number(value: Any) -> float | None:
     """A real number, or a tensor of one, as a float; None for anything else."""
-    one = isinstance(value, Real) or getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,)
     try:
-        return float(value) if one else None
+        one = value.item() if hasattr(value, "item") else value
+        return float(one) if isinstance(one, Real) else None
     except OverflowError:
-        return math.inf
-    except (TypeError, ValueError, RuntimeError):  # complex, or text
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several
         return None
 
 

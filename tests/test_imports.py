@@ -44,7 +44,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "trim": {"errors"},
     "models": DATA | {"layers", "trim", "usercode"},
     "evaluate": DATA,
-    "contract": {"errors", "method", "metrics", "vec"},
+    "contract": {"errors", "method", "metrics"},
     "client": DATA | {"method", "plan", "contract"},
     "interrupts": set(),
     "record": set(),

@@ -19,7 +19,8 @@ from watching import Clients
 
 import fedspeed
 from fedspeed.cli import main
-from fedspeed.report.difference import TIMES, differences, model_digest
+from fedspeed.record import PLACED, TIMES
+from fedspeed.report.difference import differences, model_digest
 
 SCRIPT = Path(__file__).with_name("given_script.py")
 
@@ -31,7 +32,7 @@ def outcome(out: Path) -> tuple[object, ...]:
     newest = max((out / "checkpoints").glob("server@*"), key=lambda path: int(path.name.partition("@")[2]))
     return (
         [{k: v for k, v in each.items() if k not in TIMES} for each in rounds],
-        {k: v for k, v in summary.items() if k not in TIMES},
+        {k: v for k, v in summary.items() if k not in (*TIMES, *PLACED)},
         model_digest(out / "model.safetensors"),
         newest.name,
         newest.read_bytes(),

@@ -406,9 +406,9 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
             patch.setattr(server.Simulation, "_evaluate", interrupt(server.Simulation._evaluate))
         if where == "line":
             patch.setattr("fedspeed.recording.line", interrupt(line))
+        tables = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
         with pytest.raises(KeyboardInterrupt):
-            run_config(Config.from_dict({**SMALL, "rounds": 5, "backend": "serial", "model": "linear",
-                                         "method": "fedspeed"}), tmp_path / "run", observers=[Rounds(stop)])  # fmt: skip
+            run_config(Config.from_dict(tables), tmp_path / "run", observers=[Rounds(stop)])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     done = len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
     assert summary["status"] == "interrupted"
