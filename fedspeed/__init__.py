@@ -33,6 +33,7 @@ _PUBLIC = {
     "simulate": "server",
     "Simulation": "server",
     "Record": "record",
+    "Observer": "observe",
     "Federated": "data",
     "load_data": "data:load",
     "MODELS": "models",

@@ -15,7 +15,7 @@ from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
 from .plan import Plan
-from .sampling import batch_order, key, rng, seed_device
+from .sampling import batch_order, key, rng, seed_device, straggler_steps
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -86,6 +86,7 @@ class Facts(NamedTuple):
     grad_evals: float  # in whole minibatches
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
     sent: int = 0  # bytes of its own upload
+    metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
 
 
 class Reply(NamedTuple):
@@ -152,7 +153,9 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
             step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        up, kept = hooks.upload(x, down, client, Local(steps, job.lr, len(rows), job.t, seed, job.client))
+        local = Local(steps, job.lr, len(rows), job.t, seed, job.client)
+        metrics = hooks.client_metrics(x, down, client, local)
+        up, kept = hooks.upload(x, down, client, local)
         sent = hooks.sent(up)
     except (UserError, Diverged):
         raise
@@ -162,7 +165,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps)
     drift = squared_distance(x, down.x)
-    return Reply(job, up, kept, Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent))
+    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics)
+    return Reply(job, up, kept, facts)
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
@@ -202,6 +206,16 @@ def diverged(work: Work, job: Job, steps: int) -> Diverged:
         f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
         f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
     )
+
+
+def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
+    """Jobs in job order; a straggler's own number of steps stands in its job."""
+    jobs = []
+    for i in job_order(np.array(clients, dtype=np.int64), work.data.sizes):
+        whole = work.local_steps(int(work.data.sizes[i]))
+        done = straggler_steps(work.plan.seed, t, i, whole, work.plan.stragglers)
+        jobs.append(Job(i, t, lr, done if done < whole else 0))
+    return jobs
 
 
 def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:

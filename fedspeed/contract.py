@@ -12,13 +12,15 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from .errors import Diverged, UserError
+from .errors import Diverged, UserError, one_line
 from .method import Grad, Local, Method, Round, nested
+from .metrics import numbers, reports
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 PACKAGE = Path(__file__).parent
@@ -35,6 +37,7 @@ class Hooks:
     def __init__(self, method: Method, d: int, dtype: torch.dtype) -> None:
         self.method, self.d, self.dtype = method, d, dtype
         self._up: list[Field] | None = None
+        self.reporting = {hook for hook in ("metrics", "client_metrics") if reports(method, hook)}
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
@@ -103,6 +106,22 @@ class Hooks:
         self._tree("update", new, server.x.dtype, named_x=True)
         self._alike("update", "Server", _fields(new), _fields(server), "as before the round")
         return new
+
+    def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
+        """Names and numbers of one client, of arguments as for `upload`; None from a method that reports none."""
+        if "client_metrics" not in self.reporting:
+            return None
+        with self._untouched("client_metrics", xK=xK, down=down, client=client):
+            told = self.method.client_metrics(xK, down, client, run)
+        return numbers(told, partial(self._error, "client_metrics"))
+
+    def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
+        """Names and numbers of a round, after its update."""
+        if "metrics" not in self.reporting:
+            return {}
+        with self._hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
+            told = self.method.metrics(server, mean, round)
+        return numbers(told, partial(self._error, "metrics"))
 
     @contextmanager
     def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
@@ -277,8 +296,7 @@ def _class_place(cls: type) -> tuple[str, int]:
 
 def reason(error: BaseException) -> str:
     """An exception in one line, with the user's own line where there is one."""
-    first = (str(error).splitlines() or [""])[0]
-    told = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    told = one_line(error)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(Path(f.filename))]
     return f"{told} ({_short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else told
 

@@ -62,6 +62,17 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
 
 
+def one_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says.
+
+    Example:
+        >>> one_line(ValueError("no\\nand why"))
+        'ValueError: no'
+    """
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does.
 

@@ -79,8 +79,22 @@ def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
     fields = Plan().fields()
     for name in settings:
         if name not in fields:
-            raise unknown("keyword of simulate", name, [*fields, "plan", "loss", "no_decay", "out", "resume"])
+            others = ("plan", "loss", "no_decay", "out", "resume", "observers")
+            raise unknown("keyword of simulate", name, [*fields, *others])
     return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
+
+
+def fitting_plan(plan: Plan, data: Federated) -> Plan:
+    """The plan with its cohort's size; data that it cannot be for are refused."""
+    plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
+    if plan.active > data.clients:
+        raise UserError(
+            f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
+            f"lower --active or raise --clients"
+        )
+    if data.sizes.min() < 1:
+        raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+    return plan
 
 
 def require_loss(loss: Any) -> None:

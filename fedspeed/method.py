@@ -1,6 +1,6 @@
 """The contract between a method and everything that runs it. Read this file, then write a method.
 
-A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and three optional
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and five optional
 ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
 one-element tensors or NamedTuples of them. A round is
 
@@ -9,6 +9,9 @@ one-element tensors or NamedTuples of them. A round is
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server
+
+Beside that a method may report named numbers, `client_metrics` of each client (their mean over clients is recorded)
+and `metrics` of the round: they stand in the round's record and change nothing.
 
 The engine owns minibatches, weight decay, clipping and the learning rate; a hook that draws random numbers takes them
 from `rng(run.seed, "what for", run.t, client)`, so that they are a function of what they are for. Server vectors are
@@ -136,6 +139,14 @@ class Method(Params):
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state from the mean of what came up."""
         raise NotImplementedError
+
+    def client_metrics(self, xK: Vec, down: Any, client: Any, run: Local) -> Mapping[str, float]:
+        """Numbers of this client to record, by name: called just before `upload`, with what that is given."""
+        return {}
+
+    def metrics(self, server: Any, mean: Any, round: Round) -> Mapping[str, float]:
+        """Numbers of this round to record, by name: called after `update`, with the server state that it returned."""
+        return {}
 
     def check(self, lr: float, active: int, clients: int) -> None:
         """Refuse (UserError) or warn about a run this method is not made for."""

@@ -151,9 +151,16 @@ def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], kernel: bool) -> 
     """A process that carries out orders; it ends when whoever gives them does."""
     end_with_parent(kernel)
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
+
+    def tell(told: Any) -> None:
+        try:
+            pipe.send(("told", told))
+        except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+            raise KeyboardInterrupt from None
+
     try:
         while True:
-            pipe.send(_attempt(work, pipe.recv(), lambda told: pipe.send(("told", told))))
+            pipe.send(_attempt(work, pipe.recv(), tell))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
 

@@ -9,6 +9,9 @@ from typing import Any
 TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
 """What differs between two runs of the same config, in their records and summaries."""
 
+PLACED = ("backend", "workers")
+"""What a summary says about where a run was computed, which changes no result."""
+
 
 @dataclass(frozen=True)
 class Record:

@@ -14,14 +14,15 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .config import GIVEN, Config
 from .environment import environment
-from .errors import Diverged, Terminated, UserError
+from .errors import UserError
 from .files import write
 from .interrupts import together
+from .observe import status_of
 from .record import TIMES
 from .report.difference import model_digest
 from .rundir import finished, line
@@ -100,13 +101,7 @@ class Recording:
             # a loop lets go of its rounds before its error is known
             with suppress(Exception), self.hold():
                 self._unchanged()
-                self._conclude(ended(error))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.close(error)
+                self._conclude(status_of(error))
 
     def _rounds(self) -> Generator[Record, None, None]:
         simulation, checkpoints, out = self.simulation, self.checkpoints, self.out
@@ -117,12 +112,14 @@ class Recording:
             if done is not None:
                 self.summary = done
                 return
+            self.summary = {}
             status, written = "running", (simulation.t, simulation.server)
             self._cause, self._given_up = None, False
             try:
                 with room(out, self.config):
                     for name in ("summary.json", "model.safetensors"):  # of an end that was none
                         (out / name).unlink(missing_ok=True)
+                    simulation.observers.started(simulation)
                     with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
                         while simulation.t < simulation.plan.rounds:
                             record = simulation.advance()
@@ -133,11 +130,12 @@ class Recording:
                                 self.records.append(record)
                                 written = (simulation.t, simulation.server)
                             checkpoints.offer(simulation.t, simulation.server, simulation.states)
+                            simulation.observers.tell("round", record, simulation)
                             yield record
                     self._last_checkpoint()
                 status = "finished"
             except GeneratorExit:
-                status = ended(self._cause)
+                status = status_of(self._cause)
                 self._given_up = self._cause is None
                 if self._given_up and simulation.t == simulation.plan.rounds:
                     with suppress(Exception):
@@ -145,7 +143,7 @@ class Recording:
                         status, self._given_up = "finished", False
                 raise
             except BaseException as error:
-                status = ended(error)
+                status = status_of(error)
                 raise
             finally:
                 with suppress(Exception):  # told already, or not what stopped the run
@@ -157,6 +155,7 @@ class Recording:
                         self._conclude(status)
                 with suppress(OSError):
                     self._left = self._traces()
+                simulation.observers.ended(status, self.summary)
         _OPEN.discard(self)
 
     def _last_checkpoint(self) -> None:
@@ -170,6 +169,9 @@ class Recording:
         self.summary = summarise(self.config, self.simulation, self.records, status) | {
             "checkpoint_seconds": self.checkpoints.waited,
             "digests": digests(self.out, self.records),
+            "engine": self.simulation.plan.engine,
+            "backend": self.simulation.placement,
+            "workers": self.simulation.workers,
         }
         write(self.out / "summary.json", json.dumps(self.summary, indent=1) + "\n")
 
@@ -209,20 +211,6 @@ def _end_all() -> None:
     for recording in list(_OPEN):
         with suppress(Exception):
             recording.close()
-
-
-def ended(error: BaseException | None) -> str:
-    """The status of a run that an error stopped; None if it was given up.
-
-    Example:
-        >>> ended(KeyboardInterrupt()), ended(ValueError("no")), ended(None)
-        ('interrupted', 'failed: no', 'interrupted')
-    """
-    if isinstance(error, Diverged):
-        return f"diverged: {error}"
-    if isinstance(error, Exception):
-        return f"failed: {error}"
-    return "terminated" if isinstance(error, Terminated) else "interrupted"
 
 
 def save_model(simulation: Simulation, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from .config import Config
 from .environment import environment as environment
 from .errors import UserError
 from .files import write
+from .observe import Observer, Observers
 from .recording import Recording, room
 from .recording import digests as digests
 from .recording import summarise as summarise
@@ -68,9 +69,8 @@ def run_config(
     out: Path | str,
     *,
     overwrite: bool = False,
-    on_round: Callable[[Record], None] | None = None,
+    observers: Iterable[Observer | str] = (),
     progress: Callable[[str, int, int], None] | None = None,
-    on_client: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config into a directory and return its summary.
 
@@ -78,10 +78,14 @@ def run_config(
     line of `rounds.jsonl` a round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
+
+    Args:
+        observers: who is told of it, `fedspeed.Observer`s or their names; they are no part of the config.
+        progress: called with (what, done, total) while something slow comes before the rounds, a download for example.
     """
     from .checkpoint import Checkpoints
 
-    out = Path(out)
+    out, watching = Path(out), Observers(observers)
     refuse_a_run(out, overwrite)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with alone(out):
@@ -108,15 +112,14 @@ def run_config(
         config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
         write_config(out, config)
         checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
-        return _run(Recording(out, config, simulation, [], checkpoints), on_round, on_client)
+        return _run(Recording(out, config, simulation, [], checkpoints), watching)
 
 
 def resume(
     out: Path | str,
     *,
-    on_round: Callable[[Record], None] | None = None,
+    observers: Iterable[Observer | str] = (),
     progress: Callable[[str, int, int], None] | None = None,
-    on_client: Callable[[int, int], None] | None = None,
     allow_code: bool = False,
     rounds: int = 0,
     data_dir: str = "",
@@ -127,11 +130,12 @@ def resume(
     if it had had them from the start.
 
     Args:
+        observers, progress: as for `run_config`.
         allow_code: also if the directory's config names Python files, which are then executed.
         rounds: how many the run is to have in all; 0 for as many as its config says.
         data_dir: where the data are now, if they were moved.
     """
-    out = Path(out)
+    out, watching = Path(out), Observers(observers)
     config = longer(read_config(out, allow_code), rounds)
     config = replace(config, data_dir=data_dir or config.data_dir)
     done = finished(out, config.rounds)
@@ -145,7 +149,7 @@ def resume(
         records = read_records(out, saved.t) if saved else []
         with prepare(config, progress, out / "states") as simulation:
             records = go_on(out, config, simulation, checkpoints, saved, records, data_dir)
-            return _run(Recording(out, config, simulation, records, checkpoints), on_round, on_client)
+            return _run(Recording(out, config, simulation, records, checkpoints), watching)
 
 
 def go_on(
@@ -190,16 +194,14 @@ def go_on(
     return records
 
 
-def _run(
-    recording: Recording, on_round: Callable[[Record], None] | None, on_client: Callable[[int, int], None] | None
-) -> dict[str, Any]:
+def _run(recording: Recording, observers: Observers) -> dict[str, Any]:
     """All rounds that are left; the summary."""
-    recording.simulation.on_client = on_client
+    simulation = recording.simulation
+    simulation.observers, simulation.recording = observers, recording
     rounds = recording.rounds()  # kept: let go of by the loop, it would end before the error is known
-    with recording.simulation, recording:
-        for record in rounds:
-            if on_round:
-                on_round(record)
+    with simulation:
+        for _ in rounds:
+            pass
     return recording.summary
 
 

@@ -158,7 +158,7 @@ def claim(out: Path) -> None:
         for path in [path for name in FOLDERS for path in (out / name).glob("*")]:
             if not OWN.fullmatch(path.name):
                 raise UserError(f"{path} is not of a run, and would be lost; choose another --out")
-        for name in FILES:
+        for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
             (out / name).unlink(missing_ok=True)
         clear(out)
     except OSError as error:

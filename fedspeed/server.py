@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 from torch import nn
 
 from .backends import open_backend
 from .backends.serial import one_thread
-from .client import Failed, Job, Reply, Work, job_order
+from .client import Failed, Job, Reply, Work, make_jobs
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
 from .evaluate import Score, shards
-from .given import copied, given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
+from .metrics import merged
+from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
 from .record import Record
-from .sampling import cohort, dropped, straggler_steps
+from .sampling import cohort, dropped
 from .states import choose_states
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_map
 
@@ -46,6 +47,7 @@ def simulate(
     no_decay: Sequence[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
+    observers: Sequence[Observer | str] = (),
     **settings: Any,
 ) -> Simulation:
     """Train `model` over the clients of `data`; iterate to run the rounds.
@@ -61,6 +63,7 @@ def simulate(
         out: a run directory to write while the rounds are iterated over; however they end, it can be gone on with.
         resume: go on with the run that `out` holds, if it holds one, which must be of these very arguments; it ends
             with the same bits as without a break. With more `rounds`, as if it had had them from the start.
+        observers: who is told of it, `fedspeed.Observer`s or their names.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -73,10 +76,11 @@ def simulate(
         >>> [record.round for record in run]
         [1, 2]
     """
+    watching = Observers(observers)
     plan, data = given_plan(plan, settings), federated(data)
     require_loss(loss)
     module = given_model(model, data, plan.seed)
-    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay)
+    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay, observers=watching)
     if out is None and not resume:
         return make()
     from .givenrun import recorded
@@ -96,15 +100,9 @@ class Simulation:
         loss: Loss = nn.functional.cross_entropy,
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
+        observers: Observers | None = None,
     ) -> None:
-        plan = replace(plan, active=plan.cohort_size(data.clients))
-        if plan.active > data.clients:
-            raise UserError(
-                f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
-                f"lower --active or raise --clients"
-            )
-        if data.sizes.min() < 1:
-            raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+        plan = fitting_plan(plan, data)
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
@@ -112,13 +110,13 @@ class Simulation:
         flat = FlatModel(module, no_decay)
         self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
-        self.on_client: Callable[[int, int], None] | None = None  # told how many of a round's clients have answered
+        self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self.states = choose_states(plan.states, work.hooks.init_client(self.x0), data.clients, folder, stored)
         self._server_dtype = accurate(device)
         self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
-        self.backend, self.placement, self.work = open_backend(work, self.states)
+        self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan = self.work.plan
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
@@ -134,6 +132,11 @@ class Simulation:
         self.work.flat.load(self.x)
         return self.work.flat.model.eval()
 
+    @property
+    def out(self) -> Path | None:
+        """The run's directory, if it has one."""
+        return self.recording.out if self.recording else None
+
     def __repr__(self) -> str:
         flat, data, plan = self.work.flat, self.data, self.plan
         return (
@@ -146,14 +149,20 @@ class Simulation:
         return self._rounds() if self.recording is None else self.recording.rounds()
 
     def _rounds(self) -> Iterator[Record]:
-        while self.t < self.plan.rounds:
-            yield self.advance()
+        try:
+            while self.t < self.plan.rounds:
+                yield self.step()
+        finally:
+            self.observers.over(self, sys.exception())
         self.backend.close()
 
     def step(self) -> Record:
         """One round, written down if the run has a directory; see `advance`."""
         if self.recording is None:
-            return self.advance()
+            self.observers.started(self)
+            record = self.advance()
+            self.observers.tell("round", record, self)
+            return record
         for record in self:
             return record
         raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) with more rounds goes on")
@@ -177,7 +186,7 @@ class Simulation:
         lr = plan.rate(t, paper_decay(self.method))
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
-        jobs = self._jobs([i for i in active if i not in lost], t, lr)
+        jobs = make_jobs(self.work, [i for i in active if i not in lost], t, lr)
         down = self._down()
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
@@ -185,8 +194,10 @@ class Simulation:
         steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
         with one_thread():  # the bits of a sum depend on the number of threads
-            server = self.work.hooks.update(self.server, mean.result(), told)
-            del mean
+            result = mean.result()
+            server = self.work.hooks.update(self.server, result, told)
+            metrics = merged(self.method, self.work.hooks.metrics(server, result, told), replies)
+            del mean, result
             update_norm = distance(server.x, self.server.x)
         if not all_finite(server):
             raise Diverged(
@@ -214,6 +225,7 @@ class Simulation:
             eval_seconds=evaluated - trained,
             validation_loss=validation and validation.loss,
             validation_accuracy=_accuracy(validation),
+            metrics=metrics,
         )
         return server, record
 
@@ -222,8 +234,7 @@ class Simulation:
         mean, replies, bytes_up = Mean(self._server_dtype), [], 0
         self.states.discard()
         for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
-            if self.on_client:
-                self.on_client(done, len(jobs))
+            self.observers.tell("client", done, len(jobs))
             if isinstance(reply, Failed):
                 if self.plan.on_client_error == "stop" or len(lost) + 1 == active:
                     raise reply.error
@@ -236,15 +247,6 @@ class Simulation:
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up
 
-    def _jobs(self, clients: list[int], t: int, lr: float) -> list[Job]:
-        """Jobs in job order, longest first; a straggler's own number of steps stands in its job."""
-        plan, sizes, jobs = self.plan, self.work.data.sizes, []
-        for i in job_order(np.array(clients, dtype=np.int64), sizes):
-            whole = self.work.local_steps(int(sizes[i]))
-            done = straggler_steps(plan.seed, t, i, whole, plan.stragglers)
-            jobs.append(Job(i, t, lr, done if done < whole else 0))
-        return jobs
-
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
         kept = self.states.get(client)
@@ -256,10 +258,12 @@ class Simulation:
         """Go on from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
 
-    def close(self) -> None:
-        """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary, with
+        the error that stopped the run if there was one."""
         if self.recording is not None:
-            self.recording.close()
+            self.recording.close(error)
+        self.observers.over(self, error)
         self.backend.close()
         self.states.close()
 
@@ -267,9 +271,7 @@ class Simulation:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self.recording is not None:
-            self.recording.close(error)
-        self.close()
+        self.close(error)
 
     def _down(self) -> Any:
         """What the server sends, in the model's dtype."""
@@ -283,11 +285,9 @@ class Simulation:
         if t % self.plan.eval_every and t != self.plan.rounds:
             return None, None
         vector = x.to(self.work.flat.dtype, copy=True)
-        test, validation = (bool(shards(self.work.data, kind)) for kind in (False, True))
-        return (
-            self.backend.evaluate(vector) if test else None,
-            self.backend.evaluate(vector, validation=True) if validation else None,
-        )
+        scored = (shards(self.work.data, validation) for validation in (False, True))
+        test, validation = (self.backend.evaluate(vector, bool(i)) if some else None for i, some in enumerate(scored))
+        return test, validation
 
 
 def _accuracy(score: Score | None) -> float | None:

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from watching import Rounds
 
 from fedspeed import run, statelog
 from fedspeed.checkpoint import Checkpoints
 from fedspeed.config import Config
+from fedspeed.record import PLACED
 
 CRASH = 77
 
@@ -104,7 +106,7 @@ def outcome(out: Path) -> tuple[Any, ...]:
     assert named == {*files, *(f"checkpoints/{name}" for name in manifests)}, "a file too many, or a missing one"
     assert not list(out.rglob("*.part")), "a half-written file"
     summary = json.loads((out / "summary.json").read_text())
-    told = {key: value for key, value in summary.items() if not key.endswith("seconds")}
+    told = {key: value for key, value in summary.items() if not key.endswith("seconds") and key not in PLACED}
     return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files
 
 
@@ -125,9 +127,9 @@ def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]
                     os._exit(0)
 
             if (out / "config.toml").exists():
-                run.resume(out, on_round=stop)
+                run.resume(out, observers=[Rounds(stop)])
             else:
-                run.run_config(config, out, on_round=stop)
+                run.run_config(config, out, observers=[Rounds(stop)])
             os.write(out_of, str(counter.count).encode())
             code = 0
         except BaseException:

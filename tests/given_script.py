@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from watching import Clients
 
 import fedspeed
 
@@ -63,7 +64,7 @@ def readme(out: str, **settings: object) -> fedspeed.Simulation:
 def main(kind: str, out: str, backend: str, kill: int, resume: bool) -> None:
     """Iterate, or be killed."""
     run = {"own": own, "readme": readme}[kind](out, backend=backend, workers=2, resume=resume)
-    run.on_client = lambda done, total: os._exit(9) if kill and run.t + 1 == kill and done == 2 else None
+    run.observers.all.append(Clients(lambda d, _: os._exit(9) if kill and run.t + 1 == kill and d == 2 else None))
     for record in run:
         assert record.round == run.t
 

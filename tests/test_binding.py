@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 from crashing import outcome
 from sealing import seal
+from watching import Rounds
 
 from fedspeed.config import Config, read_toml
 from fedspeed.errors import UserError
@@ -21,7 +22,7 @@ TINY = {"rounds": 5, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 
         "backend": "serial", "method": "fedspeed"}  # fmt: skip
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """The run is stopped from outside."""
 
 
@@ -33,7 +34,7 @@ def stopped(out: Path, **changes) -> Path:
             raise Stop
 
     with pytest.raises(Stop):
-        run_config(Config.from_dict({**TINY, **changes}), out, on_round=stop)
+        run_config(Config.from_dict({**TINY, **changes}), out, observers=[Rounds(stop)])
     return out
 
 
@@ -169,12 +170,14 @@ def test_the_place_of_states_may_change_at_every_resume(tmp_path, changes):
     for n, place in enumerate(places, 1):
         if n == 1:
             with pytest.raises(Stop):
-                run_config(Config.from_dict({**TINY, "states": place}), tmp_path / "run", on_round=stop_at(2))
+                run_config(
+                    Config.from_dict({**TINY, "states": place}), tmp_path / "run", observers=[Rounds(stop_at(2))]
+                )
             continue
         edit(tmp_path / "run", states=place)
         if n == 2:
             with pytest.raises(Stop):
-                resume(tmp_path / "run", on_round=stop_at(4))
+                resume(tmp_path / "run", observers=[Rounds(stop_at(4))])
         else:
             resume(tmp_path / "run")
     run_config(Config.from_dict({**TINY, "states": "memory"}), tmp_path / "whole")
@@ -206,7 +209,7 @@ def test_variables_that_change_bits_are_told_and_bind_nobody(tmp_path, monkeypat
 
     config = Config.from_dict({"rounds": 2, "clients": 4, "active": 2, "local_steps": 1, "backend": "serial"})
     with pytest.raises(KeyboardInterrupt):
-        run_config(config, tmp_path / "a", on_round=stop)
+        run_config(config, tmp_path / "a", observers=[Rounds(stop)])
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     with pytest.warns(UserWarning, match=r"variables that change the last bits differ .*OPENBLAS_CORETYPE.*Haswell"):
         assert resume(tmp_path / "a")["status"] == "finished"

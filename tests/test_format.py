@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from watching import Rounds
 
 from fedspeed import checkpoint, config
 from fedspeed.cli import main
@@ -90,7 +91,7 @@ def test_format_1_ends_with_the_same_bits(tmp_path, states):
     tables = {"rounds": 5, "clients": 6, "active": 2, "local_steps": 1, "engine": "loop", "backend": "serial",
               "method": "fedsmoo", "model": "linear", "states": states}  # fmt: skip
 
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop(record):
@@ -99,7 +100,7 @@ def test_format_1_ends_with_the_same_bits(tmp_path, states):
 
     run_config(config.Config.from_dict(tables), tmp_path / "whole")
     with pytest.raises(Stop):
-        run_config(config.Config.from_dict(tables), tmp_path / "run", on_round=stop)
+        run_config(config.Config.from_dict(tables), tmp_path / "run", observers=[Rounds(stop)])
     as_format_1(tmp_path / "run")
     resume(tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
@@ -230,7 +231,7 @@ def test_the_older_checkpoint_stays_whole_over_a_resume(old):
         raise Stop
 
     with pytest.raises(Stop):
-        resume(old, on_round=stop)
+        resume(old, observers=[Rounds(stop)])
     kept = checkpoint.Checkpoints(old)
     for path in kept.manifests():
         kept.read(path)

@@ -16,6 +16,7 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sealing import seal
+from watching import Rounds
 
 from fedspeed.config import Config, read_toml
 from fedspeed.errors import Diverged, UserError
@@ -79,7 +80,7 @@ def test_deep_nesting(tmp_path, text):
     assert accepted(lambda: Config.from_toml(tmp_path / "c.toml")) is None
 
 
-class Enough(Exception):
+class Enough(BaseException):
     """The run goes on; that is all one wants to know."""
 
 
@@ -96,7 +97,7 @@ def stopped(tmp_path_factory) -> Path:
             "backend": "serial", "method": "fedspeed", "model": "vector", "split": "natural",
             "data": {"name": "quadratic", "d": 3, "n": 2}}  # fmt: skip
     with pytest.raises(Enough):
-        run_config(Config.from_dict(tiny), out, on_round=stop)
+        run_config(Config.from_dict(tiny), out, observers=[Rounds(stop)])
     for name in ("summary.json", "model.safetensors"):
         (out / name).unlink()
     return out
@@ -111,7 +112,7 @@ def survives(out: Path) -> None:
 
     with suppress(UserError, Diverged, Enough), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        summary = resume(out, on_round=enough)
+        summary = resume(out, observers=[Rounds(enough)])
         assert summary["status"] == "finished"
         lines = (out / "rounds.jsonl").read_text().splitlines()
         assert [json.loads(text)["round"] for text in lines] == list(range(1, summary["rounds"] + 1))

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from watching import Rounds
 
 from fedspeed.cli import main
 from fedspeed.config import Config, Spec
@@ -126,7 +127,7 @@ def test_resumed_from_another_folder_with_the_code_it_began_with(own, tmp_path, 
     relative = {"model": {"name": "own.py:build", "width": 3}, "data": "own.py:load"}
     run_config(Config.from_dict(tables(own, **relative)), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run_config(Config.from_dict(tables(own, **relative)), tmp_path / "a", on_round=stop)
+        run_config(Config.from_dict(tables(own, **relative)), tmp_path / "a", observers=[Rounds(stop)])
     own.write_text(OWN.replace("tanh", "relu"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"names (data|model) .*own-.*--allow-code"):

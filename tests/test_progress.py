@@ -45,9 +45,9 @@ def test_a_long_round_says_how_far_it_is_at_most_every_30_seconds(clock):
     with progress.Live(console, 5, "fedavg") as live:
         for i in range(1, 11):
             clock[0] += 10
-            live.on_client(i, 10)
-        live.on_round(Round(1))
-        live.on_client(1, 10)
+            live.client(i, 10)
+        live.round(Round(1), None)
+        live.client(1, 10)
     assert console.file.getvalue().splitlines() == [
         "fedavg: round 1/5, client 4/10",
         "fedavg: round 1/5, client 8/10",
@@ -58,14 +58,14 @@ def test_a_long_round_says_how_far_it_is_at_most_every_30_seconds(clock):
 def test_on_a_terminal_the_bar_moves_inside_a_round(clock):
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with progress.Live(console, 5, "fedavg") as live:
-        live.on_round(Round(1))
-        live.on_client(2, 8)  # at once: not worth a change
+        live.round(Round(1), None)
+        live.client(2, 8)  # at once: not worth a change
         assert live.bar.tasks[0].completed == 1
         clock[0] += 1
-        live.on_client(4, 8)
+        live.client(4, 8)
         assert live.bar.tasks[0].completed == 1.5
         assert live.bar.tasks[0].fields["score"] == "accuracy 75.00%  test loss 0.2500  client 4/8"
-        live.on_round(Round(2))
+        live.round(Round(2), None)
         assert "client" not in live.bar.tasks[0].fields["score"]
         live.bar.refresh()
     assert "Traceback" not in console.file.getvalue()
@@ -74,7 +74,7 @@ def test_on_a_terminal_the_bar_moves_inside_a_round(clock):
 def test_diverging_losses_are_short(clock):
     console = plain()
     with progress.Live(console, 1, "fedavg") as live:
-        live.on_round(Round(1, test_loss=30617569160463768572919808.0))
+        live.round(Round(1, test_loss=30617569160463768572919808.0), None)
     assert "test loss 3.1e+25  " in console.file.getvalue()
 
 

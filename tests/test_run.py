@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from watching import Rounds
 
-from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, UserError, run_config
+from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
 from fedspeed.config import Spec
 from fedspeed.report.runs import RunFiles
 from fedspeed.run import prepare, summarise
@@ -45,7 +46,7 @@ def lines(out: Path, timeless: bool = False) -> list[dict]:
 def test_the_files_of_a_run(tmp_path):
     config, out = small(targets=[0.3, 0.99]), tmp_path / "run"
     seen: list[Record] = []
-    summary = run_config(config, out, on_round=seen.append)
+    summary = run_config(config, out, observers=[Rounds(seen.append)])
     assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, *FOLDERS])
     assert Config.from_toml(out / "config.toml") == replace(config, engine="loop")  # `auto` is resolved
     assert [r.to_dict() for r in seen] == lines(out)
@@ -179,13 +180,17 @@ def test_a_run_that_diverges_keeps_what_it_had(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), "interrupted"), (MemoryError("full"), "failed: full")], ids=repr
 )
-def test_a_run_that_is_stopped_keeps_what_it_had(tmp_path, error, status):
-    def stop(record: Record) -> None:
-        if record.round == 2:
-            raise error
+def test_a_run_that_is_stopped_keeps_what_it_had(tmp_path, error, status, monkeypatch):
+    advance = Simulation.advance
 
+    def stop(self: Simulation) -> Record:
+        if self.t == 2:
+            raise error
+        return advance(self)
+
+    monkeypatch.setattr(Simulation, "advance", stop)
     with pytest.raises(type(error)):
-        run_config(small(), tmp_path, on_round=stop)
+        run_config(small(), tmp_path)
     assert [r["round"] for r in lines(tmp_path)] == [1, 2]
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == status
     with safe_open(tmp_path / "model.safetensors", "pt") as file:

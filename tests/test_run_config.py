@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from watching import Rounds
 
 from fedspeed.cli import main
 from fedspeed.config import Config
@@ -48,7 +49,7 @@ def stopped(out: Path, config: Config, at: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_config(config, out, on_round=stop)
+        run_config(config, out, observers=[Rounds(stop)])
 
 
 def rounds(out: Path) -> list[dict]:
@@ -280,7 +281,7 @@ def test_a_run_killed_while_it_is_made_longer_goes_on(here):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        resume(here / "a", rounds=9, on_round=stop)
+        resume(here / "a", rounds=9, observers=[Rounds(stop)])
     resume(here / "a")
     same(here / "a", here / "long")
 
@@ -349,7 +350,7 @@ def test_a_run_that_was_moved_does_not_write_into_another(here, states):
             shutil.copytree(here / "other", here / "a")
 
     with pytest.raises(UserError, match=r"was moved while the run went on|cannot write|no state"):
-        run_config(config, here / "a", on_round=move)
+        run_config(config, here / "a", observers=[Rounds(move)])
     found = {p.relative_to(here / "a"): p.read_bytes() for p in (here / "a").rglob("*") if p.is_file()}
     assert {path: found[path] for path in other} == other
     run_config(config, here / "straight")
@@ -385,7 +386,7 @@ def test_a_run_that_was_terminated_verifies(here):
             raise Terminated
 
     with pytest.raises(Terminated):
-        run_config(Config.from_dict(SMALL), here / "a", on_round=stop)
+        run_config(Config.from_dict(SMALL), here / "a", observers=[Rounds(stop)])
     assert summary(here / "a")["status"] == "terminated"
     assert main(["verify", "a"]) == 0
 

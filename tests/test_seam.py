@@ -17,7 +17,7 @@ from test_backends import assert_same_bits
 from test_backends import outcome as loop_outcome
 from torch import nn
 
-from fedspeed import backends
+from fedspeed import backends, registry
 from fedspeed.backends import BACKENDS
 from fedspeed.backends.packing import pack, unpack
 from fedspeed.cli import main
@@ -121,7 +121,7 @@ def test_a_back_end_of_ones_own(method, threads):
 def test_names_come_from_the_registry(threads, monkeypatch, capsys):
     assert Plan(backend="threads").backend == Config(backend="threads").backend == "threads"
     foreign = EntryPoint("elsewhere", f"{__name__}:Threads", backends.GROUP)
-    monkeypatch.setattr(backends, "entry_points", lambda group: [foreign] if group == backends.GROUP else [])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [foreign] if group == backends.GROUP else [])
     assert_same_bits(outcome(FedAvg()), outcome(FedAvg(), backend="elsewhere", workers=2))
     with pytest.raises(UserError, match="backend must be one of auto, serial, process, threads, elsewhere, got 'ray'"):
         Plan(backend="ray")

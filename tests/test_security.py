@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from poisoned import trip
 from test_backends import SETTINGS, assert_same_bits, digits, outcome
+from watching import Rounds
 
 from fedspeed import environment as environment_module
 from fedspeed import processes
@@ -209,7 +210,9 @@ def test_a_termination_inside_a_library_call_is_noted(tmp_path: Path) -> None:
         raise Terminated
 
     with pytest.raises(KeyboardInterrupt):
-        run_config(Config.from_dict({"rounds": 3, "active": 2, "clients": 5}), tmp_path / "run", on_round=stop)
+        run_config(
+            Config.from_dict({"rounds": 3, "active": 2, "clients": 5}), tmp_path / "run", observers=[Rounds(stop)]
+        )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "terminated"
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from watching import Rounds
 
 from fedspeed import checkpoint, statelog
 from fedspeed.checkpoint import Checkpoints
@@ -133,7 +134,7 @@ def test_states_are_hashed_once_over_a_resume(tmp_path, monkeypatch):
     config = {"rounds": 4, "clients": 8, "active": 2, "local_steps": 1, "engine": "loop", "model": "linear",
               "backend": "serial", "method": "fedspeed", "states": "disk"}  # fmt: skip
 
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop(record):
@@ -141,7 +142,7 @@ def test_states_are_hashed_once_over_a_resume(tmp_path, monkeypatch):
             raise Stop
 
     with pytest.raises(Stop):
-        run_config(Config.from_dict(config), tmp_path, on_round=stop)
+        run_config(Config.from_dict(config), tmp_path, observers=[Rounds(stop)])
     saved = Checkpoints(tmp_path).latest()
     hashed: Counter[str] = Counter()
     for name in ("digest", "prefix"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sealing import put_state, seal
+from watching import Rounds
 
 from fedspeed import server
 from fedspeed.backends.serial import Serial
@@ -333,7 +334,7 @@ def test_a_run_that_goes_on_is_never_broken(tmp_path):
             seen.append(verify(tmp_path / "run", every_round=record.round == 7))
 
     tables = {**SMALL, "rounds": 8, "backend": "serial", "model": "linear", "method": "fedspeed"}
-    run_config(Config.from_dict(tables), tmp_path / "run", on_round=look)
+    run_config(Config.from_dict(tables), tmp_path / "run", observers=[Rounds(look)])
     assert len(seen) >= 6
     for found in seen:
         assert found.broken == []
@@ -356,7 +357,7 @@ def test_verify_of_a_run_that_goes_on_finds_damage(tmp_path):
             seen.extend(verify(tmp_path / "run").broken)
 
     make_watched = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
-    run_config(Config.from_dict(make_watched), tmp_path / "run", on_round=look)
+    run_config(Config.from_dict(make_watched), tmp_path / "run", observers=[Rounds(look)])
     assert len(seen) == 1
     assert "server@4 is damaged" in seen[0]
 
@@ -395,9 +396,9 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
             patch.setattr(server.Simulation, "_evaluate", interrupt(server.Simulation._evaluate))
         if where == "line":
             patch.setattr("fedspeed.recording.line", interrupt(line))
+        tables = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
         with pytest.raises(KeyboardInterrupt):
-            run_config(Config.from_dict({**SMALL, "rounds": 5, "backend": "serial", "model": "linear",
-                                         "method": "fedspeed"}), tmp_path / "run", on_round=stop)  # fmt: skip
+            run_config(Config.from_dict(tables), tmp_path / "run", observers=[Rounds(stop)])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     done = len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
     assert summary["status"] == "interrupted"

@@ -13,7 +13,10 @@ from typing import Any
 
 from fedspeed.checkpoint import Checkpoints
 from fedspeed.config import Config
+from fedspeed.observe import Observer
+from fedspeed.record import Record
 from fedspeed.run import run_config
+from fedspeed.server import Simulation
 
 from ..workloads import CORES, Workload, find
 from .ours import MODELS
@@ -68,11 +71,15 @@ def main() -> None:
             written.append(t)
         write(self, t, server, states)
 
+    class Times(Observer):
+        def round(self, record: Record, run: Simulation) -> None:
+            seconds.append(record.seconds)
+
     Checkpoints.offer, Checkpoints.write = timed, counted  # type: ignore[method-assign]
     run_config(
         config(find(args.workload), args.every, args.rounds),
         args.folder / "run",
-        on_round=lambda record: seconds.append(record.seconds),
+        observers=[Times()],
     )
     print(json.dumps({"every": args.every, "seconds": seconds, "waited": waited, "written": len(written)}), flush=True)
 

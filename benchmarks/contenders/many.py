@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fedspeed.config import Config
+from fedspeed.observe import Observer
+from fedspeed.record import Record
 from fedspeed.run import run_config
-from fedspeed.server import Record
+from fedspeed.server import Simulation
 
 FEATURES, CLASSES = 9, 3
 
@@ -51,11 +53,12 @@ def main() -> None:
     )
     ended, seconds = [], []
 
-    def on_round(record: Record) -> None:
-        ended.append(time.perf_counter())
-        seconds.append(record.seconds + record.eval_seconds)
+    class Times(Observer):
+        def round(self, record: Record, run: Simulation) -> None:
+            ended.append(time.perf_counter())
+            seconds.append(record.seconds + record.eval_seconds)
 
-    summary = run_config(config, args.folder / "run", on_round=on_round)
+    summary = run_config(config, args.folder / "run", observers=[Times()])
     wall = np.diff(ended).tolist()
     touched = len({i for text in (args.folder / "run" / "rounds.jsonl").open() for i in json.loads(text)["cohort"]})
     print(

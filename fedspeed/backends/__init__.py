@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import UserError, unknown
+from ..registry import foreign, load
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -55,31 +54,26 @@ class Backend(Protocol):
 
 
 class Opened(NamedTuple):
-    """A back end, its name, and the work with its engine decided."""
+    """A back end, its name, how many workers it was given, and the work with its engine decided."""
 
     backend: Backend
     name: str
+    workers: int
     work: Work
 
 
 def names() -> Iterator[str]:
     """What `backend` may be; entry points, which take time to find, come last."""
     yield from ("auto", *BACKENDS)
-    yield from (entry.name for entry in entry_points(group=GROUP) if entry.name not in BACKENDS)
+    yield from (name for name in foreign(GROUP) if name not in BACKENDS)
 
 
 def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     """The class of a name in `BACKENDS`, or of an entry point."""
-    place = BACKENDS.get(name) or next((e.value for e in entry_points(group=GROUP) if e.name == name), None)
+    place = BACKENDS.get(name) or foreign(GROUP).get(name)
     if place is None:
         raise unknown("back end", name, names())
-    module, _, cls = place.partition(":")
-    try:
-        found = getattr(import_module(module), cls)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"back end {name}: {place} cannot be loaded ({error}); install it, or use --backend serial"
-        ) from error
+    found = load("back end", name, place, "install it, or use --backend serial")
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing or not isinstance(found, type):
         lacks = f"has no method {missing[0]}" if missing else "is not a class"
@@ -104,7 +98,8 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     workers, name = min(plan.workers or cores(), plan.active), plan.backend
     if name == "auto":
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
-    return Opened(find_backend(name)(work, workers, touched), name, work)
+    workers = 1 if name == "serial" else workers
+    return Opened(find_backend(name)(work, workers, touched), name, workers, work)
 
 
 def worth_processes(work: Work) -> bool:

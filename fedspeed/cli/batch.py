@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import pool
 from ..config import Config, read_toml
 from ..errors import Diverged, UserError
+from ..observe import Observer
 from ..report.difference import flat
 from ..report.runs import RunFiles
 from ..runconfig import PLACEMENT, as_stored, named_code, read_config, same_run, trusted
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..record import Record
+    from ..server import Simulation
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Order:
     label: str
     tables: dict[str, Any]
     overwrite: bool = False
+    log: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -117,7 +120,7 @@ def _work(beside_others: bool, order: Order, tell: pool.Tell) -> str:
     if beside_others and config.backend == "auto":
         config = replace(config, backend="serial")  # the same bits
     watch = _Watch(config.rounds, tell)
-    calls: dict[str, Any] = {"on_round": watch.on_round, "on_client": watch.on_client, "progress": watch.on_progress}
+    calls: dict[str, Any] = {"observers": [watch, *order.log], "progress": watch.on_progress}
     try:
         if (order.folder / "config.toml").exists() and not order.overwrite:
             resume(
@@ -134,23 +137,23 @@ def _work(beside_others: bool, order: Order, tell: pool.Tell) -> str:
     return ""
 
 
-class _Watch:
+class _Watch(Observer):
     """Turns what a run says into (part done, words)."""
 
     def __init__(self, rounds: int, tell: pool.Tell) -> None:
         self.rounds, self.tell = rounds, tell
-        self.round, self.score, self.said = 0, "", time.monotonic()
+        self.rounds_done, self.score, self.said = 0, "", time.monotonic()
 
-    def on_round(self, record: Record) -> None:
-        self.round = record.round
+    def round(self, record: Record, run: Simulation) -> None:
+        self.rounds_done = record.round
         if record.test_loss is not None:
             self.score = ", " + score_of(record).split("  ")[0]
         self._say(record.round, f"round {record.round}/{self.rounds}{self.score}")
 
-    def on_client(self, done: int, total: int) -> None:
+    def client(self, done: int, total: int) -> None:
         if time.monotonic() - self.said > BLINK:
-            now = f"round {self.round + 1}/{self.rounds}, client {done}/{total}{self.score}"
-            self._say(self.round + done / total, now)
+            now = f"round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}{self.score}"
+            self._say(self.rounds_done + done / total, now)
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         if time.monotonic() - self.said > BLINK:

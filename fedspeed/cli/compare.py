@@ -96,7 +96,10 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
     """The rows of runs that are there, and where to write: beside them if they are in one folder."""
     from ..report.runs import folders_of_runs, gather
 
-    asked = [*(key for key in options.tables(args) if key != "targets"), *(["seeds"] if args.seeds else [])]
+    asked = [
+        *(key for key in options.tables(args) if key != "targets"),
+        *(name for name in ("seeds", "log") if getattr(args, name)),
+    ]
     if asked:
         raise UserError(
             f"compare: with folders nothing is run, so --{asked[0].replace('_', '-')} has no use; leave it out"
@@ -119,10 +122,13 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
     from ..environment import cores
+    from ..observe import find_observer
     from ..report.runs import Row, RunFiles
     from .batch import Order, carry_out, is_done
 
     base, seeds = _base(args), parse_seeds(args.seeds or "3")
+    for name in args.log:
+        find_observer(name)
     if args.jobs < 0:
         raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
     names = expand(args.methods, base, console if show else None)
@@ -142,7 +148,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
             if not args.overwrite and is_done(folder, config):
                 kept += 1
             else:
-                orders.append(Order(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite))
+                orders.append(Order(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
     if kept and show:
         console.print(f"{kept} of {len(folders)} runs are done already and kept")
     try:

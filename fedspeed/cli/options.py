@@ -57,8 +57,15 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
     out.add_argument("--set", action="append", default=[], metavar="WHAT.FIELD=VALUE", dest="sets", help=own)
     out.add_argument("--out", metavar="DIR", help="where to write (default: a new folder under runs/)")
     out.add_argument("--overwrite", action="store_true", help="replace a run that DIR already holds")
+    log(out)
     out.add_argument("--quiet", action="store_true", help="print nothing but errors")
     out.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+
+
+def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """The option of commands that run something."""
+    about = "tell an observer of the run, by name; may be repeated. csv writes rounds.csv beside the run"
+    parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
 def allow_code(parser: argparse.ArgumentParser) -> None:

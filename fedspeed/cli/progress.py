@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ..observe import Observer
 from ..report.runs import short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..record import Record
+    from ..server import Simulation
 
 LINES = 20
 """About how many plain lines a run prints when nobody watches live."""
@@ -24,7 +26,7 @@ BLINK = 0.2
 """Seconds between two changes of what a terminal shows inside a round."""
 
 
-class Live:
+class Live(Observer):
     """Shows rounds as they finish: round, accuracy, loss, time left; inside a long round, its clients.
 
     Args:
@@ -35,7 +37,7 @@ class Live:
         self.console, self.rounds, self.title, self.show = console, rounds, title, show
         self.live = show and console.is_terminal
         self.last: Any = None
-        self.percent, self.round, self.score, self.said = -1, 0, "", time.monotonic()
+        self.percent, self.rounds_done, self.score, self.said = -1, 0, "", time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -57,13 +59,13 @@ class Live:
         if self.live:
             self.bar.stop()
 
-    def on_round(self, record: Record) -> None:
+    def round(self, record: Record, run: Simulation) -> None:
         """A round is done."""
         if not self.show:
             return
         if record.test_accuracy is not None or record.test_loss is not None:
             self.last = record
-        self.round = record.round
+        self.rounds_done = record.round
         self.score = score_of(self.last) if self.last else f"train loss {short(record.train_loss)}"
         if self.live:
             self.said = time.monotonic()
@@ -71,15 +73,15 @@ class Live:
         elif record.round == self.rounds or record.round % max(1, self.rounds // LINES) == 0:
             self._say(f"round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
 
-    def on_client(self, done: int, total: int) -> None:
+    def client(self, done: int, total: int) -> None:
         """A client of the round that is going on has answered."""
         passed = time.monotonic() - self.said
         if self.live and passed > BLINK:
             self.said += passed
             score = f"{self.score}  client {done}/{total}".strip()
-            self.bar.update(self.task, completed=self.round + done / total, score=score)
+            self.bar.update(self.task, completed=self.rounds_done + done / total, score=score)
         elif self.show and not self.live and passed > QUIET:
-            self._say(f"round {self.round + 1}/{self.rounds}, client {done}/{total}")
+            self._say(f"round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}")
 
     def _say(self, text: str) -> None:
         self.said = time.monotonic()

@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="give the run more rounds: N in all")
     parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
     options.allow_code(parser)
+    options.log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
@@ -50,7 +51,7 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if finished(out, config.rounds) is not None and show:
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
+        watch: dict[str, Any] = {"observers": [live, *args.log], "progress": live.on_progress}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
         summary = resume(out, **given, **watch)
     run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"`fedspeed resume {out}`"
         )
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
-        watch: dict[str, Any] = {"on_round": live.on_round, "progress": live.on_progress, "on_client": live.on_client}
+        watch: dict[str, Any] = {"observers": [live, *args.log], "progress": live.on_progress}
         if going_on:
             summary = resume(out, allow_code=True, rounds=config.rounds, data_dir=config.data_dir, **watch)
         else:

@@ -72,7 +72,15 @@ class Block:
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
                 step_(x, hooks.direction(x, oracle, down, client), lr, work)
-            up, kept = hooks.upload(x, down, client, Local(K, lr, n, t, seed, tuple(clients)))
+            local = Local(K, lr, n, t, seed, tuple(clients))
+            metrics: list[dict[str, float] | None] = [None] * len(jobs)
+            if "client_metrics" in work.hooks.reporting:  # row by row, as the loop calls it
+                states = unstack(client, len(jobs))
+                metrics = [
+                    work.hooks.client_metrics(own, down, states[i], local._replace(client=clients[i]))
+                    for i, own in enumerate(x)
+                ]
+            up, kept = hooks.upload(x, down, client, local)
             ups = unstack(up, len(jobs))
             sent = [work.hooks.sent(each) for each in ups]
         except UserError:
@@ -101,7 +109,7 @@ class Block:
         for i, job in enumerate(jobs):
             if i in counted:
                 first = i == good[0]
-                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0, sent[i])
+                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0, sent[i], metrics[i])
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(Failed(job, diverged(work, job, K)))

@@ -6,12 +6,12 @@ in the group `fedspeed.methods`.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, unknown
 from ..method import Method
+from ..registry import foreign, load
 from ..usercode import code_digest, file_of, load_text, read_code, require_part
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
@@ -57,10 +57,10 @@ def find(name: str, code: str = "", origin: str = "") -> type[Method]:
         path, text, _ = read_code("method", name, code)
         return from_text(path, name.rpartition(":")[2], text, origin)
     require_part("method", name)
-    foreign = {entry.name: entry for entry in entry_points(group="fedspeed.methods")}
-    if name in foreign:
-        return _checked(foreign[name].load(), name)
-    raise unknown("method", name, [*known, *foreign])
+    others = foreign("fedspeed.methods")
+    if name in others:
+        return _checked(load("method", name, others[name]), name)
+    raise unknown("method", name, [*known, *others])
 
 
 def build(table: dict[str, Any]) -> Method:

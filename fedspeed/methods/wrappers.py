@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -149,3 +150,6 @@ class FedInit(Wrapper):
     def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
         up, kept = super().upload(xK, self.seen(down, client), client.base, run)
         return up, Client(xK, kept)  # line 4
+
+    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
+        return super().client_metrics(xK, self.seen(down, client), client.base, run)

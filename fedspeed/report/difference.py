@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_bytes, read_text
-from ..record import TIMES
+from ..record import PLACED, TIMES
 
 MOST_HEADER = 100_000_000
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
@@ -53,7 +53,8 @@ def _summaries(a: Path, b: Path) -> list[Difference]:
     """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
     first, second = _json(a / "summary.json"), _json(b / "summary.json")
     for summary in (first, second):
-        summary.pop("digests", None)  # of the rounds and the model, which are compared below
+        for name in ("digests", "engine", *PLACED):  # what was computed is compared as rounds, model and config
+            summary.pop(name, None)
     data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
     made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
     return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]

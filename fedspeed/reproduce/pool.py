@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import pool
 from ..errors import UserError
+from ..observe import Observer
 from .recipes import Tables
 from .records import Order, carry_out
 from .store import Store
+
+if TYPE_CHECKING:
+    from ..record import Record
+    from ..server import Simulation
 
 
 def make(
@@ -38,4 +44,14 @@ def make(
 
 
 def _work(place: Path, order: Order, tell: pool.Tell) -> Tables:
-    return carry_out(order, place / order.key, lambda record: tell(record.round))
+    return carry_out(order, place / order.key, _Watch(tell))
+
+
+class _Watch(Observer):
+    """Tells how many rounds are done."""
+
+    def __init__(self, tell: pool.Tell) -> None:
+        self.tell = tell
+
+    def round(self, record: Record, run: Simulation) -> None:
+        self.tell(record.round)

@@ -6,7 +6,6 @@ import math
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from .recipes import RESULTS_VERSION, Tables
 
 if TYPE_CHECKING:
     from ..evaluate import Score
-    from ..record import Record as Round
+    from ..observe import Observer
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Order:
         return config.rounds * config.active * steps * (1 + ascent)
 
 
-def carry_out(order: Order, place: Path, on_round: Callable[[Round], None]) -> Tables:
+def carry_out(order: Order, place: Path, observer: Observer) -> Tables:
     """Run, or go on with, one order in its directory, and pack what came of it."""
     from ..backends.serial import one_thread
     from ..run import resume, run_config
@@ -48,9 +47,9 @@ def carry_out(order: Order, place: Path, on_round: Callable[[Round], None]) -> T
     began = time.monotonic()
     try:
         if (place / "config.toml").exists():
-            resume(place, on_round=on_round)
+            resume(place, observers=[observer])
         else:
-            run_config(order.config, place, on_round=on_round)
+            run_config(order.config, place, observers=[observer])
     except Diverged:
         pass  # the summary says so, and the record with it
     with one_thread():  # the same bits however many run side by side
@@ -113,6 +112,8 @@ def _rounds(rounds: list[Tables]) -> dict[str, list[Any]]:
         if r["test_accuracy"] is not None:
             for name, values in found.items():
                 values.append(round(spent[name], 3) if name in spent else r[name])
+            if r.get("metrics"):
+                found.setdefault("metrics", []).append({"round": r["round"], **r["metrics"]})
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from watching import Rounds
 
 from fedspeed import Config, FedAvg, Record, UserError, build_model, load_data, run_config, simulate
 from fedspeed.cli import main
@@ -202,7 +203,7 @@ def test_a_run_directory_with_validation(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        run_config(config, tmp_path / "b", on_round=stop)
+        run_config(config, tmp_path / "b", observers=[Rounds(stop)])
     again = resume(tmp_path / "b")
     assert {k: again[k] for k in ("best_round", "best_accuracy")} == {
         k: summary[k] for k in ("best_round", "best_accuracy")

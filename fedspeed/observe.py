@@ -1,0 +1,161 @@
+"""Those who watch a run: progress on a terminal, logs, files of one's own. What they do changes no bit of it.
+
+    class Loud(Observer):
+        def round(self, record, run):
+            print(record.round, record.test_accuracy)
+
+    run_config(config, "runs/a", observers=[Loud(), "csv"])         fedspeed run --log csv
+
+A package can offer its observers by name, as entry points of the group `fedspeed.observers`. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .errors import Diverged, Terminated, UserError, one_line, unknown
+from .files import write
+from .registry import foreign, load
+
+if TYPE_CHECKING:
+    from .record import Record
+    from .server import Simulation
+
+OBSERVERS = {"csv": "fedspeed.observe:Csv"}
+"""Name -> "module:Class", which is called without arguments; imported when a run asks for it."""
+GROUP = "fedspeed.observers"
+
+
+class Observer:
+    """Is told what happens in a run; every method does nothing, override what you need.
+
+    One that raises is reported in one line and dropped, and the run goes on; KeyboardInterrupt and SystemExit stop it.
+    `run.out` is the run's directory, None if it has none; `run.x` and `run.model` are where the server stands.
+    """
+
+    def started(self, run: Simulation, config: dict[str, Any]) -> None:
+        """Rounds begin, at `run.t`; again if a run that was stopped goes on."""
+
+    def client(self, done: int, total: int) -> None:
+        """So many of a round's clients have answered."""
+
+    def round(self, record: Record, run: Simulation) -> None:
+        """A round is done, and written down if the run has a directory."""
+
+    def ended(self, status: str, summary: dict[str, Any]) -> None:
+        """Rounds end: `finished`, `interrupted`, `terminated`, or `diverged: ...` and `failed: ...` with the reason;
+        of a run without a directory the summary holds no more than status and rounds."""
+
+
+class Observers:
+    """The observers of a run as one.
+
+    Args:
+        given: observers, or names of some; anything else is refused.
+    """
+
+    def __init__(self, given: Iterable[Observer | str] = ()) -> None:
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UserError(f"observers: expected a list of observers or names, found {given!r}")
+        self.all = [_made(each) for each in given]
+        self._going = False
+
+    def tell(self, hook: str, *about: Any) -> None:
+        """Call a hook of everybody; whoever raises is not called again."""
+        for each in self.all[:]:
+            try:
+                getattr(each, hook)(*about)
+            except Exception as error:
+                self.all = [other for other in self.all if other is not each]
+                told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
+                warnings.warn(f"{told}; it is told no more, the run goes on", stacklevel=2)
+
+    def started(self, run: Simulation) -> None:
+        """Rounds begin, unless they have begun already."""
+        if not self._going:
+            self._going = True
+            config = {**run.plan.fields(), "method": run.method.to_dict()}
+            self.tell("started", run, run.recording.config.to_dict() if run.recording else config)
+
+    def ended(self, status: str, summary: dict[str, Any]) -> None:
+        """Rounds end, if they had begun."""
+        if self._going:
+            self._going = False
+            self.tell("ended", status, summary)
+
+    def over(self, run: Simulation, error: BaseException | None) -> None:
+        """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
+        given_up = error is None or isinstance(error, GeneratorExit)
+        status = "finished" if given_up and run.t >= run.plan.rounds else status_of(error)
+        self.ended(status, {"status": status, "rounds": run.t})
+
+
+def _made(given: Any) -> Observer:
+    if isinstance(given, str):
+        return _checked(f"observer {given}", _call(given, find_observer(given)))
+    return _checked("observers", given)
+
+
+def _call(name: str, make: Any) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        raise UserError(f"observer {name}: cannot be made ({one_line(error)}); leave it out") from error
+
+
+def _checked(what: str, found: Any) -> Observer:
+    if isinstance(found, Observer):
+        return found
+    hint = f"; did you mean {found.__name__}()?" if isinstance(found, type) else "; make it a subclass"
+    raise UserError(f"{what}: expected a fedspeed.Observer, found {found!r}{hint}")
+
+
+def find_observer(name: str) -> Any:
+    """The class of a name in `OBSERVERS`, or of an entry point."""
+    place = OBSERVERS.get(name) or foreign(GROUP).get(name)
+    if place is None:
+        raise unknown("observer", name, [*OBSERVERS, *foreign(GROUP)])
+    return load("observer", name, place)
+
+
+def status_of(error: BaseException | None) -> str:
+    """The status of a run that an error stopped; None if it was given up.
+
+    Example:
+        >>> status_of(KeyboardInterrupt()), status_of(ValueError("no")), status_of(None)
+        ('interrupted', 'failed: no', 'interrupted')
+    """
+    if isinstance(error, Diverged):
+        return f"diverged: {error}"
+    if isinstance(error, Exception):
+        return f"failed: {error}"
+    return "terminated" if isinstance(error, Terminated) else "interrupted"
+
+
+class Csv(Observer):
+    """The rounds as a table, `rounds.csv` in the run's directory: written when rounds end, always of all of them."""
+
+    def started(self, run: Simulation, config: dict[str, Any]) -> None:
+        """Where to write."""
+        if run.recording is None:
+            raise UserError("there is no directory to write to; simulate(..., out=FOLDER)")
+        self.recording = run.recording
+
+    def ended(self, status: str, summary: dict[str, Any]) -> None:
+        """Columns are the fields of a record, then its metrics; lists are numbers with spaces between."""
+        if not summary:  # the folder was moved, and another may be in its place
+            return
+        rows = []
+        for record in self.recording.records:
+            row = record.to_dict()
+            row |= {f"metrics.{name}": value for name, value in row.pop("metrics", {}).items()}
+            rows.append({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in row.items()})
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write(self.recording.out / "rounds.csv", text.getvalue())
