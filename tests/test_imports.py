@@ -19,7 +19,7 @@ import fedspeed
 ROOT = Path(fedspeed.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FOUNDATION = {"errors", "files", "params", "sampling", "vec"}
-DATA = FOUNDATION | {"data", "theory"}
+DATA = FOUNDATION | {"data"}
 LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
@@ -35,8 +35,9 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "methods": {"errors", "params", "method", "usercode"},
     "sampling": set(),
     "vec": {"errors"},
-    "theory": {"errors", "files", "params"},
-    "data": FOUNDATION | {"theory", "usercode"},
+    "problems": {"errors"},
+    "theory": {"errors", "files", "params", "problems", "report"},
+    "data": FOUNDATION | {"problems", "usercode"},
     "layers": {"vec"},
     "trim": {"errors"},
     "models": DATA | {"layers", "trim", "usercode"},
@@ -92,7 +93,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     | {"config", "environment", "files", "recording", "runconfig", "rundir", "backends", "checkpoint", "server"}
     | {"methods", "models"},
     "inspection": LOCAL | {"config", "run", "runconfig", "rundir", "server", "methods"},
-    "report": {"errors", "files", "record", "theory"},
+    "report": {"errors", "files", "record"},
     "reproduce": {
         "errors",
         "files",
@@ -126,6 +127,7 @@ NO_TORCH = {
     "config",
     "report",
     "reproduce",
+    "problems",
     "theory",
 }
 PUBLIC = [
@@ -268,6 +270,10 @@ def test_importing_the_light_parts_does_not_bring_torch():
     names = [module_name(path) for path in FILES if top(path) in NO_TORCH]
     code = f"import {', '.join(names)}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_but_the_command_line_imports_the_theory():
+    assert [part for part, allowed in MAY_IMPORT.items() if "theory" in allowed] == []
 
 
 def test_the_rule_sees_an_import(tmp_path):

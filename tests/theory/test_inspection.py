@@ -16,7 +16,8 @@ from fedspeed.data.problems import samples
 from fedspeed.evaluate import batches, mean_gradient, sam_gap, top_eigenvalue
 from fedspeed.inspection import inspect_run
 from fedspeed.methods import FedAvg
-from fedspeed.theory import Setting, dissimilarity, random_quadratic
+from fedspeed.problems import dissimilarity, random_quadratic
+from fedspeed.theory import Setting
 from fedspeed.vec import FlatModel
 
 PROBLEM = random_quadratic(m=4, d=5, n=3, L=3.0, mu=0.2, shared=False, seed=2)
