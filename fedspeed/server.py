@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from .backends import open_backend
-from .backends.serial import one_thread
 from .client import Failed, Job, Reply, Work, job_order
 from .contract import require_hooks
 from .data.federated import Federated
@@ -29,7 +28,7 @@ from .plan import Plan
 from .record import Record
 from .sampling import cohort, dropped, straggler_steps
 from .states import choose_states
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_leaves, tree_map
+from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording

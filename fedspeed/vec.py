@@ -68,6 +68,17 @@ def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a block with one intra-op thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def all_finite(tree: tuple[Any, ...]) -> bool:
     """Whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
     ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
