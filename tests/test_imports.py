@@ -6,8 +6,10 @@ import ast
 import doctest
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,17 +33,17 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "method": {"params"},
     "methods": {"errors", "method", "params", "usercode"},
     "sampling": set(),
-    "vec": {"errors"},
+    "vec": {"compat", "errors"},
     "problems": {"errors"},
     "theory": {"errors", "files", "params", "problems", "report"},
     "data": {"errors", "problems", "sampling", "usercode"},
-    "layers": set(),
+    "layers": {"compat"},
     "trim": {"errors"},
     "models": {"data", "errors", "layers", "sampling", "trim", "usercode"},
     "evaluate": {"data", "sampling", "vec"},
     "sharpness": {"data", "evaluate", "sampling", "vec"},
     "modelfile": {"", "errors", "files"},
-    "contract": {"errors", "method"},
+    "contract": {"compat", "errors", "method"},
     "client": {"contract", "data", "errors", "method", "plan", "sampling", "vec"},
     "interrupts": set(),
     "record": set(),
@@ -157,6 +159,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "runconfig",
         "vec",
     },
+    "compat": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -293,6 +296,16 @@ def test_torch_comes_late_in_the_command_line(path):
     for found in imports(path):
         heavy = found.name.split(".")[0] in ("torch", "matplotlib", "numpy", "safetensors", "rich")
         assert found.inside or not heavy, f"{place(path)}:{found.line} imports {found.name} at once"
+
+
+def test_what_is_imported_is_declared():
+    """Every package that is imported is a dependency, or an extra; none is there only because another needs it."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    lists = (project["dependencies"], *project["optional-dependencies"].values())
+    declared = {re.split(r"[<>=~\[ ]", line)[0].replace("-", "_") for lines in lists for line in lines}
+    names = {found.name.split(".")[0] for path in FILES for found in imports(path)}
+    foreign = names - set(sys.stdlib_module_names) - {"fedspeed"}
+    assert {{"PIL": "pillow"}.get(name, name) for name in foreign} <= declared
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)
