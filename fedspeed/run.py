@@ -80,6 +80,9 @@ def run_config(
     earlier run is not overwritten before data and model of the new one stand.
     """
     from .checkpoint import Checkpoints
+    from .methods import require_name
+
+    require_name(config.method)
 
     out = Path(out)
     refuse_a_run(out, overwrite)

@@ -126,6 +126,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "environment",
         "errors",
         "files",
+        "methods",
         "models",
         "recording",
         "runconfig",
