@@ -33,7 +33,7 @@ GIVEN_FROM_PYTHON = (
 CODED = ("method", "model", "data")
 """The tables of a config that may name a Python file."""
 
-FORMAT = 1
+CONFIG_FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
 
 
@@ -167,9 +167,10 @@ class Config(Plan):
         """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
         _refuse_depth(given)
         given = apply_preset(given)
-        version = given.pop("format", FORMAT)
-        if version != FORMAT:
-            raise UserError(f"config: expected format {FORMAT}, found {version!r}; use the fedspeed that wrote it")
+        version = given.pop("format", CONFIG_FORMAT)
+        if version != CONFIG_FORMAT:
+            fix = "use the fedspeed that wrote it"
+            raise UserError(f"config: expected format {CONFIG_FORMAT}, found {version!r}; {fix}")
         for key in ("model", "data"):
             if key in given and _table(given[key], key)["name"] == GIVEN:
                 raise UserError(GIVEN_FROM_PYTHON)
@@ -195,7 +196,7 @@ class Config(Plan):
         plain["targets"] = list(self.targets)
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
-        return {"format": FORMAT, **plain}
+        return {"format": CONFIG_FORMAT, **plain}
 
     @classmethod
     def from_toml(cls, path: Path) -> Config:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .compat import version
 from .errors import Diverged, UserError, one_line
 from .method import Grad, Local, Method, Round, nested
 from .metrics import numbers, reports
@@ -136,13 +137,13 @@ class Hooks:
     @contextmanager
     def _untouched(self, hook: str, **given: Any) -> Iterator[None]:
         """Raise if a hook changed in place what is not its own."""
-        before = [(name, a, a._version) for name, tree in given.items() for name, a in _named(name, tree)]
+        before = [(name, a, version(a)) for name, tree in given.items() for name, a in _named(name, tree)]
         try:
             yield
         except SystemExit as error:  # a hook ends no run without a word
             raise self._error(hook, "must not end the program (SystemExit)") from error
-        for name, a, version in before:
-            if a._version != version:
+        for name, a, then in before:
+            if version(a) != then:
                 why = "a round that fails leaves it as it was" if name.startswith("server") else "others see it too"
                 raise self._error(hook, f"must not change {name} in place: {why}; work on a copy, {name}.clone()")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from .server import Simulation
-    from .vec import FlatModel
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,9 @@ def inspect_run(
         out: where to write; the run directory if None.
         allow_code: also if the directory's config names Python files, which are then executed.
     """
-    from .evaluate import batches, mean_gradient, sam_gap, top_eigenvalue
+    from .modelfile import load_vector
     from .sampling import rng
+    from .sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
 
     for name, value in (("samples", samples), ("clients", clients), ("iterations", iterations)):
         if value < 1:
@@ -85,7 +85,7 @@ def inspect_run(
             f"{run} is no finished run: expected config.toml and model.safetensors in it; `fedspeed run` writes them"
         )
     config = read_config(run, allow_code)
-    with prepare(replace(config, **_in_this_process(config)), progress) as simulation:
+    with prepare(replace(config, backend="serial", workers=1), progress) as simulation:
         work, data = simulation.work, simulation.work.data
         x = load_vector(work.flat, run / "model.safetensors")
         rows = np.unique(data.indices)
@@ -120,32 +120,6 @@ def inspect_run(
     except OSError as error:
         raise UserError(f"inspect: cannot write to {place}: {error.strerror}; choose another --out") from None
     return found
-
-
-def load_vector(flat: FlatModel, path: Path) -> torch.Tensor:
-    """The flat vector of a `model.safetensors`; says which parameter is missing or misshapen."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}); expected the safetensors file of a finished run") from None
-    parts = []
-    for name, shape in zip(flat.names, flat.shapes, strict=True):
-        if name not in tensors or tensors[name].shape != shape:
-            found = tuple(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(
-                f"{path} does not fit its config.toml: expected {name} of shape {tuple(shape)}, found {found}"
-            )
-        parts.append(tensors[name].reshape(-1).to(flat.dtype))
-    return torch.cat(parts).to(flat.device)
-
-
-def _in_this_process(config: Config) -> dict[str, Any]:
-    """Settings of the config that only say where a run computes, set to the simplest."""
-    return {name: value for name, value in (("backend", "serial"), ("workers", 1)) if hasattr(config, name)}
 
 
 def _local_models(simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray) -> list[torch.Tensor]:

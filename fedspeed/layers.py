@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from . import compat
+
 POINTS = (0.0, -1.0, 1.0, 0.5, -2.0)
 """Where polynomials are evaluated for four outputs at a time, besides infinity; 0, 1, -1, 2, -2 round worse."""
 
@@ -36,7 +38,7 @@ class Layout(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same values in another order of memory."""
-        if x.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(x):  # vmap knows one layout
+        if x.device.type != "cpu" or not compat.can_ask() or compat.transformed(x):  # vmap knows one layout
             return x
         return x.contiguous(memory_format=self.format)
 
@@ -65,7 +67,7 @@ class Conv(nn.Conv2d):
         rule = self._rule(x)
         if rule is None:
             return super().forward(x)
-        if torch._C._are_functorch_transforms_active():
+        if compat.transforming():
             y, _, _ = _convolve(x, self.weight, rule)
         else:
             y = _Convolve.apply(x, self.weight, rule)  # type: ignore[no-untyped-call]
@@ -81,6 +83,8 @@ class Conv(nn.Conv2d):
 
 def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether a layer is better left to PyTorch: on a GPU, in low or mixed precision, for a compiler."""
+    if not compat.can_ask():
+        return True
     same = x.dtype == w.dtype and x.dtype in (torch.float32, torch.float64)
     return x.device.type != "cpu" or not same or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
@@ -89,7 +93,7 @@ def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
 def bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
     """The matrices for a map of side x side; None where there is nothing better than the stock layer."""
     # they outlive the modes of the first call
-    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch(), torch.device("cpu"):
+    with torch.inference_mode(False), torch.no_grad(), compat.outside_transforms(), torch.device("cpu"):
         return _bilinear(side, taps, stride, dtype)
 
 
@@ -220,7 +224,7 @@ class RowConv(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution."""
         many = self.in_channels >= 32 and x.ndim == 4 and x.numel() > 0
-        if not many or _special(x, self.weight) or torch._C._are_functorch_transforms_active():
+        if not many or _special(x, self.weight) or compat.transforming():
             return super().forward(x)
         y: torch.Tensor = _RowConv.apply(x, self.weight, self.bias, self.padding[0])  # type: ignore[no-untyped-call]
         return y

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
 from .config import GIVEN, Config
 from .environment import environment
 from .errors import UserError
@@ -28,8 +27,6 @@ from .report.difference import model_digest
 from .rundir import finished, line
 
 if TYPE_CHECKING:
-    import torch
-
     from .checkpoint import Checkpoints
     from .record import Record
     from .server import Simulation
@@ -165,6 +162,8 @@ class Recording:
 
     def _conclude(self, status: str) -> None:
         """The model and the summary."""
+        from .modelfile import save_model
+
         save_model(self.simulation, self.out / "model.safetensors")
         self.summary = summarise(self.config, self.simulation, self.records, status) | {
             "checkpoint_seconds": self.checkpoints.waited,
@@ -211,20 +210,6 @@ def _end_all() -> None:
     for recording in list(_OPEN):
         with suppress(Exception):
             recording.close()
-
-
-def save_model(simulation: Simulation, path: Path) -> None:
-    """The server's model by parameter names, as safetensors."""
-    from safetensors.torch import save
-
-    write(path, save(model_tensors(simulation), metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
-
-
-def model_tensors(simulation: Simulation) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the server's model by name, as they are saved."""
-    model = simulation.model
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: a.detach().cpu().clone().contiguous() for name, a in named}
 
 
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:

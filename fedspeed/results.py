@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .recording import digests, model_tensors, summarise
+from .modelfile import model_tensors
+from .recording import digests, summarise
 from .rundir import REPORTED
 
 if TYPE_CHECKING:

@@ -84,6 +84,9 @@ def run_config(
         progress: called with (what, done, total) while something slow comes before the rounds, a download for example.
     """
     from .checkpoint import Checkpoints
+    from .methods import require_name
+
+    require_name(config.method)
 
     out, watching = Path(out), Observers(observers)
     refuse_a_run(out, overwrite)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from .backends import open_backend
-from .backends.serial import one_thread
 from .client import Failed, Job, Reply, Work, make_jobs
 from .contract import require_hooks
 from .data.federated import Federated
@@ -31,7 +30,7 @@ from .presets import paper_decay
 from .record import Record
 from .sampling import cohort, dropped
 from .states import choose_states
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, tree_bytes, tree_map
+from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from .compat import version
 from .errors import UserError
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
@@ -66,6 +67,17 @@ def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
     else:
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a block with one intra-op thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def all_finite(tree: tuple[Any, ...]) -> bool:
@@ -160,7 +172,7 @@ class FlatModel:
         self.d = sum(self.sizes)
         self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
         self.decay = self._decay_mask(self.no_decay)
-        self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
+        self._buffers = {name: (b, version(b)) for name, b in model.named_buffers()}
         self.load(self.x)
 
     def _decay_mask(self, no_decay: tuple[str, ...]) -> torch.Tensor | None:
@@ -219,8 +231,8 @@ class FlatModel:
     def refuse_changed_buffers(self) -> None:
         """Raise if a forward pass in training changed a buffer: it would differ between clients and be lost."""
         for name, b in self.model.named_buffers():
-            before, version = self._buffers.get(name, (None, 0))
-            if b is not before or b._version != version:
+            before, then = self._buffers.get(name, (None, 0))
+            if b is not before or version(b) != then:
                 raise UserError(
                     f"model: buffer {name!r} changes in a forward pass; only parameters travel, so running "
                     f"statistics would be lost. Make it a parameter, or use a layer without it (nn.GroupNorm)"

@@ -104,6 +104,8 @@ BAD = [
     ("verify held --rounds 3", "unrecognized arguments: --rounds 3; see `fedspeed verify --help`"),
     ("data show digits --cliens 3", "did you mean --clients? see `fedspeed data show --help`"),
     ("rum", "invalid choice: 'rum'"),
+    ("rum", "did you mean 'run'? see `fedspeed --help`"),
+    ("data lst", "did you mean 'list'? see `fedspeed data --help`"),
     ("methods fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
     ("compare", "the following arguments are required: METHOD; see `fedspeed compare --help`"),
     ("compare fedsped", "unknown method 'fedsped'; did you mean 'fedspeed'?"),
@@ -125,6 +127,14 @@ BAD = [
     ("compare compared --lr 1", "with folders nothing is run, so --lr has no use"),
     ("compare compared --seeds 3", "with folders nothing is run, so --seeds has no use"),
 ]
+
+
+@pytest.mark.parametrize("command", ["data show nothing", "theory --K 0", "theory rate --problem cubic"])
+def test_every_action_takes_traceback(capsys, command):
+    assert main([*command.split(), "--traceback"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert "unrecognized" not in err
 
 
 @pytest.mark.parametrize(("command", "message"), BAD, ids=[command for command, _ in BAD])

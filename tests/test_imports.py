@@ -6,8 +6,10 @@ import ast
 import doctest
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +20,6 @@ import fedspeed
 
 ROOT = Path(fedspeed.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-FOUNDATION = {"errors", "files", "params", "sampling", "vec"}
-DATA = FOUNDATION | {"data", "theory"}
-LOCAL = DATA | {"method", "plan", "contract", "client", "evaluate", "states"}
 
 MAY_IMPORT = {  # what a module, or the modules of a package, may import of fedspeed when it runs
     "errors": set(),
@@ -32,53 +31,88 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "observe": {"errors", "files", "registry"},
     "environment": {""},
     "params": {"errors"},
-    "plan": {"params", "backends"},
+    "plan": {"backends", "params"},
     "pool": {"errors", "processes"},
     "method": {"params"},
-    "methods": {"errors", "params", "method", "registry", "usercode"},
-    "presets": {"method", "methods"},
+    "methods": {"errors", "method", "params", "registry", "usercode"},
     "sampling": set(),
-    "vec": {"errors"},
-    "theory": {"errors", "files", "params"},
-    "data": FOUNDATION | {"theory", "usercode"},
-    "layers": {"vec"},
+    "vec": {"compat", "errors"},
+    "problems": {"errors"},
+    "theory": {"errors", "files", "params", "problems", "report"},
+    "data": {"errors", "problems", "sampling", "usercode"},
+    "layers": {"compat"},
     "trim": {"errors"},
-    "models": DATA | {"layers", "trim", "usercode"},
-    "evaluate": DATA,
-    "contract": {"errors", "method", "metrics"},
-    "client": DATA | {"method", "plan", "contract"},
+    "models": {"data", "errors", "layers", "sampling", "trim", "usercode"},
+    "evaluate": {"data", "sampling", "vec"},
+    "sharpness": {"data", "evaluate", "sampling", "vec"},
+    "modelfile": {"", "errors", "files"},
+    "contract": {"compat", "errors", "method", "metrics"},
+    "client": {"contract", "data", "errors", "method", "plan", "sampling", "vec"},
     "interrupts": set(),
     "record": set(),
     "hashing": set(),
     "scratch": set(),
     "statefile": {"errors", "vec"},
     "statelog": {"hashing", "statefile"},
-    "manifest": {"files", "hashing", "statelog"},
-    "states": {"vec", "scratch", "statefile"},
-    "checkpoint": {"errors", "files", "vec", "hashing", "manifest", "states", "statefile", "statelog"},
-    "engines": LOCAL,
-    "backends": LOCAL | {"engines", "methods", "environment", "processes", "registry", "usercode"},
-    "given": DATA | {"method", "methods", "models", "plan"},
-    "server": LOCAL | {"backends", "given", "givenrun", "interrupts", "metrics", "observe", "presets", "record"},
-    "config": {"errors", "files", "plan", "presets", "method", "methods", "data", "usercode"},
-    "rundir": {"errors", "files", "record"},
-    "runconfig": {"errors", "config", "environment", "files", "presets", "rundir", "usercode"},
-    "recording": {
-        "",
+    "manifest": {"hashing", "statelog"},
+    "states": {"scratch", "statefile", "vec"},
+    "checkpoint": {"errors", "files", "hashing", "manifest", "statefile", "statelog", "states", "vec"},
+    "engines": {"client", "contract", "data", "errors", "method", "plan", "sampling", "vec"},
+    "backends": {
+        "client",
+        "contract",
+        "engines",
+        "environment",
         "errors",
+        "evaluate",
+        "method",
+        "methods",
+        "plan",
+        "processes",
+        "registry",
+        "usercode",
+        "vec",
+    },
+    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling"},
+    "server": {
+        "backends",
+        "client",
+        "contract",
+        "data",
+        "errors",
+        "evaluate",
+        "given",
+        "givenrun",
+        "interrupts",
+        "method",
+        "metrics",
+        "observe",
+        "plan",
+        "presets",
+        "record",
+        "sampling",
+        "states",
+        "vec",
+    },
+    "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "usercode"},
+    "rundir": {"errors", "files", "record"},
+    "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
+    "recording": {
         "config",
         "environment",
+        "errors",
         "files",
         "interrupts",
+        "modelfile",
         "observe",
         "record",
         "report",
         "rundir",
     },
     "givenrun": {
-        "errors",
         "checkpoint",
         "config",
+        "errors",
         "methods",
         "plan",
         "recording",
@@ -88,11 +122,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "rundir",
     },
     "sums": {"statefile"},
-    "results": {"recording", "rundir"},
+    "results": {"modelfile", "recording", "rundir"},
     "verify": {
-        "errors",
-        "vec",
         "checkpoint",
+        "errors",
         "record",
         "results",
         "run",
@@ -102,28 +135,54 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "statefile",
         "states",
         "sums",
+        "vec",
     },
-    "run": LOCAL
-    | {"config", "environment", "files", "recording", "runconfig", "rundir", "backends", "checkpoint", "server"}
-    | {"methods", "models", "observe"},
-    "inspection": LOCAL | {"config", "presets", "run", "runconfig", "rundir", "server", "methods"},
-    "report": {"errors", "files", "record", "theory"},
-    "reproduce": {
+    "run": {
+        "checkpoint",
+        "config",
+        "data",
+        "environment",
         "errors",
         "files",
-        "pool",
-        "data",
-        "evaluate",
-        "backends",
-        "config",
-        "run",
-        "rundir",
-        "runconfig",
-        "inspection",
+        "methods",
+        "models",
         "observe",
+        "recording",
+        "runconfig",
+        "rundir",
         "server",
-        "report",
     },
+    "inspection": {
+        "client",
+        "config",
+        "errors",
+        "files",
+        "methods",
+        "modelfile",
+        "presets",
+        "run",
+        "runconfig",
+        "sampling",
+        "sharpness",
+    },
+    "report": {"errors", "files", "record"},
+    "reproduce": {
+        "config",
+        "data",
+        "errors",
+        "evaluate",
+        "files",
+        "inspection",
+        "modelfile",
+        "observe",
+        "pool",
+        "report",
+        "run",
+        "runconfig",
+        "vec",
+    },
+    "compat": set(),
+    "presets": {"method", "methods"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -146,6 +205,7 @@ NO_TORCH = {
     "config",
     "report",
     "reproduce",
+    "problems",
     "theory",
 }
 PUBLIC = [
@@ -268,6 +328,16 @@ def test_torch_comes_late_in_the_command_line(path):
         assert found.inside or not heavy, f"{place(path)}:{found.line} imports {found.name} at once"
 
 
+def test_what_is_imported_is_declared():
+    """Every package that is imported is a dependency, or an extra; none is there only because another needs it."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    lists = (project["dependencies"], *project["optional-dependencies"].values())
+    declared = {re.split(r"[<>=~\[ ]", line)[0].replace("-", "_") for lines in lists for line in lines}
+    names = {found.name.split(".")[0] for path in FILES for found in imports(path)}
+    foreign = names - set(sys.stdlib_module_names) - {"fedspeed"}
+    assert {{"PIL": "pillow"}.get(name, name) for name in foreign} <= declared
+
+
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_ray_and_flower_stay_inside_functions_of_back_ends(path):
     for found in imports(path):
@@ -291,6 +361,16 @@ def test_importing_the_light_parts_does_not_bring_torch():
     names = [module_name(path) for path in FILES if top(path) in NO_TORCH]
     code = f"import {', '.join(names)}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_the_table_holds_nothing_that_is_not_imported(part):
+    used = {own(found.name) for path in FILES if top(path) == part for found in imports(path)}
+    assert MAY_IMPORT[part] - used == set()
+
+
+def test_nothing_but_the_command_line_imports_the_theory():
+    assert [part for part, allowed in MAY_IMPORT.items() if "theory" in allowed] == []
 
 
 def test_the_rule_sees_an_import(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedspeed import layers
+from fedspeed import compat, layers
 from fedspeed.layers import Conv, RowConv, bilinear
 
 CASES = [(side, taps, stride) for side in (1, 2, 3, 4, 8) for taps in (1, 3) for stride in (1, 2)]
@@ -110,7 +110,7 @@ def test_the_first_call_leaves_no_mode_behind():
         torch.autograd.grad(g.square().sum(), conv.weight)
     bilinear.cache_clear()
     torch.func.grad(lambda a: conv(a).sum())(x)
-    assert not any(torch._C._functorch.is_functorch_wrapped_tensor(m) for m in bilinear(2, 3, 1, torch.float64))
+    assert not any(compat.transformed(m) for m in bilinear(2, 3, 1, torch.float64))
 
 
 def test_inside_a_transform_of_something_else():

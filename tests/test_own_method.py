@@ -14,8 +14,9 @@ from federations import Softmax, package
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
-from fedspeed.methods import METHODS, find
+from fedspeed.methods import METHODS, FedAvg, FedInit, find
 from fedspeed.plan import Plan
+from fedspeed.run import run_config
 
 DOC = Path(__file__).parents[1] / "docs" / "new-method.md"
 SMALL = ["--clients", "10", "--active", "3", "--rounds", "2", "--local-epochs", "1"]
@@ -42,6 +43,16 @@ def test_skeleton_without_momentum_is_fedavg_and_with_it_is_not(skeleton):
 
     assert (final(own(beta=0.0)) - final(avg())).abs().max() < 1e-14
     assert (final(own()) - final(avg())).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Mine", "FedAvg"])
+@pytest.mark.parametrize("wrap", [lambda method: method, FedInit])
+def test_a_class_that_a_config_cannot_name_is_refused(tmp_path, name, wrap):
+    """Its directory could not be read back, or would be read back as another method of the same name."""
+    own = type(name, (FedAvg,), {})
+    with pytest.raises(UserError, match=f"method {name}: a config names its method.*simulate"):
+        run_config(Config(method=wrap(own()), clients=10, active=3, rounds=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_from_the_command_line_and_again_from_its_config(skeleton, tmp_path, capsys):

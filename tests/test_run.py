@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from watching import Rounds
 
-from fedspeed import Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
+from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
 from fedspeed.config import Spec
 from fedspeed.report.runs import RunFiles
 from fedspeed.run import prepare, summarise
@@ -162,7 +162,8 @@ def replaced(config: Config, method: FedAvg) -> Config:
     return config
 
 
-def test_a_run_that_diverges_keeps_what_it_had(tmp_path):
+def test_a_run_that_diverges_keeps_what_it_had(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "explodes", Explodes)
     config = replaced(small(), Explodes())
     with pytest.raises(Diverged, match="round 3"):
         run_config(config, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ..client import Failed, Job, Reply, Work
 from ..engines import make_engine
 from ..evaluate import Score, evaluate
+from ..vec import one_thread
 
 
 class Serial:
@@ -34,17 +35,6 @@ class Serial:
 
     def close(self) -> None:
         """Nothing to stop."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run a block with one intra-op thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_freed() -> None:

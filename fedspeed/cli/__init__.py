@@ -64,6 +64,8 @@ class Parser(argparse.ArgumentParser):
     Options are written in full: `--seed 3` must not mean `--seeds 3` where a command has no `--seed`.
     """
 
+    default_action = ""  # of a command with actions: what is meant where none is named
+
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **how})
 
@@ -77,6 +79,17 @@ class Parser(argparse.ArgumentParser):
             self._chosen(found).error(f"unrecognized arguments: {' '.join(extra)}")
         return found
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual; options without an action are those of the default one."""
+        if self.default_action and (not args or (args[0][0:1] == "-" and args[0] not in ("-h", "--help"))):
+            args = [self.default_action, *args]
+        return super().parse_known_args(args, namespace)
+
+    def inner(self) -> dict[str, Parser]:
+        """The parsers of its commands, or of a command's actions."""
+        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return next(found, {})
+
     def _chosen(self, found: argparse.Namespace) -> Parser:
         """The parser of the command that was given, itself where there is none."""
         for action in self._actions:
@@ -86,7 +99,11 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def _hint(self, message: str) -> str:
-        """What was probably meant by an option that this command does not have."""
+        """What was probably meant by a command, an action or an option that does not exist."""
+        _, wrong, word = message.partition(": invalid choice: ")
+        if wrong:
+            near = nearest(word.split("'")[1], self.inner())
+            return f"did you mean {near!r}? " if near else ""
         option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
         name = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--"):
@@ -115,7 +132,10 @@ def build_parser() -> Parser:
         module = import_module(f".{name}", __name__)
         sub = commands.add_parser(name, help=about, description=about.capitalize() + ".", formatter_class=Help)
         module.configure(sub)
-        sub.add_argument("--traceback", action="store_true", help="after an error show where it was raised, in full")
+        sub.default_action = getattr(module, "DEFAULT_ACTION", "")
+        for each in (sub, *sub.inner().values()):
+            about = "after an error show where it was raised, in full"
+            each.add_argument("--traceback", action="store_true", help=about)
         sub.set_defaults(main=module.main)
     return parser
 

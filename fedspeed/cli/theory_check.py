@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import theory as th
 from ..errors import UserError
-from .theory import SETTING
-from .theory_actions import dump, new_table
+from .theory import SETTING, dump, new_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..theory.bounds import Start
-    from ..theory.of_run import RunSetting
+    from ..theory.from_run import RunSetting
     from ..theory.setting import Setting
 
 PROVED = {"printed": False, "consistent": False, "corrected": True, "tracking": True}
@@ -60,7 +59,7 @@ def _verdict(setting: Setting, found: RunSetting | None) -> str:
     """Whether what is proved speaks of this setting."""
     if found and any(fact.holds is False for fact in found.facts):
         return "no proof covers this run"
-    proved = [f"`{form}`" for form in PROVED if PROVED[form] and th.route(setting, form).holds]
+    proved = [f"`{form}`" for form in PROVED if PROVED[form] and th.form_at(setting, form).holds]
     open_ = ", if what is marked ? holds" if found and any(fact.holds is None for fact in found.facts) else ""
     return f"covered by {' and '.join(proved)}{open_}" if proved else "no proof covers this setting"
 
@@ -82,7 +81,7 @@ def _facts(console: Console, found: RunSetting, run: str, known: bool, verbose: 
 
 
 def _conditions(console: Console, setting: Setting, form: str) -> None:
-    r = th.route(setting, form)
+    r = th.form_at(setting, form)
     table = new_table(f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata")
     for c in r.conditions:
         mark = "yes" if c.holds else "NO"
@@ -97,7 +96,7 @@ def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> N
     more = ("kappa", "largest term", "floor (Phi)") if verbose else ("fails first",)
     table = new_table("form", "proved", "conditions", "bound", "largest L", *more)
     for form in th.FORMS:
-        r, b = th.route(setting, form), th.bound(setting, start, form)
+        r, b = th.form_at(setting, form), th.bound(setting, start, form)
         usable, most = math.isfinite(b.total), th.largest_L(setting, form)
         failed = [c.name for c in r.conditions if not c.holds]
         held = "all hold" if r.holds else f"{len(r.conditions) - len(failed)} of {len(r.conditions)}"
@@ -116,7 +115,7 @@ def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> N
 def _nearest(console: Console, setting: Setting, start: Start) -> None:
     """For each proved form that fails a setting nearby that meets it."""
     for form in ("tracking", "corrected"):
-        if th.route(setting, form).holds:
+        if th.form_at(setting, form).holds:
             continue
         near = th.suggest(setting, form, start)
         if near is None:
@@ -133,7 +132,7 @@ def _nearest(console: Console, setting: Setting, start: Start) -> None:
 def _as_json(setting: Setting, start: Start, found: RunSetting | None, known: bool) -> dict[str, Any]:
     forms = {}
     for form in th.FORMS:
-        r, b = th.route(setting, form), th.bound(setting, start, form)
+        r, b = th.form_at(setting, form), th.bound(setting, start, form)
         forms[form] = {
             "proved": PROVED[form], "holds": r.holds, "kappa": r.kappa, "bound": b.total, "terms": b.terms,
             "largest_L": th.largest_L(setting, form),

@@ -1,11 +1,10 @@
-"""The problems of `fedspeed.theory` as data: L, the sigmas and the optimum are known, with the model `vector`."""
+"""The problems of `fedspeed.problems` as data: L, the sigmas and the optimum are known, with the model `vector`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..theory.logistic import Logistic, random_logistic
-from ..theory.quadratic import Quadratic, random_quadratic
+from ..problems import Logistic, Quadratic, random_logistic, random_quadratic
 from .samples import Samples
 
 
@@ -17,7 +16,7 @@ def samples(problem: Quadratic | Logistic) -> Samples:
     loss is F. Ids of the clients come with it (`split="natural"`).
 
     Example:
-        >>> from ..theory.quadratic import random_quadratic
+        >>> from ..problems import random_quadratic
         >>> data = samples(random_quadratic(m=3, d=4, n=2))
         >>> data.x.shape, data.y.shape, data.owner.tolist()
         ((6, 4, 4), (6, 4), [0, 0, 1, 1, 2, 2])

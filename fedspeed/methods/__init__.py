@@ -81,6 +81,18 @@ def class_of(table: dict[str, Any]) -> tuple[type[Method], dict[str, Any]]:
     return find(name, **about), fields
 
 
+def require_name(method: Method) -> None:
+    """Raise for a method that a config could not name, so that its run could not be read back."""
+    cls = type(method)
+    if "source" not in vars(cls) and (METHODS | WRAPPERS).get(method.name) is not cls:
+        raise UserError(
+            f"method {cls.__name__}: a config names its method, and this class was not found by a name; use "
+            f"simulate({cls.__name__}(...), ..., out=...), or build({{'name': 'path/to/file.py:{cls.__name__}'}})"
+        )
+    if isinstance(base := getattr(method, "base", None), Method):
+        require_name(base)
+
+
 def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:
     """A class from the text of a file, which is executed, whatever the file holds by now."""
     cls = _checked(load_text(path, text, "method", name), f"{path}:{name}")

@@ -41,8 +41,8 @@ class Order:
 
 def carry_out(order: Order, place: Path, observer: Observer) -> Tables:
     """Run, or go on with, one order in its directory, and pack what came of it."""
-    from ..backends.serial import one_thread
     from ..run import resume, run_config
+    from ..vec import one_thread
 
     began = time.monotonic()
     try:
@@ -60,7 +60,8 @@ def carry_out(order: Order, place: Path, observer: Observer) -> Tables:
 def pack(order: Order, place: Path) -> Tables:
     """A finished run directory as one record: config, summary, evaluated rounds, and scores of the final model."""
     from ..evaluate import evaluate
-    from ..inspection import inspect_run, load_vector
+    from ..inspection import inspect_run
+    from ..modelfile import load_vector
     from ..run import prepare
 
     run = RunFiles.read(place)

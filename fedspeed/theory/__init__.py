@@ -1,4 +1,4 @@
-"""The convergence analysis as a tool: conditions, bounds, lemmas, problems with known constants. NumPy only.
+"""The convergence analysis as a tool: conditions, bounds, experiments. NumPy only, and a leaf: only cli imports it.
 
 The theorem comes in four named forms (`FORMS`): as printed, made consistent, corrected, and by another route that
 keeps the O(1/T). `docs/theory.md` says what is proved. Names are resolved when first used, so that importing this
@@ -12,20 +12,16 @@ from typing import Any
 
 _WHERE = {
     "setting": ("FORMS", "P", "Setting", "gamma", "gamma_k"),
-    "routes": ("Condition", "Route", "kappa", "route"),
+    "forms": ("Condition", "Form", "form_at", "kappa"),
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
     "errata": ("ERRATA", "Erratum"),
     "rates": ("RATES", "PublishedRate"),
-    "problems": ("Problem", "dissimilarity"),
-    "quadratic": ("Quadratic", "random_quadratic"),
-    "logistic": ("Logistic", "random_logistic"),
-    "sequences": ("Sequences", "auxiliary", "exact_sequences", "fixed_point"),
-    "engine": ("Trace", "run"),
-    "lemmas": ("Inequality", "Moments", "moments"),
+    ".problems": ("random_logistic", "random_quadratic"),  # fedspeed.problems
+    "numpy_runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
     "perturbation": ("Perturbation", "quasi_gradient_orders"),
     "counterexample": ("Counterexample", "break_printed_bound"),
-    "of_run": ("Fact", "RunSetting", "read_run"),
+    "from_run": ("Fact", "RunSetting", "read_run"),
 }
 _PLACES = {name: module for module, names in _WHERE.items() for name in names}
 

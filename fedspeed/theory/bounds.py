@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import UserError
-from .routes import route
+from .forms import form_at
 from .setting import Setting
 
 
@@ -48,7 +48,7 @@ def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
         printed     2 gap/(lam kappa T) + 64 eta L^2 K/(kappa T) mean||g_hat_i^0||^2
                     + 32 lam^2 L^2/(kappa T) ||mean g_hat_i^0||^2 + Phi
 
-    and the other forms with their own coefficients (`routes.py`). Infinite where kappa <= 0.
+    and the other forms with their own coefficients (`forms.py`). Infinite where kappa <= 0.
 
     Args:
         start: of the round from which the average is taken.
@@ -60,7 +60,7 @@ def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
         >>> b.valid, b.dominant
         (True, 'gap')
     """
-    r, T = route(setting, form), setting.T
+    r, T = form_at(setting, form), setting.T
     terms = {
         "gap": _times(r.gap, start.gap) / T,
         "corrections": (_times(r.ghat, start.ghat) + _times(r.ghat_mean, start.ghat_mean)) / T,
@@ -78,7 +78,7 @@ def phi(setting: Setting, form: str = "printed") -> float:
         >>> round(phi(s, "printed") / phi(s, "consistent"), 12)   # the surplus lambda of erratum 4
         0.1
     """
-    return math.fsum(route(setting, form).floor.values())
+    return math.fsum(form_at(setting, form).floor.values())
 
 
 def largest(holds: Callable[[float], bool], high: float = 1e9) -> float:
@@ -101,10 +101,10 @@ def largest_L(setting: Setting, form: str) -> float:
 
     Example:
         >>> setting = Setting(eta=0.001, lam=0.1, K=200)
-        >>> route(setting.but(L=largest_L(setting, "tracking")), "tracking").holds
+        >>> form_at(setting.but(L=largest_L(setting, "tracking")), "tracking").holds
         True
     """
-    return largest(lambda L: route(setting.but(L=L), form).holds)
+    return largest(lambda L: form_at(setting.but(L=L), form).holds)
 
 
 def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
@@ -115,7 +115,7 @@ def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
 
     Example:
         >>> near = suggest(Setting(), "tracking", Start(gap=1.0, tracking=2.0))
-        >>> route(near, "tracking").holds, near.lam < 10
+        >>> form_at(near, "tracking").holds, near.lam < 10
         (True, True)
     """
     c = min(max(1.0, setting.s * setting.K), float(setting.K))
@@ -126,7 +126,7 @@ def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
     def at(lam: float) -> Setting:
         return setting.but(lam=lam, eta=min(c * lam / setting.K, lam), rho=rho, normalise=normalise)
 
-    edge = largest(lambda lam: route(at(lam), form).holds, setting.lam)
+    edge = largest(lambda lam: form_at(at(lam), form).holds, setting.lam)
     if not edge:
         return None
     return min((at(edge * (k / 50)) for k in range(1, 51)), key=lambda near: bound(near, start, form).total)
@@ -148,7 +148,7 @@ def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: i
 
     Example:
         >>> a, b = (schedule(Setting(T=T, rho=0.1), "printed", base=32) for T in (32, 128))
-        >>> a.lam == b.lam, b.K // a.K, round(a.rho / b.rho, 6), route(b, "printed").holds
+        >>> a.lam == b.lam, b.K // a.K, round(a.rho / b.rho, 6), form_at(b, "printed").holds
         (True, 4, 2.0, True)
     """
     base = base or setting.T
@@ -164,7 +164,7 @@ def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: i
 
     if form == "free":
         return at(setting.T, setting.lam)
-    most = largest(lambda lam: route(at(base, lam), form).holds, 10 / setting.L)
+    most = largest(lambda lam: form_at(at(base, lam), form).holds, 10 / setting.L)
     if not most:
         raise UserError(
             f"schedule: no lam meets the conditions `{form}` at T = {base}, K = {per_round * base} and rho = "

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..errors import UserError
 from .bounds import Bound, Start, bound
-from .routes import Condition, route
-from .sequences import auxiliary
+from .forms import Condition, form_at
+from .numpy_runs import auxiliary
 from .setting import Setting
 
 
@@ -110,4 +110,4 @@ def break_printed_bound(
         ghat_mean=((first[0] + first[1]) / 2) ** 2,
     )
     right = bound(s, start, "printed")
-    return Counterexample(s, route(s, "printed").conditions, float(squares.sum()) / T, right, start, squares)
+    return Counterexample(s, form_at(s, "printed").conditions, float(squares.sum()) / T, right, start, squares)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError
+from ..problems import Problem
 from .bounds import Bound, Start, bound, schedule
-from .engine import METHODS, run
-from .problems import Problem
+from .numpy_runs import METHODS, run
 from .setting import Setting
 
 CONDITIONS = ("printed", "corrected", "tracking", "free")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import lemmas as lm
 import numpy as np
 import pytest
 from federations_theory import simulation
@@ -16,16 +17,15 @@ from fedspeed.theory import (
     Setting,
     Start,
     bound,
+    form_at,
     largest_L,
     random_logistic,
     random_quadratic,
-    route,
     run,
     schedule,
     start_at,
     suggest,
 )
-from fedspeed.theory import lemmas as lm
 from fedspeed.theory.bounds import largest
 
 
@@ -63,7 +63,7 @@ def admissible(draw, form, noisy=False):
     def at(lam):
         return base.but(lam=lam, eta=min(c * lam / K, lam))
 
-    edge = largest(lambda lam: route(at(lam), form).holds, 10 / problem.L)
+    edge = largest(lambda lam: form_at(at(lam), form).holds, 10 / problem.L)
     assume(edge > 0)
     setting = at(edge * draw(st.sampled_from([1 - 1e-6, 0.5, 0.1])))
     far = 10 ** draw(st.floats(-2, 1))
@@ -125,7 +125,7 @@ def test_bound_holds_on_traces_of_simulate(problem, form):
     x0 = problem.optimum + 2.0
     start = start_at(problem, x0)
     s = suggest(Setting(eta=0.5, lam=1.0, K=10, L=problem.L, m=problem.m, T=15, sigma_g=problem.sigma_g), form, start)
-    assert route(s, form).holds
+    assert form_at(s, form).holds
     method = FedSpeed(lam=s.lam, rho=s.rho, normalise=False)
     loop, u, squares = simulation(problem, method, s, x0), np.asarray(x0), []
     z = u
@@ -156,7 +156,7 @@ def test_suggestions_meet_their_form(lam, K, L):
     for form in ("corrected", "tracking"):
         near = suggest(setting, form, Start(1.0, tracking=1.0))
         assert near is not None
-        assert route(near, form).holds
+        assert form_at(near, form).holds
         assert near.lam <= lam
         assert math.isfinite(bound(near, Start(1.0, tracking=1.0), form).total)
 
@@ -165,8 +165,8 @@ def test_largest_L_is_the_edge():
     setting = Setting(eta=0.001, lam=0.1, K=200)
     for form in ("printed", "corrected", "tracking"):
         edge = largest_L(setting, form)
-        assert route(setting.but(L=edge), form).holds
-        assert not route(setting.but(L=edge * 1.001), form).holds
+        assert form_at(setting.but(L=edge), form).holds
+        assert not form_at(setting.but(L=edge * 1.001), form).holds
     assert largest_L(Setting(), "printed") == 0  # K < lam/eta, whatever L
 
 

@@ -9,8 +9,8 @@ import sympy as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.theory import P, Setting, Start, bound, kappa, phi, route, schedule
-from fedspeed.theory.routes import drift_factor
+from fedspeed.theory import P, Setting, Start, bound, form_at, kappa, phi, schedule
+from fedspeed.theory.forms import drift_factor
 
 
 def test_coefficients_of_the_drift_recursion():
@@ -95,7 +95,7 @@ def test_tracking_in_code_is_the_derived_one(lL, K, rho, noisy, c):
     ell = 1 if s.q == 0 else 2 + 4 * s.q
     mu = max(s.gamma, abs(s.tau), abs(s.gamma + s.tau))
     omega = ell * g * lL**2 / (1 - g * ell * s.gamma**2 * lL**2)
-    found = route(s, "tracking")
+    found = form_at(s, "tracking")
     if g * ell * s.gamma**2 * lL**2 >= 1 or 2 * g * omega * mu**2 >= 1:
         assert not found.holds
         return
@@ -136,7 +136,7 @@ def test_drift_factor_bounds_the_recursion(share, K, lL):
 
 def test_consistent_form_differs_from_the_printed_one_as_the_errata_say():
     s = Setting(eta=0.001, lam=0.1, K=200, L=1.0, rho=0.1, sigma_g=1.0, sigma_l=0.5, T=50)
-    a, b = route(s, "printed"), route(s, "consistent")
+    a, b = form_at(s, "printed"), form_at(s, "consistent")
     assert math.isclose(phi(s, "printed"), s.lam * phi(s, "consistent"), rel_tol=1e-12)  # 4
     assert math.isclose(a.gap, 2 * b.gap, rel_tol=1e-12)  # 6
     assert math.isclose(a.ghat / b.ghat, 2 * s.gamma / s.eta, rel_tol=1e-12)  # 5, and 1/gamma <= 2 left exact
@@ -158,7 +158,7 @@ def test_rates_of_the_bounds():
         totals = []
         for T in (10**6, 10**8):
             s = schedule(Setting(T=T, rho=0.1, sigma_g=1.0, sigma_l=1.0), form, base=10**4)
-            assert route(s, form).holds
+            assert form_at(s, form).holds
             totals.append(bound(s, Start(1.0, 1.0, 1.0, 2.0), form).total)
         slopes[form] = math.log(totals[1] / totals[0]) / math.log(100)
     assert slopes["printed"] == pytest.approx(-1, abs=0.02)
@@ -175,4 +175,6 @@ def test_tracking_needs_no_heterogeneity_bound_without_perturbation():
 
 def test_normalised_rho_is_covered_by_tracking_only():
     s = Setting(eta=0.001, lam=0.1, K=200, rho=0.05, normalise=True)
-    assert [form for form in ("printed", "consistent", "corrected", "tracking") if route(s, form).holds] == ["tracking"]
+    assert [form for form in ("printed", "consistent", "corrected", "tracking") if form_at(s, form).holds] == [
+        "tracking"
+    ]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspeed.errors import UserError
-from fedspeed.theory import Setting, break_printed_bound, route
+from fedspeed.theory import Setting, break_printed_bound, form_at
 from fedspeed.theory.counterexample import local_steps, potential, wave
 
 
@@ -45,9 +45,9 @@ def test_the_printed_theorem_is_broken():
     assert found.setting.sigma_g == pytest.approx(0.65)
     assert found.average > 2 * found.bound.total
     assert found.violated
-    assert not route(found.setting, "consistent").holds  # the missing conditions on lam L exclude it
-    assert not route(found.setting, "tracking").holds
-    excluded = {c.name: c.holds for c in route(found.setting, "consistent").conditions}
+    assert not form_at(found.setting, "consistent").holds  # the missing conditions on lam L exclude it
+    assert not form_at(found.setting, "tracking").holds
+    excluded = {c.name: c.holds for c in form_at(found.setting, "consistent").conditions}
     assert not excluded["8 L^2 r^2 + lam L <= 1"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspeed.errors import UserError
-from fedspeed.theory import power_law, quasi_gradient_orders, random_logistic, random_quadratic, rate, route
+from fedspeed.theory import form_at, power_law, quasi_gradient_orders, random_logistic, random_quadratic, rate
 
 
 @given(st.floats(-3, 3), st.floats(0.01, 100))
@@ -39,7 +39,7 @@ def test_error_bar_shows_curvature_and_excludes_what_is_wrong():
 def test_every_form_keeps_its_conditions_and_its_bound(problem, form):
     """The proved bounds must hold; the printed one is not proved, and on these problems is not broken either."""
     found = rate(problem, form, [4, 8, 16], seeds=4)
-    assert all(route(s, form).holds for s in found.settings)
+    assert all(form_at(s, form).holds for s in found.settings)
     assert [s.K for s in found.settings] == [4, 8, 16]
     assert found.worst <= 1
     assert {c.method for c in found.curves} == {"fedspeed", "fedavg", "scaffold"}

@@ -13,10 +13,11 @@ from torch import nn
 from fedspeed.cli import main
 from fedspeed.data import federate
 from fedspeed.data.problems import samples
-from fedspeed.evaluate import batches, mean_gradient, sam_gap, top_eigenvalue
 from fedspeed.inspection import inspect_run
 from fedspeed.methods import FedAvg
-from fedspeed.theory import Setting, dissimilarity, random_quadratic
+from fedspeed.problems import dissimilarity, random_quadratic
+from fedspeed.sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
+from fedspeed.theory import Setting
 from fedspeed.vec import FlatModel
 
 PROBLEM = random_quadratic(m=4, d=5, n=3, L=3.0, mu=0.2, shared=False, seed=2)

@@ -14,7 +14,8 @@ from fedspeed.cli import main
 from fedspeed.data import load
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg
-from fedspeed.theory import Logistic, Setting, dissimilarity, random_logistic, random_quadratic
+from fedspeed.problems import Logistic, dissimilarity, random_logistic, random_quadratic
+from fedspeed.theory import Setting
 
 KINDS = [
     random_quadratic(m=4, d=3, n=3, L=2.0, mu=0.3, sigma_g=1.5, sigma_l=0.4),

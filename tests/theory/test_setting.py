@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspeed.errors import UserError
-from fedspeed.theory import FORMS, P, Setting, gamma, gamma_k, kappa, route
+from fedspeed.theory import FORMS, P, Setting, form_at, gamma, gamma_k, kappa
 
 RATIOS = st.floats(1e-6, 1.0)
 STEPS = st.integers(1, 400)
@@ -58,10 +58,10 @@ def test_above_lam_the_weights_alternate_and_gamma_passes_one():
 def test_experiments_of_the_paper_do_not_meet_K_at_least_lam_over_eta():
     """Erratum 18, the settings of the main experiments; Figure 2's E = 10 and 20 meet it."""
     for lam, K in ((10.0, 50), (1000.0, 10), (100.0, 10), (10.0, 20)):
-        failed = [c.name for c in route(Setting(eta=0.1, lam=lam, K=K), "printed").conditions if not c.holds]
+        failed = [c.name for c in form_at(Setting(eta=0.1, lam=lam, K=K), "printed").conditions if not c.holds]
         assert "K >= lam/eta" in failed
     for K in (100, 200):
-        conditions = route(Setting(eta=0.1, lam=10.0, K=K), "printed").conditions
+        conditions = form_at(Setting(eta=0.1, lam=10.0, K=K), "printed").conditions
         assert next(c for c in conditions if c.name == "K >= lam/eta").holds
 
 
@@ -72,7 +72,7 @@ def test_kappa_is_minus_one_half_at_the_printed_limits():
         eta=1 / (32 * math.sqrt(3 * K) * L), lam=1.0, K=K, L=L, alpha=alpha, rho=1 / (math.sqrt(6) * alpha * L)
     )
     assert math.isclose(kappa(setting), -0.5, rel_tol=1e-12)
-    others = {c.name: c.slack for c in route(setting, "printed").conditions}
+    others = {c.name: c.slack for c in form_at(setting, "printed").conditions}
     assert abs(others["rho alpha L <= 1/sqrt(6)"]) < 1e-12
     assert abs(others["eta <= 1/(32 sqrt(3K) L)"]) < 1e-15
 
@@ -112,5 +112,5 @@ def test_bad_gamma_and_form():
         with pytest.raises(UserError, match="gamma"):
             gamma(*bad)
     with pytest.raises(UserError, match="did you mean 'printed'"):
-        route(Setting(), "printd")
+        form_at(Setting(), "printd")
     assert len(FORMS) == 4

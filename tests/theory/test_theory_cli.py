@@ -11,7 +11,7 @@ import pytest
 
 from fedspeed.cli import main
 from fedspeed.errors import UserError
-from fedspeed.theory.of_run import read_run
+from fedspeed.theory.from_run import read_run
 
 
 def call(text: str, capsys) -> str:
@@ -80,17 +80,19 @@ def test_json_has_slack_bound_and_terms(capsys):
         ("--L 0", "L must be in"),
         ("--L -2", "L must be in"),
         ("--rho -0.1", "rho must be in"),
-        ("--K 2.5", "see `fedspeed theory --help`"),
+        ("--K 2.5", "see `fedspeed theory check --help`"),
         ("--gap -1", "--gap must be >= 0"),
         ("chek", "did you mean 'check'"),
-        ("check --out x", "makes no use of --out"),
-        ("rate --eta 0.1", "makes no use of --eta"),
-        ("errata --from x", "makes no use of --from"),
+        ("check --out x", "unrecognized arguments: --out x; see `fedspeed theory check --help`"),
+        ("rate --eta 0.1", "unrecognized arguments: --eta 0.1; see `fedspeed theory rate --help`"),
+        ("errata --from x", "unrecognized arguments: --from x; see `fedspeed theory errata --help`"),
         ("rate --rounds 8", "two different"),
         ("rate --rounds 8,x", "--rounds: expected whole numbers"),
         ("rate --problem cubic", "logistic or quadratic"),
         ("rate --conditions consistent", "erratum 13"),
         ("--from nowhere", "cannot read"),
+        ("--eta 0.1 rate", "unrecognized arguments: rate"),
+        ("rate --m 0", "m must be >= 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(text, said, capsys):
@@ -204,7 +206,7 @@ def test_the_other_actions(tmp_path, capsys):
 
 def test_theory_needs_no_torch():
     code = (
-        "import sys, fedspeed.theory as th, fedspeed.cli.theory, fedspeed.cli.theory_actions, fedspeed.cli.inspect;"
+        "import sys, fedspeed.theory as th, fedspeed.cli.theory, fedspeed.cli.theory_check, fedspeed.cli.inspect;"
         "assert 'numpy' not in sys.modules;"
         "[getattr(th, name) for name in th.__all__];"
         "th.rate(th.random_logistic(m=2, d=2), 'tracking', [2, 4], seeds=1);"

@@ -1,15 +1,16 @@
-"""The NumPy engine and the closed forms against `simulate`, and the fixed points of FedAvg, FedProx and FedSpeed."""
+"""The NumPy runs and the closed forms against `simulate`, and the fixed points of FedAvg, FedProx and FedSpeed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from closed_forms import exact_sequences, fixed_point
 from federations_theory import simulation
 
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedProx, FedSpeed, Scaffold
-from fedspeed.theory import Setting, exact_sequences, fixed_point, random_logistic, random_quadratic, run
-from fedspeed.theory.sequences import auxiliary
+from fedspeed.problems import random_logistic, random_quadratic
+from fedspeed.theory import Setting, auxiliary, run
 
 SETTING = Setting(eta=0.05, lam=0.6, K=8, T=6, alpha=0.7, rho=0.2)
 PROBLEMS = {
@@ -25,7 +26,7 @@ METHODS = {
 
 @pytest.mark.parametrize("kind", PROBLEMS)
 @pytest.mark.parametrize("name", METHODS)
-def test_engine_is_simulate(kind, name):
+def test_a_numpy_run_is_simulate(kind, name):
     problem, x0 = PROBLEMS[kind], np.array([1.0, -2.0, 0.5])
     loop = simulation(problem, METHODS[name], SETTING, x0)
     ours = [loop.x.numpy()] + [loop.x.numpy() for _ in loop]
@@ -34,7 +35,7 @@ def test_engine_is_simulate(kind, name):
     assert np.abs(ours[-1] - ours[0]).max() > 1e-2
 
 
-def test_engine_is_simulate_with_normalised_rho():
+def test_a_numpy_run_is_simulate_with_normalised_rho():
     setting, x0 = SETTING.but(normalise=True), np.array([1.0, -2.0, 0.5])
     problem = PROBLEMS["logistic"]
     loop = simulation(problem, FedSpeed(lam=0.6, alpha=0.7, rho=0.2), setting, x0)
@@ -127,7 +128,3 @@ def test_refusals():
         run("fedadam", problem, SETTING, np.zeros(2))
     with pytest.raises(UserError, match="seeds"):
         run("fedavg", problem, SETTING, np.zeros(2), seeds=0)
-    with pytest.raises(UserError, match="normalised rho is not linear"):
-        exact_sequences(problem, SETTING.but(normalise=True), np.zeros(2))
-    with pytest.raises(UserError, match="method must be"):
-        fixed_point(problem, SETTING, "scaffold")

@@ -1,8 +1,7 @@
-"""Problems whose every constant is known: L, sigma_g, sigma_l, the minimiser and the minimum.
+"""What a problem is: clients with a gradient each, and constants that are known.
 
 Clients i = 0..m-1 own n samples each, F_i is the mean over them and F the mean of the F_i. Points may carry leading
-axes: `gradient` takes (..., m, d), one point a client, the other functions (..., d). The problems themselves are in
-`quadratic.py` and `logistic.py`.
+axes: `gradient` takes (..., m, d), one point per client, the other functions (..., d).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedSpeed, FedAvg and SCAFFOLD in NumPy, all clients and all seeds at once: a long experiment takes seconds.
 
-This is a second implementation on purpose, straight from the algorithm boxes: `tests/theory/test_engine.py` holds it
+This is a second implementation on purpose, straight from the algorithm boxes: `test_numpy_runs.py` holds it
 against `simulate` to rounding. It runs what the theorem assumes: full participation, a constant rate, minibatches
 drawn with replacement, no weight decay.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import Diverged, UserError, unknown
-from .problems import Grad, Problem
-from .sequences import auxiliary
+from ..problems import Grad, Problem
 from .setting import Setting
 
 METHODS = ("fedspeed", "fedavg", "scaffold")
@@ -51,6 +50,21 @@ class Trace:
         return auxiliary(self.x[0], self.xK, self.setting.gamma)[1]
 
 
+def auxiliary(x0: np.ndarray, xK: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    """u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
+
+    The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1).
+
+    Args:
+        x0: (..., d).
+        xK: the last local models of every round, (T, ..., m, d).
+    """
+    u = np.concatenate([x0[None], xK.mean(-2)])
+    z = u.copy()
+    z[1:] += (1 - gamma) / gamma * np.diff(u, axis=0)
+    return u, z
+
+
 def run(
     method: str,
     problem: Problem,
@@ -73,14 +87,14 @@ def run(
         steps: keep every local model and quasi-gradient as well (small runs only).
 
     Example:
-        >>> from .quadratic import random_quadratic
+        >>> from ..problems import random_quadratic
         >>> problem = random_quadratic(m=4, d=3)
         >>> trace = run("fedspeed", problem, Setting(eta=0.1, lam=1.0, K=10, T=200), np.zeros(3))
         >>> bool(np.allclose(trace.x[-1, 0], problem.optimum))
         True
     """
     if method not in METHODS:
-        raise unknown("method of the theory's engine", method, METHODS)
+        raise unknown("method of the theory's runs", method, METHODS)
     if seeds < 1 or batch < 0:
         raise UserError(f"run: expected seeds >= 1 and batch >= 0, got seeds {seeds} and batch {batch}")
     shape, s = (seeds, problem.m, problem.d), setting

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..errors import UserError
-from .problems import Grad, check, dissimilarity
+from .problem import Grad, check, dissimilarity
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ class Condition(NamedTuple):
         return self.slack > 0 if self.strict else self.slack >= 0
 
 
-class Route(NamedTuple):
+class Form(NamedTuple):
     """One form for one setting."""
 
     conditions: tuple[Condition, ...]
@@ -88,7 +88,7 @@ def _interval(s: Setting) -> Condition:
     )
 
 
-def printed(s: Setting) -> Route:
+def printed(s: Setting) -> Form:
     """The theorem as published, with its own conditions: not proved (errata 4, 5, 7-13)."""
     q, x = s.q, s.eta**2 * s.L**2 * s.K
     kappa = 0.5 - 3 * q - 1536 * x
@@ -101,7 +101,7 @@ def printed(s: Setting) -> Route:
         _positive(kappa, "lower eta, K or rho; the two limits above leave kappa = -1/2", (7,)),
     )
     k = _inverse(kappa)
-    return Route(
+    return Form(
         conditions,
         kappa,
         gap=2 * k / s.lam,
@@ -115,7 +115,7 @@ def printed(s: Setting) -> Route:
     )
 
 
-def consistent(s: Setting) -> Route:
+def consistent(s: Setting) -> Form:
     """The printed derivation without its slips of algebra (errata 2, 4, 5, 6, 8, 10); errata 11-13 and 15 stay open."""
     base, q, x, r = printed(s), s.q, s.eta**2 * s.L**2 * s.K, s.shift
     k, a1 = _inverse(base.kappa), 2 * (1 - s.s) ** 2 + 32 * s.eta**2 * s.L**2
@@ -128,7 +128,7 @@ def consistent(s: Setting) -> Route:
         Condition("2(1-s)^2 + 32 eta^2 L^2 <= 1-s", a1, 1 - s.s, "needs eta >= lam/2", (13,)),
         base.conditions[-1],
     )
-    return Route(
+    return Form(
         conditions,
         base.kappa,
         gap=k / s.lam,
@@ -157,7 +157,7 @@ def drift_factor(s: Setting) -> float:
     return float(theta.min())
 
 
-def corrected(s: Setting) -> Route:
+def corrected(s: Setting) -> Form:
     """The paper's route with every step proved; conditions and constants are this package's (docs/theory.md)."""
     q, r2, g, p = s.q, (s.L * s.shift) ** 2, s.gamma, P(s)
     noisy = 2 if s.sigma_l else 1  # E||V + N||^2 <= 2 E||V||^2 + 2 E||N||^2, erratum 11
@@ -179,7 +179,7 @@ def corrected(s: Setting) -> Route:
     )
     k = _inverse(kappa)
     noise = s.W * s.sigma_l**2
-    return Route(
+    return Form(
         conditions,
         kappa,
         gap=k / s.lam,
@@ -194,7 +194,7 @@ def corrected(s: Setting) -> Route:
     )
 
 
-def tracking(s: Setting) -> Route:
+def tracking(s: Setting) -> Form:
     """Another route: g_hat_i tracks grad F_i, so the drift shrinks with it and sigma_g leaves the floor.
 
     Needs lam L below a constant and eta <= lam only; with eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
@@ -223,7 +223,7 @@ def tracking(s: Setting) -> Route:
     )
     k, noise = _inverse(kappa), s.W * s.sigma_l**2
     spread = 1.0 if s.normalise else 2 * s.sigma_g**2 + s.sigma_l**2
-    return Route(
+    return Form(
         conditions,
         kappa,
         gap=k / s.lam,
@@ -238,22 +238,20 @@ def tracking(s: Setting) -> Route:
     )
 
 
-ROUTES: dict[str, Callable[[Setting], Route]] = dict(
-    zip(FORMS, (printed, consistent, corrected, tracking), strict=True)
-)
+_FORMS: dict[str, Callable[[Setting], Form]] = dict(zip(FORMS, (printed, consistent, corrected, tracking), strict=True))
 
 
-def route(setting: Setting, form: str) -> Route:
+def form_at(setting: Setting, form: str) -> Form:
     """A form by name.
 
     Example:
         >>> setting = Setting(eta=0.001, lam=0.1, K=200, L=1.0)
-        >>> [form for form in FORMS if route(setting, form).holds]
+        >>> [form for form in FORMS if form_at(setting, form).holds]
         ['printed', 'tracking']
     """
-    if form not in ROUTES:
+    if form not in _FORMS:
         raise unknown("form of the theorem", form, FORMS)
-    return ROUTES[form](setting)
+    return _FORMS[form](setting)
 
 
 def kappa(setting: Setting, form: str = "printed") -> float:
@@ -263,7 +261,7 @@ def kappa(setting: Setting, form: str = "printed") -> float:
         >>> round(kappa(Setting(eta=0.001, lam=0.1, K=100)), 12)
         0.3464
     """
-    return route(setting, form).kappa
+    return form_at(setting, form).kappa
 
 
 def _lower_lam(s: Setting) -> str:

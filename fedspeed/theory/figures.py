@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .figures import new_figure
+import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..theory.counterexample import Counterexample
-    from ..theory.experiment import Rate
-    from ..theory.perturbation import Perturbation
+from ..report.figures import new_figure, save
+from .bounds import bound
+from .counterexample import Counterexample
+from .experiment import Rate
+from .perturbation import Perturbation
 
 NAMES = {"fedspeed": "FedSpeed at z", "fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
 STYLES = {"fedspeed": ("C3", "o", "-"), "fedavg": ("C0", "s", "-"), "scaffold": ("C2", "^", "--")}
 
 
-def rate_figure(rates: Sequence[Rate], path: Path, title: str = "") -> Path:
-    """One panel a set of conditions: the average of ||grad F||^2 against T on log axes, beside the bound."""
+def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
+    """One panel per set of conditions: the average of ||grad F||^2 against T on log axes, beside the bound."""
     figure, first = new_figure(4.0 * len(rates), 3.9)
     first.remove()
     for i, rate in enumerate(rates):
@@ -46,10 +46,10 @@ def rate_figure(rates: Sequence[Rate], path: Path, title: str = "") -> Path:
             axes.set_ylabel("average of ||grad F||^2")
     if title:
         figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    return save(figure, stem, ["png"])[0]
 
 
-def perturbation_figure(found: Perturbation, path: Path) -> Path:
+def perturbation_figure(found: Perturbation, stem: Path) -> Path:
     """The distance between the quasi-gradient and each penalised loss's gradient, against rho."""
     figure, axes = new_figure(5.2, 3.8)
     for i, (name, error) in enumerate(found.error.items()):
@@ -59,15 +59,11 @@ def perturbation_figure(found: Perturbation, path: Path) -> Path:
     axes.set(xscale="log", yscale="log", xlabel="rho", ylabel="||g_tilde - gradient of L + penalty||")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, stem, ["png"])[0]
 
 
-def counterexample_figure(found: Sequence[Counterexample], path: Path) -> Path:
-    """The running average of |F'(z^t)|^2 beside the printed bound, for every T up to the run's, a curve a lam."""
-    import numpy as np
-
-    from ..theory.bounds import bound
-
+def counterexample_figure(found: Sequence[Counterexample], stem: Path) -> Path:
+    """The running average of |F'(z^t)|^2 beside the printed bound, for every T up to the run's, one curve per lam."""
     figure, axes = new_figure(5.2, 3.8)
     for i, each in enumerate(found):
         T = np.unique(np.geomspace(2, each.setting.T, 60).astype(int))
@@ -78,7 +74,7 @@ def counterexample_figure(found: Sequence[Counterexample], path: Path) -> Path:
     axes.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="(1/T) sum of |F'(z)|^2")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, stem, ["png"])[0]
 
 
 def _log(axes: Any, T: Any) -> None:
@@ -86,9 +82,3 @@ def _log(axes: Any, T: Any) -> None:
     axes.set_xticks(T, [str(t) for t in T])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-
-
-def _save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path

@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UserError
-from .engine import Trace
-from .problems import Problem
-from .routes import drift_factor
-from .setting import P, Setting, gamma_k
+from fedspeed.problems import Problem
+from fedspeed.theory import P, Setting, Trace, gamma_k
+from fedspeed.theory.forms import drift_factor
 
 
 class Inequality(NamedTuple):
-    """left <= right, one number a round."""
+    """left <= right, one number per round."""
 
     name: str
     left: np.ndarray
@@ -53,8 +51,6 @@ class Moments(NamedTuple):
 
 def moments(trace: Trace, problem: Problem) -> Moments:
     """What the lemmas speak of, measured on a trace made with `keep=True, steps=True`."""
-    if trace.ghat is None or trace.points is None or trace.quasi is None:
-        raise UserError("lemmas: expected a FedSpeed trace with its steps; run(..., keep=True, steps=True) makes one")
     s, z = trace.setting, trace.z
     weights = gamma_k(s.eta, s.lam, s.K) / s.gamma
     ghat = np.concatenate([np.zeros_like(trace.ghat[:1]), trace.ghat])

@@ -1,4 +1,4 @@
-"""The sequences of the proof, u^t and z^t, and where methods end on a quadratic, in closed form."""
+"""FedSpeed on a quadratic in closed form: its sequences without a local step, and where methods end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UserError
-from .quadratic import Quadratic
-from .setting import Setting
+from fedspeed.problems import Quadratic
+from fedspeed.theory import Setting
+from fedspeed.theory.numpy_runs import auxiliary
 
 
 class Sequences(NamedTuple):
@@ -20,29 +20,13 @@ class Sequences(NamedTuple):
     ghat: np.ndarray
 
 
-def auxiliary(x0: np.ndarray, xK: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
-
-    The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1).
-
-    Args:
-        x0: (..., d).
-        xK: the last local models of every round, (T, ..., m, d).
-    """
-    u = np.concatenate([x0[None], xK.mean(-2)])
-    z = u.copy()
-    z[1:] += (1 - gamma) / gamma * np.diff(u, axis=0)
-    return u, z
-
-
 def local_map(problem: Quadratic, s: Setting, prox: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(M, J, w) with x_iK - x = -M_i (J_i x - w_i - g_hat_i): K exact local steps of every client at once.
 
     The quasi-gradient of a quadratic is J x - w with J = (I + alpha rho H) H and w = (I + alpha rho H) v (plain rho),
     and M = [I - (I - eta C)^K] C^-1 with C = J + prox I.
     """
-    if s.normalise and s.alpha * s.rho:
-        raise UserError("local_map: a normalised rho is not linear in x; expected normalise=False or rho=0")
+    assert not (s.normalise and s.alpha * s.rho), "a normalised rho is not linear in x"
     eye = np.eye(problem.d)
     lift = eye + s.alpha * s.rho * problem.H
     J = lift @ problem.H
@@ -61,17 +45,8 @@ def fixed_point(problem: Quadratic, s: Setting, method: str, mu: float = 0.0) ->
     Args:
         method: `fedavg`, `fedprox` (with prox weight mu) or `fedspeed`. The first two ignore alpha and rho.
 
-    Example:
-        >>> from .quadratic import random_quadratic
-        >>> problem = random_quadratic(m=5, d=3, shared=False)
-        >>> s = Setting(eta=0.1, lam=1.0, K=10)
-        >>> np.allclose(fixed_point(problem, s, "fedspeed"), problem.optimum)
-        True
-        >>> bool(np.allclose(fixed_point(problem, s, "fedavg"), problem.optimum))
-        False
     """
-    if method not in ("fedavg", "fedprox", "fedspeed"):
-        raise UserError(f"fixed_point: method must be fedavg, fedprox or fedspeed, got {method!r}")
+    assert method in ("fedavg", "fedprox", "fedspeed")
     own = method == "fedspeed"
     M, J, w = local_map(problem, s if own else s.but(rho=0.0), mu if method == "fedprox" else 0.0)
     if own:
