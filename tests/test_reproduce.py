@@ -20,27 +20,26 @@ from fedspeed.data import load
 from fedspeed.errors import UserError
 from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
-from fedspeed.reproduce.pool import make
 from fedspeed.reproduce.recipes import find, merge, recipes, run_key, settings
-from fedspeed.reproduce.records import Order, same
-from fedspeed.reproduce.store import Store
+from fedspeed.reproduce.runs import Run, make, same
+from fedspeed.reproduce.stored import Store
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
 IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]
 PAPERS = {f"table{i}" for i in range(1, 9)} | {f"fig{i}" for i in range(1, 6)}
 
 
-def orders(count: int = 3, **changes) -> list[Order]:
+def runs(count: int = 3, **changes) -> list[Run]:
     tables = merge(settings("smoke")["base"], {"rounds": 4, "method": {"name": "fedspeed"}, **changes})
     configs = [Config.from_dict({**tables, "seed": seed}) for seed in range(count)]
-    return [Order(run_key(config, "digits"), f"seed {config.seed}", config) for config in configs]
+    return [Run(run_key(config, "digits"), f"seed {config.seed}", config) for config in configs]
 
 
-def made(given: list[Order], out: Path, jobs: int = 2) -> list[dict]:
+def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
     store, done = Store(out), []
-    make(given, store, jobs, lambda order, rounds: None, done.append)
-    assert {record["key"] for record in done} == {order.key for order in given}
-    return [store.get(order.key) for order in given]
+    make(given, store, jobs, lambda run, rounds: None, done.append)
+    assert {record["key"] for record in done} == {run.key for run in given}
+    return [store.get(run.key) for run in given]
 
 
 # --- recipes ---
@@ -54,10 +53,10 @@ def test_every_table_and_figure_of_the_paper_has_a_recipe():
 
 @pytest.mark.parametrize(("recipe", "preset"), PRESETS, ids=IDS)
 def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
-    cases = recipe.cases(preset)
-    assert len({(case.row, case.column) for case in cases}) == len(cases)
+    cells = recipe.cells(preset)
+    assert len({(cell.row, cell.column) for cell in cells}) == len(cells)
     if recipe.kind == "runs":
-        configs = [case.config(0) for case in cases]
+        configs = [cell.config(0) for cell in cells]
         assert all(config.rounds % config.eval_every == 0 for config in configs), "the last round is not evaluated"
     names = recipe.cell_names(preset)
     for claim in recipe.claims:
@@ -74,7 +73,7 @@ def test_the_papers_numbers_belong_to_cells_of_the_paper_preset(name):
 
 def test_runs_that_recipes_share_have_one_key(tmp_path):
     work = Reproduction("smoke", tmp_path)
-    keys = [{order.key for order in work.orders(find(name))} for name in ("fig1", "table5")]
+    keys = [{run.key for run in work.runs(find(name))} for name in ("fig1", "table5")]
     assert keys[0] & keys[1]
 
 
@@ -112,7 +111,7 @@ def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch
     assert not there
     assert digest  # the published digest is known, so stored results are still found
     work = Reproduction("cnn", tmp_path / "out")
-    assert work.orders(find("table7")) == []
+    assert work.runs(find("table7")) == []
     assert {cell.note for cell in work.sheet(find("table7")).cells.values()} == {UNAVAILABLE}
 
 
@@ -144,7 +143,7 @@ def test_held_out_must_be_a_number_of_clients():
 
 
 def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
-    given = orders()
+    given = runs()
     first, second = made(given, tmp_path / "a", jobs=2), made(given, tmp_path / "b", jobs=1)
     assert all(same(a, b) for a, b in zip(first, second, strict=True))
     assert first[0]["final"] != first[1]["final"]
@@ -152,11 +151,11 @@ def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
 
 
 def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
-    given, killed = orders(2, rounds=6), []
+    given, killed = runs(2, rounds=6), []
 
-    def kill(order, rounds):
+    def kill(run, rounds):
         if rounds == 3 and not killed:
-            killed.append(order.key)
+            killed.append(run.key)
             children = subprocess.run(
                 ["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True
             )
@@ -167,16 +166,16 @@ def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
     make(given, store, 1, kill, lambda record: None)
     assert killed
     undisturbed = made(given, tmp_path / "b", jobs=1)
-    assert all(same(store.get(order.key), other) for order, other in zip(given, undisturbed, strict=True))
+    assert all(same(store.get(run.key), other) for run, other in zip(given, undisturbed, strict=True))
 
 
 def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
-    given = orders(1)
+    given = runs(1)
     bad = replace(
         given[0], config=replace(given[0].config, data=replace(given[0].config.data, options={"train_size": 10**9}))
     )
     with pytest.raises(UserError, match=r"seed 0: .*train_size"):
-        make([bad], Store(tmp_path), 1, lambda order, rounds: None, lambda record: None)
+        make([bad], Store(tmp_path), 1, lambda run, rounds: None, lambda record: None)
 
 
 @pytest.mark.slow
@@ -189,7 +188,7 @@ def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / "runs").glob("*.json")}
-    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).orders(find("table2")))
+    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).runs(find("table2")))
     for folder in "ab":
         subprocess.run([*command, str(tmp_path / folder)], check=True)
     after = {path.name: path for path in (tmp_path / "a" / "runs").glob("*.json")}
