@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv as csv_format
 import io
-import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
-from fedspeed.reproduce import page
+from fedspeed.reproduce import page, plot
 from fedspeed.reproduce.claims import Claim, judge
 from fedspeed.reproduce.table import Cell
 
@@ -37,10 +36,10 @@ def test_a_page():
     assert text.startswith("# Table 7: modules\n\nTable 7 of the paper; preset `cnn`.\n")
     assert "**Claim.** each adds" in text
     assert "**Setting.** 100 clients" in text
-    assert "| FedSpeed | 61.00 +- 0.58 | 82.68 | 51.00 +- 0.58 |\n" in text, "1 / sqrt(3) = 0.577"
+    assert "| FedSpeed | 61.00 +- 1.00 | 82.68 | 51.00 +- 1.00 |\n" in text, "60, 61, 62 deviate by 1"
     assert "|  | IID | paper | Dir-0.6 |\n" in text, "a paper column only where the paper has numbers"
     assert "|  | best test accuracy (%) |\n" in text
-    assert "| FedAvg/Dir-0.6 | 41.17 +- 0.60 |\n" in text
+    assert "| FedAvg/Dir-0.6 | 41.17 +- 1.04 |\n" in text
     assert "- FedSpeed is first (the paper's): **holds**. 2 of 2 contrasts hold:\n" in text
     assert "3 seeds a cell, 12 runs, 384 seconds of computing in total" in text, "12 runs of 30 s and 2 s of evaluation"
     assert text.endswith("    fedspeed reproduce table7 --preset cnn\n")
@@ -50,6 +49,12 @@ def test_a_page():
 def test_a_run_that_stands_in_two_cells_is_counted_once():
     table = {**TABLE, "FedAvg/IID": TABLE["FedAvg/Dir-0.6"]}
     assert "9 runs, 288 seconds" in page.markdown(sheet(table, COLUMNS), [])
+
+
+def test_a_page_says_which_code_made_the_runs():
+    runs = [result(0, 50.0), result(1, 51.0, commit="abc"), result(2, 52.0, commit="abc")]
+    assert " Commits: abc (2 runs), not recorded (1 runs)." in page.markdown(sheet({"A": runs}), [])
+    assert " Commit: abc." in page.markdown(sheet({"A": runs[1:]}), [])
 
 
 def test_contrasts_show_their_interval():
@@ -111,12 +116,12 @@ def test_targets_that_were_not_reached():
     table = {name: [result(s, 40.0, c) for s, c in enumerate(seeds)] for name, seeds in curves.items()}
     made = sheet(table, metric="rounds_to_40", show=("bytes_to_40",), targets=(0.4,), values={"none": ">1500"})
     text = page.markdown(made, [])
-    assert "Rounds to reach 40 %, mean +- standard error" in text
-    assert "| all | 30.0 +- 5.8 | - |\n" in text
+    assert "Rounds to reach 40 %, mean +- standard deviation" in text
+    assert "| all | 30.0 +- 10.0 | - |\n" in text
     assert "| some | > 30.3 (2 of 3 reached) | - |\n" in text, "(20 + 30 + 41) / 3"
     assert "| none | > 40 | >1500 |\n" in text
     assert "|  | sent to reach 40 % (MB) |\n" in text
-    assert "| all | 30.00 +- 5.77 |\n" in text
+    assert "| all | 30.00 +- 10.00 |\n" in text
     assert "| none | > 40 |\n" in text
     lines = list(csv_format.DictReader(io.StringIO(page.csv(made))))
     assert [(line["row"], line["not_reached"]) for line in lines if line["metric"] == "rounds_to_40"] == [
@@ -158,7 +163,7 @@ def test_csv():
         "paper": "82.68",
     }
     assert float(first["mean"]) == pytest.approx(61)
-    assert float(first["standard_error"]) == pytest.approx(1 / math.sqrt(3))
+    assert float(first["standard_deviation"]) == pytest.approx(1)
     assert [line["paper"] for line in lines if line["metric"] == "best"] == [""] * 4
 
 
@@ -173,7 +178,7 @@ def test_latex():
     assert lines[0] == r"\begin{tabular}{lrr}"
     assert lines[1:3] == [r" & one & paper \\", r"\hline"]
     assert lines[3] == (
-        r"50\% \& \{a\_b\} \#1 \$\textasciitilde{}\textasciicircum{}\textbackslash{}  & 61.00 $\pm$ 0.58 & $>$1500 \\"
+        r"50\% \& \{a\_b\} \#1 \$\textasciitilde{}\textasciicircum{}\textbackslash{}  & 61.00 $\pm$ 1.00 & $>$1500 \\"
     )
     assert lines[4] == r"\end{tabular}"
 
@@ -189,16 +194,16 @@ DRAWN = {
 @pytest.mark.parametrize("kind", ["curves", "lines", "bars"])
 def test_figures_are_the_same_bytes_every_time(kind, tmp_path):
     made = sheet(DRAWN, COLUMNS, figure=kind, values={"FedAvg/IID": 77.01, "FedSpeed/IID": ">82"})
-    first = page.figure(made, tmp_path / "a" / "table7")
+    first = plot.figure(made, tmp_path / "a" / "table7")
     assert [path.name for path in first] == ["table7.png", "table7.svg"]
-    again = page.figure(made, tmp_path / "b" / "table7")
+    again = plot.figure(made, tmp_path / "b" / "table7")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["table7.png", "table7.svg"], "no parts left"
     picture = matplotlib.image.imread(first[0])
     assert np.ptp(picture[..., :3]) > 0.5, "not an empty page"
     assert ET.parse(first[1]).getroot().tag.endswith("svg")
     changed = replace(made, title="Another title")
-    assert page.figure(changed, tmp_path / "c" / "table7")[1].read_bytes() != first[1].read_bytes()
+    assert plot.figure(changed, tmp_path / "c" / "table7")[1].read_bytes() != first[1].read_bytes()
 
 
 def panels(made, monkeypatch, tmp_path):
@@ -207,7 +212,7 @@ def panels(made, monkeypatch, tmp_path):
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (drawn.append(self), Path(path).touch()))
-    page.figure(made, tmp_path / "x")
+    plot.figure(made, tmp_path / "x")
     return drawn[0].axes
 
 
@@ -275,10 +280,10 @@ def test_accuracies_and_the_papers_have_one_scale(monkeypatch, tmp_path):
 
 
 def test_no_figure(tmp_path):
-    assert page.figure(replace(SHEET, figure="none"), tmp_path / "x") == []
-    assert page.figure(sheet({"A": []}), tmp_path / "x") == []
+    assert plot.figure(replace(SHEET, figure="none"), tmp_path / "x") == []
+    assert plot.figure(sheet({"A": []}), tmp_path / "x") == []
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="unknown figure 'curve'; did you mean 'curves'"):
-        page.figure(replace(SHEET, figure="curve"), tmp_path / "x")
+        plot.figure(replace(SHEET, figure="curve"), tmp_path / "x")
     with pytest.raises(UserError, match="unknown curve 'accuracy'"):
-        page.figure(replace(SHEET, curve="accuracy"), tmp_path / "x")
+        plot.figure(replace(SHEET, curve="accuracy"), tmp_path / "x")

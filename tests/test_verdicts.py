@@ -62,7 +62,9 @@ def test_a_loss_without_number_is_none():
 def test_a_damaged_record():
     broken = result()
     del broken["rounds"]["bytes"]
-    with pytest.raises(UserError, match=r"expected a packed result .* found KeyError\('bytes'\); delete its file"):
+    with pytest.raises(
+        UserError, match=r"expected status, final and rounds, found KeyError\('bytes'\); its file is damaged"
+    ):
         metrics(broken, [])
 
 
