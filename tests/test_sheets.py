@@ -41,7 +41,9 @@ def test_a_page():
     assert "|  | best test accuracy (%) |\n" in text
     assert "| FedAvg/Dir-0.6 | 41.17 +- 1.04 |\n" in text
     assert "- FedSpeed is first (the paper's): **holds**. 2 of 2 contrasts hold:\n" in text
-    assert "3 seeds a cell, 12 runs, 384 seconds of computing in total" in text, "12 runs of 30 s and 2 s of evaluation"
+    assert "3 seeds per cell, 12 runs, 384 seconds of computing in total" in text, (
+        "12 runs of 30 s and 2 s of evaluation"
+    )
     assert text.endswith("    fedspeed reproduce table7 --preset cnn\n")
     assert text.isascii()
 
@@ -86,7 +88,7 @@ def test_one_seed_and_missing_cells():
     assert "| A | 60.00 | - |\n" in text
     assert "| C | not run | 70.5 |\n" in text
     assert "- not run: data unavailable: C\n" in text
-    assert "1 seed a cell, 2 runs" in text
+    assert "1 seed per cell, 2 runs" in text
 
 
 def test_part_of_a_data_set_is_said_twice():
@@ -141,7 +143,7 @@ def test_counts_that_need_no_runs():
     assert [verdict.verdict for verdict in found] == ["holds", "does not hold"]
     text = page.markdown(made, found)
     assert "| CIFAR-10 | 50000 | 50000 |\n" in text
-    assert "2 seeds a cell; counted, nothing was trained. To run it again:\n" in text
+    assert "2 seeds per cell; counted, nothing was trained. To run it again:\n" in text
 
 
 def test_a_bar_in_a_name_does_not_end_a_column():

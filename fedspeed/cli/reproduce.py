@@ -47,9 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds, 0..N-1; default: the recipe's")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default results/iclr2023/PRESET")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs side by side; default: one a core where runs are small"
+        "--jobs", type=int, metavar="N", help="runs side by side; default: one per core where runs are small"
     )
-    about = "a config key on top of every run, device=cuda or rounds=20 say; other runs are kept beside the stored ones"
+    about = (
+        "a config key on top of every run, such as device=cuda or rounds=20; other runs are kept beside the stored ones"
+    )
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--again", action="store_true", help="make every run again elsewhere and compare the numbers")
     parser.add_argument("--render", action="store_true", help="run nothing: tables and figures of what is there")

@@ -44,7 +44,7 @@ class Reproduction:
         preset: a scale: paper, cnn, mlp, smoke, ...
         out: where results are kept.
         seeds: how many; None for the recipe's own number.
-        overrides: config keys on top of every run, `{"device": "cuda"}` say.
+        overrides: config keys on top of every run, for example `{"device": "cuda"}`.
     """
 
     def __init__(self, preset: str, out: Path, seeds: int | None = None, overrides: Tables | None = None) -> None:

@@ -50,7 +50,7 @@ def caption(sheet: Sheet) -> str:
 
 
 def csv(sheet: Sheet) -> str:
-    """One line a cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary one."""
+    """One line per cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary."""
     out = io.StringIO()
     write = csv_format.writer(out, lineterminator="\n").writerow
     write(CSV)
@@ -157,7 +157,7 @@ def _contrast(contrast: Contrast) -> str:
 
 
 def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str, str]]:
-    """A line a claim: whose, its weakest contrast, the paper's number for it, ours, the verdict."""
+    """A line per claim: whose, its weakest contrast, the paper's number for it, ours, the verdict."""
     lines = []
     for verdict in verdicts:
         weakest = min(verdict.contrasts, key=_telling, default=None)
@@ -180,7 +180,7 @@ def said(verdict: Verdict) -> str:
 def _cost(sheet: Sheet) -> str:
     """Seeds, runs and their time; a run that stands in several cells counts once."""
     runs = {result["key"]: result for cell in sheet.cells.values() for result in cell.results if "summary" in result}
-    seeds = f"{sheet.seeds} seed{'s' * (sheet.seeds != 1)} a cell"
+    seeds = f"{sheet.seeds} seed{'s' * (sheet.seeds != 1)} per cell"
     if not runs and any(cell.results for cell in sheet.cells.values()):
         return f"{seeds}; counted, nothing was trained."
     seconds = sum(map(_seconds, runs.values()))

@@ -6,7 +6,7 @@ import gzip
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -28,18 +28,20 @@ class Store:
         self.packed = out / "runs.jsonl.gz"
         self._known: dict[str, Result] | None = None
 
-    def results(self) -> Mapping[str, Result]:
-        """All results by key, sorted."""
-        return self._all()
+    def results(self) -> dict[str, Result]:
+        """All results by key."""
+        if self._known is None:
+            self._known = self._read()
+        return self._known
 
     def get(self, key: str, measure: Iterable[str] = ()) -> Result | None:
         """A finished run that has what is to be measured, or None."""
-        found = self._all().get(key)
+        found = self.results().get(key)
         return found if found is not None and all(name in found["measures"] for name in measure) else None
 
     def put(self, result: Result) -> None:
         """Keep a finished run, and drop the directory it was made in."""
-        known = self._all()
+        known = self.results()
         with self._alone():
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
             write(self.out / "runs" / f"{result['key']}.json", _line(result), durable=True)
@@ -59,11 +61,6 @@ class Store:
                 path.unlink()
             with suppress(OSError):  # somebody's own files
                 (self.out / "runs").rmdir()
-
-    def _all(self) -> dict[str, Result]:
-        if self._known is None:
-            self._known = self._read()
-        return self._known
 
     def _read(self) -> dict[str, Result]:
         """New ones first: one that is packed meanwhile is then found in the file."""
