@@ -113,9 +113,10 @@ def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> s
 
     header, lines = primary(sheet)
     table, dropped = fit((sheet.name, *header[1:]), lines, range(len(header) - 1, 0, -1), wide)
-    more = [f"no room for {', '.join(dropped)}"] if dropped else []
+    more = [f"no room for {', '.join(dict.fromkeys(dropped))}"] if dropped else []
     more += ["part of the data set only: nothing is decided"] if sheet.partial else []
-    more += [*notes(sheet), *(f"{verdict.verdict}: {said(verdict)}" for verdict in verdicts)]
+    more += [textwrap.shorten(note, 160, placeholder=" ...") for note in notes(sheet)]
+    more += [f"{verdict.verdict}: {said(verdict)}" for verdict in verdicts]
     about = [textwrap.fill(text, wide, subsequent_indent="  ") for text in (sheet.title, f"{caption(sheet)}:")]
     told = [textwrap.fill(text, wide, initial_indent="- ", subsequent_indent="  ") for text in more]
     return "\n".join([*about, "", table, "", *told, f"page: {out / sheet.name}.md"])
