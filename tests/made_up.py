@@ -1,16 +1,16 @@
-"""Packed records and sheets with numbers chosen by hand, for tests of verdicts and renderings."""
+"""Packed results and sheets with numbers chosen by hand, for tests of verdicts and renderings."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from fedspeed.report.cells import Cell, Sheet, cell_name
+from fedspeed.reproduce.table import Cell, Sheet, cell_name
 
 NUMBERS = itertools.count()
 
 
-def record(seed: int = 0, final: float = 50.0, curve: list[float] | None = None, **changes: Any) -> dict[str, Any]:
+def result(seed: int = 0, final: float = 50.0, curve: list[float] | None = None, **changes: Any) -> dict[str, Any]:
     """A finished run of 10 rounds per evaluation: accuracies in percent, 1 MB, 100 gradients and 2 s a round."""
     accuracies = [final] if curve is None else curve
     t = [10 * (i + 1) for i in range(len(accuracies))]
@@ -37,10 +37,10 @@ def record(seed: int = 0, final: float = 50.0, curve: list[float] | None = None,
 
 
 def sheet(table: dict[str, list[dict[str, Any]]], columns: tuple[str, ...] = ("one",), **changes: Any) -> Sheet:
-    """A sheet from the records of every cell, by cell name; the preset lacks the cells that are not there."""
+    """A sheet from the results of every cell, by cell name; the preset lacks the cells that are not there."""
     rows = tuple(dict.fromkeys(name if len(columns) == 1 else name.rsplit("/", 1)[0] for name in table))
     places = {cell_name(row, column, columns): (row, column) for row in rows for column in columns}
-    cells = {name: Cell(*places[name], tuple(records)) for name, records in table.items()}
+    cells = {name: Cell(*places[name], tuple(results)) for name, results in table.items()}
     words = {
         "name": "table7",
         "title": "Table 7: modules",
@@ -55,4 +55,4 @@ def sheet(table: dict[str, list[dict[str, Any]]], columns: tuple[str, ...] = ("o
 
 def finals(*values: float) -> list[dict[str, Any]]:
     """Seeds 0, 1, ... that end at these accuracies."""
-    return [record(seed, value) for seed, value in enumerate(values)]
+    return [result(seed, value) for seed, value in enumerate(values)]

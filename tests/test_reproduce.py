@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,27 +22,28 @@ from fedspeed.data import load
 from fedspeed.errors import UserError
 from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
-from fedspeed.reproduce.pool import make
 from fedspeed.reproduce.recipes import find, merge, recipes, run_key, settings
-from fedspeed.reproduce.records import Order, same
-from fedspeed.reproduce.store import Store
+from fedspeed.reproduce.runs import Run, commit, make, same
+from fedspeed.reproduce.stored import Store
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
 IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]
+ROOT = Path(__file__).parents[1]
+STORED = ROOT / "results" / "iclr2023" / "cnn"
 PAPERS = {f"table{i}" for i in range(1, 9)} | {f"fig{i}" for i in range(1, 6)}
 
 
-def orders(count: int = 3, **changes) -> list[Order]:
+def runs(count: int = 3, **changes) -> list[Run]:
     tables = merge(settings("smoke")["base"], {"rounds": 4, "method": {"name": "fedspeed"}, **changes})
     configs = [Config.from_dict({**tables, "seed": seed}) for seed in range(count)]
-    return [Order(run_key(config, "digits"), f"seed {config.seed}", config) for config in configs]
+    return [Run(run_key(config, "digits"), f"seed {config.seed}", config) for config in configs]
 
 
-def made(given: list[Order], out: Path, jobs: int = 2) -> list[dict]:
+def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
     store, done = Store(out), []
-    make(given, store, jobs, lambda order, rounds: None, done.append)
-    assert {record["key"] for record in done} == {order.key for order in given}
-    return [store.get(order.key) for order in given]
+    make(given, store, jobs, lambda run, rounds: None, done.append)
+    assert {run.key for run in done} == {run.key for run in given}
+    return [Store(out).get(run.key) for run in given]
 
 
 # --- recipes ---
@@ -54,10 +57,10 @@ def test_every_table_and_figure_of_the_paper_has_a_recipe():
 
 @pytest.mark.parametrize(("recipe", "preset"), PRESETS, ids=IDS)
 def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
-    cases = recipe.cases(preset)
-    assert len({(case.row, case.column) for case in cases}) == len(cases)
+    cells = recipe.cells(preset)
+    assert len({(cell.row, cell.column) for cell in cells}) == len(cells)
     if recipe.kind == "runs":
-        configs = [case.config(0) for case in cases]
+        configs = [cell.config(0) for cell in cells]
         assert all(config.rounds % config.eval_every == 0 for config in configs), "the last round is not evaluated"
     names = recipe.cell_names(preset)
     for claim in recipe.claims:
@@ -74,7 +77,7 @@ def test_the_papers_numbers_belong_to_cells_of_the_paper_preset(name):
 
 def test_runs_that_recipes_share_have_one_key(tmp_path):
     work = Reproduction("smoke", tmp_path)
-    keys = [{order.key for order in work.orders(find(name))} for name in ("fig1", "table5")]
+    keys = [{run.key for run in work.runs(find(name))} for name in ("fig1", "table5")]
     assert keys[0] & keys[1]
 
 
@@ -112,7 +115,7 @@ def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch
     assert not there
     assert digest  # the published digest is known, so stored results are still found
     work = Reproduction("cnn", tmp_path / "out")
-    assert work.orders(find("table7")) == []
+    assert work.runs(find("table7")) == []
     assert {cell.note for cell in work.sheet(find("table7")).cells.values()} == {UNAVAILABLE}
 
 
@@ -144,19 +147,19 @@ def test_held_out_must_be_a_number_of_clients():
 
 
 def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
-    given = orders()
+    given = runs()
     first, second = made(given, tmp_path / "a", jobs=2), made(given, tmp_path / "b", jobs=1)
     assert all(same(a, b) for a, b in zip(first, second, strict=True))
     assert first[0]["final"] != first[1]["final"]
-    assert not any((tmp_path / "a" / "work").iterdir())
+    assert [path.name for path in (tmp_path / "a" / "work").iterdir()] == [".runs.lock"]
 
 
 def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
-    given, killed = orders(2, rounds=6), []
+    given, killed = runs(2, rounds=6), []
 
-    def kill(order, rounds):
+    def kill(run, rounds):
         if rounds == 3 and not killed:
-            killed.append(order.key)
+            killed.append(run.key)
             children = subprocess.run(
                 ["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True
             )
@@ -164,19 +167,19 @@ def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
                 os.kill(int(pid), signal.SIGKILL)
 
     store = Store(tmp_path / "a")
-    make(given, store, 1, kill, lambda record: None)
+    make(given, store, 1, kill, lambda run: None)
     assert killed
     undisturbed = made(given, tmp_path / "b", jobs=1)
-    assert all(same(store.get(order.key), other) for order, other in zip(given, undisturbed, strict=True))
+    assert all(same(store.get(run.key), other) for run, other in zip(given, undisturbed, strict=True))
 
 
 def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
-    given = orders(1)
+    given = runs(1)
     bad = replace(
         given[0], config=replace(given[0].config, data=replace(given[0].config.data, options={"train_size": 10**9}))
     )
     with pytest.raises(UserError, match=r"seed 0: .*train_size"):
-        make([bad], Store(tmp_path), 1, lambda order, rounds: None, lambda record: None)
+        make([bad], Store(tmp_path), 1, lambda run, rounds: None, lambda run: None)
 
 
 @pytest.mark.slow
@@ -188,14 +191,137 @@ def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / "runs").glob("*.json")}
-    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).orders(find("table2")))
+    before = dict(Store(tmp_path / "a").results())
+    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).runs(find("table2")))
     for folder in "ab":
         subprocess.run([*command, str(tmp_path / folder)], check=True)
-    after = {path.name: path for path in (tmp_path / "a" / "runs").glob("*.json")}
-    assert all(after[name].stat().st_mtime_ns == stamp for name, stamp in before.items())  # not made again
-    for name, path in after.items():
-        assert same(json.loads(path.read_text()), json.loads((tmp_path / "b" / "runs" / name).read_text()))
+    after, undisturbed = (Store(tmp_path / folder).results() for folder in "ab")
+    assert {key: after[key] for key in before} == before, "made again: another time would be there"
+    assert set(after) == set(undisturbed)
+    assert all(same(after[key], undisturbed[key]) for key in after)
+
+
+# --- results as files ---
+
+
+def numbered(*numbers: int, **more) -> list[dict]:
+    return [{"key": f"k{i}", "measures": {}, "n": i / 7, **more} for i in numbers]
+
+
+def test_new_results_are_single_files_until_they_are_packed_into_the_same_bytes(tmp_path):
+    given = numbered(2, 0, 1)
+    for order, folder in ((given, "a"), (given[::-1], "b")):
+        store = Store(tmp_path / folder)
+        for result in order:
+            store.put(result)
+            assert Store(tmp_path / folder).get(result["key"]) == result, "it is there at once, for everybody"
+            store.pack() if result["key"] == "k0" else None
+        store.pack()
+        assert not (tmp_path / folder / "runs").exists()
+        assert list(Store(tmp_path / folder).results().values()) == sorted(given, key=lambda result: result["key"])
+    first, second = ((tmp_path / folder / "runs.jsonl.gz").read_bytes() for folder in "ab")
+    assert first == second
+    assert [json.loads(line) for line in gzip.decompress(first).splitlines()] == numbered(0, 1, 2)
+
+
+def test_a_new_result_replaces_a_packed_one(tmp_path):
+    Store(tmp_path).put(numbered(0)[0])
+    Store(tmp_path).pack()
+    measured = numbered(0, measures={"sharpness": 1.0})[0]
+    assert Store(tmp_path).get("k0", ["sharpness"]) is None
+    Store(tmp_path).put(measured)
+    for _ in range(2):
+        assert Store(tmp_path).get("k0", ["sharpness"]) == measured
+        Store(tmp_path).pack()
+
+
+def test_a_store_killed_while_it_packs_loses_nothing(tmp_path, monkeypatch):
+    for result in numbered(0, 1):
+        Store(tmp_path).put(result)
+    store = Store(tmp_path)
+    unlink = Path.unlink
+
+    def dies(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", dies)
+        with pytest.raises(KeyboardInterrupt):
+            store.pack()
+    assert store.packed.exists()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["k0.json", "k1.json"]
+    assert list(Store(tmp_path).results().values()) == numbered(0, 1)
+    Store(tmp_path).pack()
+    assert list(Store(tmp_path).results().values()) == numbered(0, 1)
+
+
+PUTS = """
+import sys, pathlib
+from fedspeed.reproduce.stored import Store
+store = Store(pathlib.Path(sys.argv[1]))
+for i in range(int(sys.argv[2]), 30, 3):
+    store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
+    store.pack()
+"""
+
+
+def test_processes_that_put_and_pack_at_once_lose_nothing(tmp_path):
+    started = [subprocess.Popen([sys.executable, "-c", PUTS, str(tmp_path), str(i)]) for i in range(3)]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    assert dict(Store(tmp_path).results()) == {result["key"]: result for result in numbered(*range(30))}
+
+
+DAMAGES = {
+    "cut": lambda data: data[:-9],
+    "another": lambda data: b"no gzip",
+    "no result": lambda data: gzip.compress(b"[1]\n"),
+    "a byte": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_named(tmp_path, damage):
+    for result in numbered(0, 1, 2):
+        Store(tmp_path).put(result)
+    Store(tmp_path).pack()
+    path = tmp_path / "runs.jsonl.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"runs.jsonl.gz: expected results of runs, found a damaged file .* delete it"):
+        Store(tmp_path).results()
+    Store(tmp_path).packed.unlink()
+    assert not Store(tmp_path).results()
+
+
+# --- the commit ---
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_is_that_of_the_checkout_around_the_package(tmp_path):
+    package = tmp_path / "fedspeed"
+    package.mkdir()
+    (package / "a.py").write_text("1")
+    assert commit(package) == "", "installed: no checkout"
+    commit.cache_clear()
+    git("init", "-q", str(tmp_path))
+    git("-C", str(tmp_path), "add", ".")
+    git("-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "a")
+    head = git("-C", str(tmp_path), "rev-parse", "HEAD")
+    (tmp_path / "results.md").write_text("not of the package")
+    assert commit(package) == head[:12]
+    commit.cache_clear()
+    (package / "a.py").write_text("2")
+    assert commit(package) == f"{head[:12]}-dirty"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_a_result_says_which_commit_made_it(tmp_path):
+    (result,) = made(runs(1), tmp_path)
+    assert result["commit"].removesuffix("-dirty") == git("-C", str(ROOT), "rev-parse", "HEAD")[:12]
 
 
 # --- the command ---
@@ -219,7 +345,7 @@ def test_table7_smoke_renders_everything(smoke):
 
 def test_what_is_done_is_not_made_again_and_renders_the_same_bytes(smoke, monkeypatch):
     before = {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()}
-    monkeypatch.setattr("fedspeed.reproduce.pool.make", None)
+    monkeypatch.setattr("fedspeed.reproduce.runs.make", None)
     assert main(["reproduce", "table7", "--preset", "smoke", "--quiet", "--out", str(smoke)]) == 0
     assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()} == before
 
@@ -229,16 +355,11 @@ def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_p
     given = ["reproduce", "table7", "--preset", "smoke", "--seeds", "1", "--out", str(smoke), "--again", "--quiet"]
     assert main(given) == 0
     assert "0 do not" in capsys.readouterr().out
-    path = sorted((smoke / "runs").glob("*.json"))
-    kept = {p: p.read_text() for p in path}
-    for p in path:
-        record = json.loads(kept[p])
-        record["final"]["accuracy"] += 1e-9
-        p.write_text(json.dumps(record))
-    assert main(given) == 1
-    assert "the numbers differ" in capsys.readouterr().out
-    for p, text in kept.items():
-        p.write_text(text)
+    other = tmp_path / "other"
+    for result in Store(smoke).results().values():
+        Store(other).put({**result, "final": {**result["final"], "accuracy": result["final"]["accuracy"] + 1e-9}})
+    assert main([str(other) if word == str(smoke) else word for word in given]) == 1
+    assert "the numbers differ (stored by commit: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -257,13 +378,38 @@ def test_bad_input_is_one_line_and_exit_2(given, told, capsys, tmp_path):
     assert "Traceback" not in error
 
 
-def test_a_damaged_record_is_named(smoke, capsys):
-    path = sorted((smoke / "runs").glob("*.json"))[0]
-    kept = path.read_text()
-    path.write_text(kept[:50])
-    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--out", str(smoke)]) == 2
-    assert path.name in capsys.readouterr().err
-    path.write_text(kept)
+def test_a_damaged_new_result_is_named(capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "0123.json").write_text('{"key": "0123", "measures": {}, ')
+    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "0123.json: expected results of runs, found a damaged file" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_the_terminal_shows_the_table_and_the_verdicts_and_no_markdown(smoke, capsys):
+    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--out", str(smoke)]) == 0
+    told = capsys.readouterr().out
+    rows = [line.split()[0] for line in told.splitlines() if " +- " in line and "mean" not in line]
+    assert rows == ["none", "prox", "prox+correction", "prox+perturbation", "all"]
+    assert "mean +- standard deviation over seeds" in told
+    assert "undecided: " in told
+    assert f"page: {smoke / 'table7.md'}" in told
+    assert "|" not in told
+    assert "**" not in told
+
+
+def test_pages_with_numbers_of_data_that_are_not_here_stay_as_they_are(tmp_path, monkeypatch, capsys):
+    """Table 3 counts pictures of CIFAR-10: nothing of it is stored but the page."""
+    shutil.copytree(STORED, tmp_path / "cnn", ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "empty"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "cnn").iterdir()}
+    for name in ("table3", "fig3"):
+        assert main(["reproduce", name, "--preset", "cnn", "--out", str(tmp_path / "cnn")]) == 0
+        told = capsys.readouterr().out
+        assert f"{name}.md is left as it is: cifar10 not on this machine" in told
+        assert "README.md is left as it is" in told
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cnn").iterdir() if path.name != "work"} == before
 
 
 def test_the_list_names_every_recipe(capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv as csv_format
 import io
-import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -13,12 +12,12 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from made_up import finals, record, sheet
+from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
-from fedspeed.report import sheets
-from fedspeed.report.cells import Cell
-from fedspeed.report.verdicts import Claim, judge
+from fedspeed.reproduce import page, plot
+from fedspeed.reproduce.claims import Claim, judge
+from fedspeed.reproduce.table import Cell
 
 COLUMNS = ("IID", "Dir-0.6")
 TABLE = {
@@ -33,28 +32,36 @@ FIRST = Claim("FedSpeed is first", each={"c": list(COLUMNS)}, holds_if=("FedSpee
 
 
 def test_a_page():
-    text = sheets.markdown(SHEET, [judge(FIRST, SHEET)])
+    text = page.markdown(SHEET, [judge(FIRST, SHEET)])
     assert text.startswith("# Table 7: modules\n\nTable 7 of the paper; preset `cnn`.\n")
     assert "**Claim.** each adds" in text
     assert "**Setting.** 100 clients" in text
-    assert "| FedSpeed | 61.00 +- 0.58 | 82.68 | 51.00 +- 0.58 |\n" in text, "1 / sqrt(3) = 0.577"
+    assert "| FedSpeed | 61.00 +- 1.00 | 82.68 | 51.00 +- 1.00 |\n" in text, "60, 61, 62 deviate by 1"
     assert "|  | IID | paper | Dir-0.6 |\n" in text, "a paper column only where the paper has numbers"
     assert "|  | best test accuracy (%) |\n" in text
-    assert "| FedAvg/Dir-0.6 | 41.17 +- 0.60 |\n" in text
+    assert "| FedAvg/Dir-0.6 | 41.17 +- 1.04 |\n" in text
     assert "- FedSpeed is first (the paper's): **holds**. 2 of 2 contrasts hold:\n" in text
-    assert "3 seeds a cell, 12 runs, 384 seconds of computing in total" in text, "12 runs of 30 s and 2 s of evaluation"
+    assert "3 seeds per cell, 12 runs, 384 seconds of computing in total" in text, (
+        "12 runs of 30 s and 2 s of evaluation"
+    )
     assert text.endswith("    fedspeed reproduce table7 --preset cnn\n")
     assert text.isascii()
 
 
 def test_a_run_that_stands_in_two_cells_is_counted_once():
     table = {**TABLE, "FedAvg/IID": TABLE["FedAvg/Dir-0.6"]}
-    assert "9 runs, 288 seconds" in sheets.markdown(sheet(table, COLUMNS), [])
+    assert "9 runs, 288 seconds" in page.markdown(sheet(table, COLUMNS), [])
+
+
+def test_a_page_says_which_code_made_the_runs():
+    runs = [result(0, 50.0), result(1, 51.0, commit="abc"), result(2, 52.0, commit="abc")]
+    assert " Commits: abc (2 runs), not recorded (1 runs)." in page.markdown(sheet({"A": runs}), [])
+    assert " Commit: abc." in page.markdown(sheet({"A": runs[1:]}), [])
 
 
 def test_contrasts_show_their_interval():
     made = sheet({"A": finals(1.0, 2.0, 3.0)})
-    text = sheets.markdown(made, [judge(Claim("A is much", source="ours", holds_if=("A > 1",)), made)])
+    text = page.markdown(made, [judge(Claim("A is much", source="ours", holds_if=("A > 1",)), made)])
     assert "- A is much (ours): **undecided**.\n  - `A > 1`: 2.00 [-0.484, 4.48], 3 seeds, undecided\n" in text
 
 
@@ -66,7 +73,7 @@ def test_of_many_contrasts_the_worst_are_shown():
         table[name] = finals(50 - gap + wobble, 51 - gap - wobble, 52 - gap)
     made = sheet(table)
     found = judge(Claim("A is first", each={"m": list(gaps)}, holds_if=("A - {m} > 0",)), made)
-    text = sheets.markdown(made, [found])
+    text = page.markdown(made, [found])
     assert "**does not hold**. 3 of 5 contrasts hold; the 3 furthest from it:\n" in text
     assert re.findall(r"`A - (\w+) > 0`", text) == ["lost", "noise", "near"]
 
@@ -75,18 +82,18 @@ def test_one_seed_and_missing_cells():
     made = sheet({"A": finals(60), "B": finals(50), "C": []}, values={"C": 70.5}, seeds=1)
     made = replace(made, cells={**made.cells, "C": Cell("C", "one", (), "not run: data unavailable")})
     verdicts = [judge(Claim("c", holds_if=(text,)), made) for text in ("A - B > 0", "A - C > 0")]
-    text = sheets.markdown(made, verdicts)
+    text = page.markdown(made, verdicts)
     assert "10.00, one seed: no interval, undecided" in text
     assert "**not run**.\n  - `A - C > 0`: no C, not run\n" in text
     assert "| A | 60.00 | - |\n" in text
     assert "| C | not run | 70.5 |\n" in text
     assert "- not run: data unavailable: C\n" in text
-    assert "1 seed a cell, 2 runs" in text
+    assert "1 seed per cell, 2 runs" in text
 
 
 def test_part_of_a_data_set_is_said_twice():
     made = replace(SHEET, partial=True)
-    text = sheets.markdown(made, [judge(FIRST, made)])
+    text = page.markdown(made, [judge(FIRST, made)])
     assert "part of the data set only: the numbers are shown, nothing is decided" in text
     assert "**no verdict: part of the data set**" in text
     assert "**holds**" not in text
@@ -96,7 +103,7 @@ def test_diverged_runs_are_named():
     runs = finals(50, 51, 52)
     runs[1] = {**runs[1], "status": "diverged: round 3", "final": None}
     made = sheet({"A": runs}, show=("train_loss",))
-    text = sheets.markdown(made, [])
+    text = page.markdown(made, [])
     assert "- diverged in 1 of 3 runs: A\n" in text
     assert "| A | 0.5000 +- 0.0000 (2 of 3) |\n" in text
 
@@ -108,17 +115,17 @@ def test_targets_that_were_not_reached():
         "some": ([10.0, 40, 40, 40], [10.0, 20, 40, 40], [10.0, 20, 30, 35]),
         "none": ([10.0, 20, 30, 35],) * 3,
     }
-    table = {name: [record(s, 40.0, c) for s, c in enumerate(seeds)] for name, seeds in curves.items()}
+    table = {name: [result(s, 40.0, c) for s, c in enumerate(seeds)] for name, seeds in curves.items()}
     made = sheet(table, metric="rounds_to_40", show=("bytes_to_40",), targets=(0.4,), values={"none": ">1500"})
-    text = sheets.markdown(made, [])
-    assert "Rounds to reach 40 %, mean +- standard error" in text
-    assert "| all | 30.0 +- 5.8 | - |\n" in text
+    text = page.markdown(made, [])
+    assert "Rounds to reach 40 %, mean +- standard deviation" in text
+    assert "| all | 30.0 +- 10.0 | - |\n" in text
     assert "| some | > 30.3 (2 of 3 reached) | - |\n" in text, "(20 + 30 + 41) / 3"
     assert "| none | > 40 | >1500 |\n" in text
     assert "|  | sent to reach 40 % (MB) |\n" in text
-    assert "| all | 30.00 +- 5.77 |\n" in text
+    assert "| all | 30.00 +- 10.00 |\n" in text
     assert "| none | > 40 |\n" in text
-    lines = list(csv_format.DictReader(io.StringIO(sheets.csv(made))))
+    lines = list(csv_format.DictReader(io.StringIO(page.csv(made))))
     assert [(line["row"], line["not_reached"]) for line in lines if line["metric"] == "rounds_to_40"] == [
         ("all", "0"),
         ("some", "1"),
@@ -128,23 +135,23 @@ def test_targets_that_were_not_reached():
 
 def test_counts_that_need_no_runs():
     """Cells of `data` and `split` recipes: a number a seed, no rounds, no summary."""
-    facts = [{**record(s, 1.0, []), "key": "fact", "measures": {"value": 50000}} for s in range(2)]
+    facts = [{**result(s, 1.0, []), "key": "fact", "measures": {"value": 50000}} for s in range(2)]
     for fact in facts:
         del fact["summary"], fact["final"], fact["seconds_per_round"], fact["config"]
     made = sheet({"CIFAR-10": facts}, metric="value", show=("value",), values={"CIFAR-10": 50000}, seeds=2)
     found = [judge(Claim("c", holds_if=(f"CIFAR-10 = {n} within 0",)), made) for n in (50000, 50001)]
     assert [verdict.verdict for verdict in found] == ["holds", "does not hold"]
-    text = sheets.markdown(made, found)
+    text = page.markdown(made, found)
     assert "| CIFAR-10 | 50000 | 50000 |\n" in text
-    assert "2 seeds a cell; counted, nothing was trained. To run it again:\n" in text
+    assert "2 seeds per cell; counted, nothing was trained. To run it again:\n" in text
 
 
 def test_a_bar_in_a_name_does_not_end_a_column():
-    assert r"| a\|b | 1.00 |" in sheets.markdown(sheet({"a|b": finals(1.0)}), [])
+    assert r"| a\|b | 1.00 |" in page.markdown(sheet({"a|b": finals(1.0)}), [])
 
 
 def test_csv():
-    lines = list(csv_format.DictReader(io.StringIO(sheets.csv(SHEET))))
+    lines = list(csv_format.DictReader(io.StringIO(page.csv(SHEET))))
     assert len(lines) == 8, "four cells, two metrics"
     first = lines[0]
     assert {k: first[k] for k in ("recipe", "preset", "row", "column", "metric", "unit", "n", "paper")} == {
@@ -158,29 +165,29 @@ def test_csv():
         "paper": "82.68",
     }
     assert float(first["mean"]) == pytest.approx(61)
-    assert float(first["standard_error"]) == pytest.approx(1 / math.sqrt(3))
+    assert float(first["standard_deviation"]) == pytest.approx(1)
     assert [line["paper"] for line in lines if line["metric"] == "best"] == [""] * 4
 
 
 def test_csv_keeps_the_papers_number_of_a_cell_that_was_not_run():
-    lines = list(csv_format.DictReader(io.StringIO(sheets.csv(sheet({"A": []}, values={"A": 77.01})))))
+    lines = list(csv_format.DictReader(io.StringIO(page.csv(sheet({"A": []}, values={"A": 77.01})))))
     assert [(line["mean"], line["n"], line["paper"]) for line in lines] == [("", "0", "77.01")]
 
 
 def test_latex():
     made = sheet({r"50% & {a_b} #1 $~^\ ": finals(60.0, 61.0, 62.0)}, values={r"50% & {a_b} #1 $~^\ ": ">1500"})
-    lines = sheets.latex(made).splitlines()
+    lines = page.latex(made).splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}"
     assert lines[1:3] == [r" & one & paper \\", r"\hline"]
     assert lines[3] == (
-        r"50\% \& \{a\_b\} \#1 \$\textasciitilde{}\textasciicircum{}\textbackslash{}  & 61.00 $\pm$ 0.58 & $>$1500 \\"
+        r"50\% \& \{a\_b\} \#1 \$\textasciitilde{}\textasciicircum{}\textbackslash{}  & 61.00 $\pm$ 1.00 & $>$1500 \\"
     )
     assert lines[4] == r"\end{tabular}"
 
 
 CURVES = [[10.0, 30, 45], [12.0, 28, 44], [11.0, 33, 46]]
 DRAWN = {
-    f"{row}/{column}": [record(s, c[-1] + i, c) for s, c in enumerate(CURVES)]
+    f"{row}/{column}": [result(s, c[-1] + i, c) for s, c in enumerate(CURVES)]
     for i, row in enumerate(("FedSpeed", "FedAvg"))
     for column in ("IID", "Dir-0.6")
 }
@@ -189,16 +196,16 @@ DRAWN = {
 @pytest.mark.parametrize("kind", ["curves", "lines", "bars"])
 def test_figures_are_the_same_bytes_every_time(kind, tmp_path):
     made = sheet(DRAWN, COLUMNS, figure=kind, values={"FedAvg/IID": 77.01, "FedSpeed/IID": ">82"})
-    first = sheets.figure(made, tmp_path / "a" / "table7")
+    first = plot.figure(made, tmp_path / "a" / "table7")
     assert [path.name for path in first] == ["table7.png", "table7.svg"]
-    again = sheets.figure(made, tmp_path / "b" / "table7")
+    again = plot.figure(made, tmp_path / "b" / "table7")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["table7.png", "table7.svg"], "no parts left"
     picture = matplotlib.image.imread(first[0])
     assert np.ptp(picture[..., :3]) > 0.5, "not an empty page"
     assert ET.parse(first[1]).getroot().tag.endswith("svg")
     changed = replace(made, title="Another title")
-    assert sheets.figure(changed, tmp_path / "c" / "table7")[1].read_bytes() != first[1].read_bytes()
+    assert plot.figure(changed, tmp_path / "c" / "table7")[1].read_bytes() != first[1].read_bytes()
 
 
 def panels(made, monkeypatch, tmp_path):
@@ -207,7 +214,7 @@ def panels(made, monkeypatch, tmp_path):
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (drawn.append(self), Path(path).touch()))
-    sheets.figure(made, tmp_path / "x")
+    plot.figure(made, tmp_path / "x")
     return drawn[0].axes
 
 
@@ -236,7 +243,7 @@ def test_the_papers_numbers_have_a_panel_of_their_own(kind, monkeypatch, tmp_pat
 
 
 def test_a_curve_that_diverged_ends_in_a_cross_and_the_legend_has_the_word(monkeypatch, tmp_path):
-    runs = [record(0, 30.0, [10.0, 30]), record(1, 20.0, [10.0], status="diverged: round 13")]
+    runs = [result(0, 30.0, [10.0, 30]), result(1, 20.0, [10.0], status="diverged: round 13")]
     (axes,) = panels(sheet({"A": runs, "B": finals(50, 51)}), monkeypatch, tmp_path)
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in crosses] == [([10], [10.0])]
@@ -275,10 +282,10 @@ def test_accuracies_and_the_papers_have_one_scale(monkeypatch, tmp_path):
 
 
 def test_no_figure(tmp_path):
-    assert sheets.figure(replace(SHEET, figure="none"), tmp_path / "x") == []
-    assert sheets.figure(sheet({"A": []}), tmp_path / "x") == []
+    assert plot.figure(replace(SHEET, figure="none"), tmp_path / "x") == []
+    assert plot.figure(sheet({"A": []}), tmp_path / "x") == []
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="unknown figure 'curve'; did you mean 'curves'"):
-        sheets.figure(replace(SHEET, figure="curve"), tmp_path / "x")
+        plot.figure(replace(SHEET, figure="curve"), tmp_path / "x")
     with pytest.raises(UserError, match="unknown curve 'accuracy'"):
-        sheets.figure(replace(SHEET, curve="accuracy"), tmp_path / "x")
+        plot.figure(replace(SHEET, curve="accuracy"), tmp_path / "x")

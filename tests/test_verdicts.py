@@ -1,4 +1,4 @@
-"""Metrics of packed records, and verdicts: what must hold, what must not, and what must stay undecided."""
+"""Metrics of packed results, and verdicts: what must hold, what must not, and what must stay undecided."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import finals, record, sheet
+from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
-from fedspeed.report.cells import Cell, cell_name, metrics
-from fedspeed.report.verdicts import Claim, interval, judge, parse, t_975
+from fedspeed.report.paired import interval, t_975
+from fedspeed.reproduce.claims import Claim, judge, parse
+from fedspeed.reproduce.table import Cell, cell_name, metrics
 
 
 def verdict(expression: str, table: dict, **changes) -> str:
@@ -26,7 +27,7 @@ def contrast(expression: str, table: dict, metric: str = "", **changes):
 
 
 def test_metrics_of_a_finished_run():
-    found = metrics(record(final=45.0, curve=[10, 20, 30, 36, 35, 40, 42, 41]), [0.36, 0.825])
+    found = metrics(result(final=45.0, curve=[10, 20, 30, 36, 35, 40, 42, 41]), [0.36, 0.825])
     assert found["final"] == pytest.approx(45)
     assert found["last"] == pytest.approx(41)
     assert found["last5"] == pytest.approx((36 + 35 + 40 + 42 + 41) / 5)
@@ -41,34 +42,36 @@ def test_metrics_of_a_finished_run():
 
 
 def test_measures():
-    assert metrics(record(measures={"sharpness": 12.3, "sam_gap": 0.04}), [])["sharpness"] == 12.3
+    assert metrics(result(measures={"sharpness": 12.3, "sam_gap": 0.04}), [])["sharpness"] == 12.3
 
 
 @pytest.mark.parametrize(("curve", "last"), [([30, 20], 20.0), ([30, math.nan], 0.0), ([], 0.0)])
 def test_a_diverged_run_counts_with_its_last_accuracy(curve, last):
-    """Also where the packed record holds a final accuracy: that of the model before the round that failed."""
-    found = metrics(record(final=77.0, curve=curve, status="diverged: round 21"), [0.5])
+    """Also where the packed result holds a final accuracy: that of the model before the round that failed."""
+    found = metrics(result(final=77.0, curve=curve, status="diverged: round 21"), [0.5])
     assert found["final"] == found["last"] == last
     assert found["rounds_to_50"] is None
 
 
 def test_a_loss_without_number_is_none():
-    diverged = record(status="diverged: x", final=10.0)
+    diverged = result(status="diverged: x", final=10.0)
     diverged["final"] = None
     assert metrics(diverged, [])["train_loss"] is None
 
 
 def test_a_damaged_record():
-    broken = record()
+    broken = result()
     del broken["rounds"]["bytes"]
-    with pytest.raises(UserError, match=r"expected a packed record .* found KeyError\('bytes'\); delete its file"):
+    with pytest.raises(
+        UserError, match=r"expected status, final and rounds, found KeyError\('bytes'\); its file is damaged"
+    ):
         metrics(broken, [])
 
 
 @pytest.mark.parametrize("target", [36, 0.0, 1.0])
 def test_a_target_in_percent(target):
     with pytest.raises(UserError, match="accuracies in"):
-        metrics(record(), [target])
+        metrics(result(), [target])
 
 
 def test_an_unknown_metric():
@@ -155,7 +158,7 @@ def test_seeds_are_paired_by_number_not_by_place():
 def test_only_seeds_that_all_cells_have():
     table = {"A": finals(30, 40, 50), "B": finals(29, 38.9, 49.1)[:2]}
     assert contrast("A - B > 0", table).values == pytest.approx((1.0, 1.1))
-    table["B"] = [record(7, 29.0), record(8, 30.0)]
+    table["B"] = [result(7, 29.0), result(8, 30.0)]
     found = contrast("A - B > 0", table)
     assert (found.values, found.verdict) == ((), "undecided")
 
@@ -237,7 +240,7 @@ FAST, SLOW, NEVER = [10.0, 40, 45, 50], [10.0, 20, 30, 40], [10.0, 20, 30, 35]
 
 
 def runs(*curves: list[float]) -> list[dict]:
-    return [record(seed, 50.0, curve) for seed, curve in enumerate(curves)]
+    return [result(seed, 50.0, curve) for seed, curve in enumerate(curves)]
 
 
 def test_never_reached_counts_as_one_round_more_than_there_were():
@@ -269,7 +272,7 @@ def test_two_that_never_reach_it_cannot_be_compared(metric):
 
 def test_a_run_that_diverged_early_did_not_get_there_early():
     """It was given 40 rounds and broke off after 10."""
-    broken = [record(s, 10.0, [10.0], status="diverged: x", config={"rounds": 40}) for s in range(2)]
+    broken = [result(s, 10.0, [10.0], status="diverged: x", config={"rounds": 40}) for s in range(2)]
     found = contrast("B - A > 0", {"A": broken, "B": runs(SLOW, SLOW)}, "rounds_to_40", targets=(0.4,))
     assert found.values == (-1.0, -1.0)
     assert found.verdict == "does not hold"

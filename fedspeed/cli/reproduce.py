@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..reproduce import Reproduction
+    from ..reproduce.claims import Verdict
     from ..reproduce.recipes import Recipe
-    from ..reproduce.records import Order
+    from ..reproduce.runs import Run
+    from ..reproduce.table import Sheet
 
 EPILOG = """\
 Runs that are done are not made again: they are known by config, data and the version of the results, and kept in
-OUT/runs. A command that was stopped, or killed, goes on where it was. Nothing is downloaded: cells whose data are not
-on this machine print `not run: data unavailable` (see `fedspeed data fetch`).
+OUT/runs.jsonl.gz. A command that was stopped, or killed, goes on where it was. Nothing is downloaded: cells whose data
+are not on this machine print `not run: data unavailable` (see `fedspeed data fetch`), and a page that has numbers for
+them stays as it is.
 
 examples:
   fedspeed reproduce list
@@ -42,9 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds, 0..N-1; default: the recipe's")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default results/iclr2023/PRESET")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs side by side; default: one a core where runs are small"
+        "--jobs", type=int, metavar="N", help="runs side by side; default: one per core where runs are small"
     )
-    about = "a config key on top of every run, device=cuda or rounds=20 say; other runs are kept beside the stored ones"
+    about = (
+        "a config key on top of every run, such as device=cuda or rounds=20; other runs are kept beside the stored ones"
+    )
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--again", action="store_true", help="make every run again elsewhere and compare the numbers")
     parser.add_argument("--render", action="store_true", help="run nothing: tables and figures of what is there")
@@ -55,7 +62,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
     from ..reproduce.recipes import SUITE, find, recipes
-    from ..reproduce.render import index, render
+    from ..reproduce.render import index, judged, lost, render
 
     if "list" in args.names:
         _list(console)
@@ -80,14 +87,39 @@ def main(args: argparse.Namespace, console: Console) -> int:
         except KeyboardInterrupt:
             console.print("stopped; what was done is kept: repeat the command and it goes on from there")
             return 130
+        work.store.pack()
+    told = []
     for recipe in chosen:
-        render(work, recipe)
-        if not args.quiet:
-            console.print((out / f"{recipe.name}.md").read_text("utf-8"), markup=False)
-    index(work)
+        sheet, verdicts = judged(work, recipe)
+        gone = {cell.tables["data"]["name"]: None for cell in lost(work, sheet)}
+        if gone:
+            told.append(f"{out / recipe.name}.md is left as it is: {', '.join(gone)} not on this machine; "
+                        f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
+            continue
+        render(work, recipe, sheet, verdicts)
+        told.append(_shown(sheet, verdicts, out, console.width if console.is_terminal else 10_000))
+    if index(work) is None:
+        told.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
     if not args.quiet:
-        console.print(f"\n{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
+        told.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
+        console.print("\n" + "\n\n".join(told), markup=False, no_wrap=True, overflow="ignore", crop=False)
     return 0
+
+
+def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> str:
+    """The primary table in the room there is, what it does not say, the verdicts, and where the whole page is."""
+    from ..report.tables import fit
+    from ..reproduce.page import caption, notes, primary, said
+
+    header, lines = primary(sheet)
+    table, dropped = fit((sheet.name, *header[1:]), lines, range(len(header) - 1, 0, -1), wide)
+    more = [f"no room for {', '.join(dict.fromkeys(dropped))}"] if dropped else []
+    more += ["part of the data set only: nothing is decided"] if sheet.partial else []
+    more += [textwrap.shorten(note, 160, placeholder=" ...") for note in notes(sheet)]
+    more += [f"{verdict.verdict}: {said(verdict)}" for verdict in verdicts]
+    about = [textwrap.fill(text, wide, subsequent_indent="  ") for text in (sheet.title, f"{caption(sheet)}:")]
+    told = [textwrap.fill(text, wide, initial_indent="- ", subsequent_indent="  ") for text in more]
+    return "\n".join([*about, "", table, "", *told, f"page: {out / sheet.name}.md"])
 
 
 def _overrides(given: list[str]) -> dict[str, Any]:
@@ -109,28 +141,26 @@ def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, con
     """The runs that are missing, in the recipes' order; those with tuned settings when their grids are done."""
     title = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} recipes"
     for part in ("", ", tuned"):
-        orders: dict[str, Order] = {}
+        missing: dict[str, Run] = {}
         for recipe in chosen:
-            for order in work.missing(work.grid(recipe) + work.orders(recipe)):
-                orders.setdefault(order.key, order)
-        _make(work, title + part, list(orders.values()), args, console)
+            for run in work.missing(work.grid(recipe) + work.runs(recipe)):
+                missing.setdefault(run.key, run)
+        _make(work, title + part, list(missing.values()), args, console)
 
 
-def _make(work: Reproduction, title: str, orders: list[Order], args: argparse.Namespace, console: Console) -> None:
+def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namespace, console: Console) -> None:
     from ..environment import cores
-    from ..reproduce.pool import make
+    from ..reproduce.runs import make
 
-    if not orders:
+    if not runs:
         return
-    small = all(order.config.backend == "serial" for order in orders)
+    small = all(run.config.backend == "serial" for run in runs)
     jobs = args.jobs or (cores() if small else 1)
-    by_key = {order.key: order for order in orders}
     if not args.quiet:
-        side = f", {min(jobs, len(orders))} side by side" if min(jobs, len(orders)) > 1 else ""
-        console.print(f"{title}: {len(orders)} runs to make{side}")
-    with Runs(console, title, orders, not args.quiet, every=10.0) as runs:
-        make(orders, work.store, jobs, lambda order, rounds: runs.on_part(order, rounds / order.config.rounds),
-             lambda record: runs.on_done(by_key[record["key"]]))  # fmt: skip
+        side = f", {min(jobs, len(runs))} side by side" if min(jobs, len(runs)) > 1 else ""
+        console.print(f"{title}: {len(runs)} runs to make{side}")
+    with Runs(console, title, runs, not args.quiet, every=10.0) as shown:
+        make(runs, work.store, jobs, lambda run, rounds: shown.on_part(run, rounds / run.config.rounds), shown.on_done)
 
 
 def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> int:
@@ -138,7 +168,7 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
     import tempfile
 
     from ..reproduce import Reproduction
-    from ..reproduce.records import same
+    from ..reproduce.runs import same
 
     bad = compared = 0
     with tempfile.TemporaryDirectory() as place:
@@ -146,14 +176,15 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
         for recipe in chosen:
             if recipe.kind != "runs":
                 continue
-            stored = [order for order in work.orders(recipe) if work.store.get(order.key)]
+            stored = [run for run in work.runs(recipe) if work.store.get(run.key)]
             _make(second, f"{recipe.name} again", second.missing(stored), args, console)
-            for order in stored:
-                first, now = work.store.get(order.key), second.store.get(order.key)
+            for run in stored:
+                first, now = work.store.get(run.key), second.store.get(run.key)
                 equal = first is not None and now is not None and same(first, now)
                 compared, bad = compared + 1, bad + (not equal)
                 if not equal:
-                    console.print(f"{order.label}: the numbers differ (stored by commit {first and first['commit']})")
+                    commit = (first and first.get("commit")) or "not recorded"
+                    console.print(f"{run.label}: the numbers differ (stored by commit: {commit})")
     console.print(f"{compared} runs made again: {compared - bad} have the same numbers, {bad} do not")
     return 1 if bad or not compared else 0
 

@@ -107,15 +107,24 @@ class Row:
 
     def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
         """(round, mean, standard deviation over seeds) where every seed has a value."""
-        curves = [dict(run.curve(key)) for run in self.runs]
-        shared = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-        found = [(t, [curve[t] for curve in curves]) for t in shared]
-        return [(t, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for t, v in found]
+        return band([dict(run.curve(key)) for run in self.runs])
 
     @property
     def diverged(self) -> int:
         """How many of its runs diverged."""
         return sum(run.diverged for run in self.runs)
+
+
+def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
+    """(round, mean, standard deviation) of curves where every one of them has a value.
+
+    Example:
+        >>> band([{1: 0.5, 2: 0.6}, {2: 0.6}])
+        [(2, 0.6, 0.0)]
+    """
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    found = [(t, [curve[t] for curve in curves]) for t in shared]
+    return [(t, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for t, v in found]
 
 
 def measured(rows: Iterable[Row]) -> str:

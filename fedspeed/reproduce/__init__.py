@@ -1,4 +1,4 @@
-"""Recipes -> runs -> records -> sheets: which runs a table needs, which are missing, and what they show."""
+"""Recipes -> runs -> results -> pages: which runs a table needs, which are missing, and what they show."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ..config import Config, read_toml
 from ..errors import UserError
-from ..report.cells import Cell, Sheet, cell_name
 from . import facts
-from .recipes import Case, Recipe, Tables, every_case, folder, merge, run_key
-from .records import Order
-from .store import Store
+from .recipes import FOLDER, Recipe, every_cell, merge, run_key
+from .runs import Run
+from .stored import Store
+from .table import Cell, Sheet, Tables, cell_name
 
 EMBEDDED = ("digits",)
 UNAVAILABLE = "not run: data unavailable"
@@ -27,7 +27,7 @@ def data_digest(name: str) -> tuple[str, bool]:
     if name in EMBEDDED:
         return read(name).digest(), True
     about = cache_dir() / name / "about.json"
-    known = read_toml(folder() / "data.toml").get(name, "")
+    known = read_toml(FOLDER / "data.toml").get(name, "")
     if not about.exists():
         return known, False
     found: str = json.loads(about.read_text("utf-8"))["sha256"]
@@ -44,7 +44,7 @@ class Reproduction:
         preset: a scale: paper, cnn, mlp, smoke, ...
         out: where results are kept.
         seeds: how many; None for the recipe's own number.
-        overrides: config keys on top of every run, `{"device": "cuda"}` say.
+        overrides: config keys on top of every run, for example `{"device": "cuda"}`.
     """
 
     def __init__(self, preset: str, out: Path, seeds: int | None = None, overrides: Tables | None = None) -> None:
@@ -52,35 +52,35 @@ class Reproduction:
         self._digests: dict[str, tuple[str, bool]] = {}
         self._measured: dict[str, tuple[str, ...]] | None = None
 
-    def orders(self, recipe: Recipe) -> list[Order]:
+    def runs(self, recipe: Recipe) -> list[Run]:
         """Every run of a recipe that can be made, each once; those of `tuned` cells when their grid is done."""
         found = {}
-        for case in recipe.cases(self.preset):
+        for cell in recipe.cells(self.preset):
             for seed in self._seeds(recipe):
-                order = self._order(recipe, case, seed)
-                if order is not None and self._digest(order.config)[1]:
-                    found[order.key] = order
+                run = self._run(recipe, cell, seed)
+                if run is not None and self._digest(run.config)[1]:
+                    found[run.key] = run
         return list(found.values())
 
-    def grid(self, recipe: Recipe) -> list[Order]:
+    def grid(self, recipe: Recipe) -> list[Run]:
         """The tuning runs of a recipe's `tuned` cells."""
-        found: dict[str, Order] = {}
-        for case in recipe.cases(self.preset):
-            if case.tuned:
-                found |= {order.key: order for _, order in self._points(recipe, case)}
+        found: dict[str, Run] = {}
+        for cell in recipe.cells(self.preset):
+            if cell.tuned:
+                found |= {run.key: run for _, run in self._points(recipe, cell)}
         return list(found.values())
 
-    def missing(self, orders: list[Order]) -> list[Order]:
+    def missing(self, runs: list[Run]) -> list[Run]:
         """Those that are not done, the longest first."""
-        left = [order for order in orders if self.store.get(order.key, order.measure) is None]
-        return sorted(left, key=lambda order: -order.cost)
+        left = [run for run in runs if self.store.get(run.key, run.measure) is None]
+        return sorted(left, key=lambda run: -run.cost)
 
     def sheet(self, recipe: Recipe) -> Sheet:
         """What is there of a recipe, as cells."""
         rows, columns = recipe.names(self.preset)
         cells = {cell_name(cell.row, cell.column, columns): cell for cell in self._cells(recipe)}
         chosen = recipe.preset(self.preset)
-        partial = any(case.tables.get("data", {}).get("part") for case in recipe.cases(self.preset))
+        partial = any(cell.tables.get("data", {}).get("part") for cell in recipe.cells(self.preset))
         return Sheet(
             name=recipe.name, title=recipe.title, claim=recipe.claim, paper=recipe.paper,
             about=recipe.about + self._chosen(recipe), preset=self.preset,
@@ -91,48 +91,48 @@ class Reproduction:
         )  # fmt: skip
 
     def _cells(self, recipe: Recipe) -> Iterator[Cell]:
-        for case in recipe.cases(self.preset):
+        for cell in recipe.cells(self.preset):
             if recipe.kind != "runs":
-                yield self._fact(recipe, case)
+                yield self._fact(recipe, cell)
                 continue
-            wanted = [self._order(recipe, case, seed) for seed in self._seeds(recipe)]
-            records = [r for o in wanted if o is not None and (r := self.store.get(o.key)) is not None]
+            wanted = [self._run(recipe, cell, seed) for seed in self._seeds(recipe)]
+            results = tuple(r for run in wanted if run is not None and (r := self.store.get(run.key)) is not None)
             note = ""
-            if not records and wanted[0] is not None and not self._digest(wanted[0].config)[1]:
+            if not results and wanted[0] is not None and not self._digest(wanted[0].config)[1]:
                 note = UNAVAILABLE
-            elif len(records) < len(wanted):
-                note = f"{len(records)} of {len(wanted)} seeds run"
-            yield Cell(case.row, case.column, tuple(records), note)
+            elif len(results) < len(wanted):
+                note = f"{len(results)} of {len(wanted)} seeds run"
+            yield replace(cell, results=results, note=note)
 
     def _chosen(self, recipe: Recipe) -> str:
         """Which points of the grids were taken, as a sentence."""
-        found = {case.row: self.best(recipe, case) for case in recipe.cases(self.preset) if case.tuned}
+        found = {cell.row: self.best(recipe, cell) for cell in recipe.cells(self.preset) if cell.tuned}
         told = [f"{row} {json.dumps(point).replace(chr(34), '')}" for row, point in found.items() if point is not None]
         return f" Points taken: {'; '.join(told)}." if told else ""
 
-    def _fact(self, recipe: Recipe, case: Case) -> Cell:
+    def _fact(self, recipe: Recipe, cell: Cell) -> Cell:
         """A cell of a `data` or `split` recipe: the column says which number."""
-        if not self.available(case.tables["data"]["name"]):
-            return Cell(case.row, case.column, (), UNAVAILABLE)
+        if not self.available(cell.tables["data"]["name"]):
+            return replace(cell, note=UNAVAILABLE)
         if recipe.kind == "data":  # the same for every seed
-            found = [(seed, facts.of_data(case)[case.column]) for seed in self._seeds(recipe)]
+            found = [(seed, facts.of_data(cell)[cell.column]) for seed in self._seeds(recipe)]
         else:
-            found = [(seed, facts.of_split(case, seed)[0][case.column]) for seed in self._seeds(recipe)]
-        return Cell(case.row, case.column, tuple(facts.record(value, seed) for seed, value in found))
+            found = [(seed, facts.of_split(cell, seed)[0][cell.column]) for seed in self._seeds(recipe)]
+        return replace(cell, results=tuple(facts.result(value, seed) for seed, value in found))
 
     def available(self, name: str) -> bool:
         """Whether a data set is on this machine."""
         return self._data(name)[1]
 
-    def best(self, recipe: Recipe, case: Case) -> Tables | None:
+    def best(self, recipe: Recipe, cell: Cell) -> Tables | None:
         """The grid point with the best score on the held-out clients; None while the grid is not done."""
-        scored = [(self.store.get(order.key), point) for point, order in self._points(recipe, case)]
-        if any(record is None for record, _ in scored):
+        scored = [(self.store.get(run.key), point) for point, run in self._points(recipe, cell)]
+        if any(result is None for result, _ in scored):
             return None
         return max(scored, key=lambda pair: (pair[0] and pair[0]["final"]["accuracy"]) or 0.0)[1]
 
-    def _points(self, recipe: Recipe, case: Case) -> list[tuple[Tables, Order]]:
-        tune, name, changes = recipe.tune, case.tables["method"]["name"], recipe.preset(self.preset).tune
+    def _points(self, recipe: Recipe, cell: Cell) -> list[tuple[Tables, Run]]:
+        tune, name, changes = recipe.tune, cell.tables["method"]["name"], recipe.preset(self.preset).tune
         if tune is None or name not in tune.grid or not changes.get("data", {}).get("held_out"):
             raise UserError(
                 f"recipe {recipe.name}: a tuned cell needs a grid for {name} in [tune.grid], and data.held_out clients "
@@ -140,29 +140,29 @@ class Reproduction:
             )
         found = []
         for point in tune.grid[name]:
-            tables = merge(merge(merge(case.tables, changes), point), self.overrides)
-            config = replace(case, tables=tables).config(tune.seed)
-            found.append((point, Order(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
+            tables = merge(merge(merge(cell.tables, changes), point), self.overrides)
+            config = replace(cell, tables=tables).config(tune.seed)
+            found.append((point, Run(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
         return found
 
-    def _order(self, recipe: Recipe, case: Case, seed: int) -> Order | None:
-        if case.tuned:
-            point = self.best(recipe, case)
+    def _run(self, recipe: Recipe, cell: Cell, seed: int) -> Run | None:
+        if cell.tuned:
+            point = self.best(recipe, cell)
             if point is None:
                 return None
-            case = replace(case, tables=merge(case.tables, point))
-        config = replace(case, tables=merge(case.tables, self.overrides)).config(seed)
+            cell = replace(cell, tables=merge(cell.tables, point))
+        config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
         key = run_key(config, self._digest(config)[0])
-        label = " ".join(part for part in (recipe.name, case.row, case.column, f"seed {seed}") if part)
-        return Order(key, label, config, self._measures().get(key, ()))
+        label = " ".join(part for part in (recipe.name, cell.row, cell.column, f"seed {seed}") if part)
+        return Run(key, label, config, self._measures().get(key, ()))
 
     def _measures(self) -> dict[str, tuple[str, ...]]:
         """What any recipe of the preset wants measured, by key: runs that recipes share are made once."""
         if self._measured is None:
             self._measured = {}
-            for recipe, case in every_case(self.preset):
+            for recipe, cell in every_cell(self.preset):
                 for seed in self._seeds(recipe) if recipe.measure else ():
-                    config = replace(case, tables=merge(case.tables, self.overrides)).config(seed)
+                    config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
                     self._measured[run_key(config, self._digest(config)[0])] = recipe.measure
         return self._measured
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from .recipes import Case, Tables
+from .runs import ROUNDS
+from .table import Cell, Result
 
-NO_ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
 
-
-def of_data(case: Case) -> dict[str, float]:
+def of_data(cell: Cell) -> dict[str, float]:
     """Counts and shape of a data set as it is loaded."""
     from ..data import read
 
-    samples = read(**case.tables["data"])
+    samples = read(**cell.tables["data"])
     per_class = np.bincount(samples.y)
     return {
         "training pictures": len(samples.y),
@@ -28,18 +27,18 @@ def of_data(case: Case) -> dict[str, float]:
     }
 
 
-def of_split(case: Case, seed: int) -> tuple[dict[str, float], np.ndarray]:
+def of_split(cell: Cell, seed: int) -> tuple[dict[str, float], np.ndarray]:
     """Means over clients of a split, and samples of every class (columns) at every client (rows)."""
     from ..data import describe, load
 
-    tables = case.tables
+    tables = cell.tables
     data = load(**tables["data"], split=tables["split"], clients=tables["clients"], seed=seed, augment="none")
     found = describe(data)
     largest = found.counts.max(1) / found.sizes
     return {"half-mass classes": float(found.half.mean()), "largest class %": 100 * float(largest.mean())}, found.counts
 
 
-def record(value: float, seed: int) -> Tables:
-    """A number in the form of a packed run, so that sheets and claims take it like any other."""
-    rounds: dict[str, list[Any]] = {name: [] for name in NO_ROUNDS}
+def result(value: float, seed: int) -> Result:
+    """A number in the form of a result, so that sheets and claims take it like any other."""
+    rounds: dict[str, list[Any]] = {name: [] for name in ROUNDS}
     return {"key": "fact", "seed": seed, "status": "finished", "measures": {"value": value}, "rounds": rounds}

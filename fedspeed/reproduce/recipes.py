@@ -13,9 +13,9 @@ from typing import Any
 
 from ..config import Config, read_toml
 from ..errors import UserError, unknown
-from ..report.cells import cell_name
-from ..report.verdicts import Claim
 from ..runconfig import PLACEMENT
+from .claims import Claim
+from .table import Cell, Tables, cell_name
 
 RESULTS_VERSION = 1
 """Bumped whenever the arithmetic of a run changes beyond rounding, so that stored results are made again.
@@ -23,27 +23,7 @@ RESULTS_VERSION = 1
 `tests/test_results_version.py` holds what this version computes and fails when the code computes something else.
 """
 SUITE = "iclr2023"
-Tables = dict[str, Any]
-
-
-def folder() -> Path:
-    """Where the recipes are: in the package when installed, beside it in a checkout."""
-    here = Path(__file__).parent.parent
-    return next(place / SUITE for place in (here / "recipes", here.parent / "recipes") if place.is_dir())
-
-
-@dataclass(frozen=True)
-class Case:
-    """One cell of a recipe: a config but for its seed; `tuned` cells get the best point of the method's grid."""
-
-    row: str
-    column: str
-    tables: Tables
-    tuned: bool = False
-
-    def config(self, seed: int) -> Config:
-        """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
-        return Config.from_dict({"lr_decay": 0.0, **self.tables, "seed": seed})
+FOLDER = Path(__file__).parent / SUITE
 
 
 @dataclass(frozen=True)
@@ -105,25 +85,25 @@ class Recipe:
             raise unknown(f"preset of {self.name}", name, self.presets)
         return self.presets[name]
 
-    def cases(self, preset: str) -> list[Case]:
-        """Every cell: setting < preset < column < row."""
+    def cells(self, preset: str) -> list[Cell]:
+        """Every cell, without results: setting < preset < column < row."""
         chosen = self.preset(preset)
         base = merge(settings(preset)[chosen.setting] if chosen.setting else {}, chosen.set)
         found = []
         for row, column in product(chosen.rows or self.rows, chosen.columns or self.columns or ({"name": ""},)):
             tables = merge(merge(base, _without(column)), _without(row))
-            found.append(Case(row["name"], column["name"], tables, bool(column.get("tuned"))))
+            found.append(Cell(row["name"], column["name"], tables=tables, tuned=bool(column.get("tuned"))))
         return found
 
     def names(self, preset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of rows and columns."""
-        cases = self.cases(preset)
-        return tuple(dict.fromkeys(c.row for c in cases)), tuple(dict.fromkeys(c.column for c in cases))
+        cells = self.cells(preset)
+        return tuple(dict.fromkeys(c.row for c in cells)), tuple(dict.fromkeys(c.column for c in cells))
 
     def cell_names(self, preset: str) -> set[str]:
         """What claims may name."""
         columns = self.names(preset)[1]
-        return {cell_name(case.row, case.column, columns) for case in self.cases(preset)}
+        return {cell_name(cell.row, cell.column, columns) for cell in self.cells(preset)}
 
 
 def merge(under: Tables, over: Tables) -> Tables:
@@ -160,7 +140,7 @@ def run_key(config: Config, digest: str) -> str:
 @cache
 def settings(preset: str) -> Mapping[str, Tables]:
     """The named settings of a preset; `paper-main` and the like use those of `paper` where they have none."""
-    found = read_toml(folder() / "settings.toml")
+    found = read_toml(FOLDER / "settings.toml")
     own = {**found.get(preset.partition("-")[0], {}), **found.get(preset, {})}
     if not own:
         raise unknown("preset", preset, found)
@@ -170,7 +150,7 @@ def settings(preset: str) -> Mapping[str, Tables]:
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every recipe by name, in order of value."""
-    found = [read(path) for path in folder().glob("*.toml") if path.stem not in ("settings", "data")]
+    found = [read(path) for path in FOLDER.glob("*.toml") if path.stem not in ("settings", "data")]
     return {recipe.name: recipe for recipe in sorted(found, key=lambda recipe: (recipe.order, recipe.name))}
 
 
@@ -216,9 +196,9 @@ def _without(table: Tables) -> Tables:
     return {name: value for name, value in table.items() if name not in ("name", "tuned")}
 
 
-def every_case(preset: str) -> Iterator[tuple[Recipe, Case]]:
+def every_cell(preset: str) -> Iterator[tuple[Recipe, Cell]]:
     """All cells of all recipes that have a preset."""
     for recipe in recipes().values():
         if preset in recipe.presets and recipe.kind == "runs":
-            for case in recipe.cases(preset):
-                yield recipe, case
+            for cell in recipe.cells(preset):
+                yield recipe, cell

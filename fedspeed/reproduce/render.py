@@ -2,76 +2,87 @@
 
 from __future__ import annotations
 
-import json
+import csv
 from pathlib import Path
 
 from ..files import write
-from ..report import sheets
-from ..report.cells import Sheet
 from ..report.splits import heat_map
 from ..report.tables import markdown
-from ..report.verdicts import Verdict, judge
-from . import Reproduction, facts
+from . import Reproduction, facts, page
+from .claims import Verdict, judge
+from .plot import figure
 from .recipes import Recipe, recipes
+from .table import Cell, Sheet
 
 WALK = "## Table by table, figure by figure"
 CLAIMS = ("claim", "contrast", "paper", "ours", "verdict")
 
 
-def render(work: Reproduction, recipe: Recipe) -> list[Verdict]:
-    """Write NAME.md, .csv, .tex, .png, .svg of what is there, and return the verdicts."""
-    out = work.store.out
-    out.mkdir(parents=True, exist_ok=True)
-    sheet, verdicts = _judged(work, recipe)
-    pictures = sheets.figure(sheet, out / recipe.name)
-    if recipe.kind == "split":
-        pictures += _heat_maps(work, recipe)
-    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
-    write(out / f"{recipe.name}.md", sheets.markdown(sheet, verdicts) + shown)
-    write(out / f"{recipe.name}.csv", sheets.csv(sheet))
-    write(out / f"{recipe.name}.tex", sheets.latex(sheet))
-    return verdicts
-
-
-def _judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
+def judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
     """A recipe's sheet, and the verdicts on the claims that its preset is asked."""
     sheet = work.sheet(recipe)
     return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
 
 
+def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
+    """Cells that the files of a sheet hold and that cannot be filled now: their data are not on this machine."""
+    path = work.store.out / f"{sheet.name}.csv"
+    gone = [c for c in sheet.cells.values() if not c.results and not work.available(c.tables["data"]["name"])]
+    if not gone or not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        filled = {(line["row"], line["column"]) for line in csv.DictReader(file) if line["n"] != "0"}
+    return [cell for cell in gone if (cell.row, cell.column) in filled]
+
+
+def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verdict]) -> None:
+    """Write NAME.md, .csv, .tex, .png, .svg of what is there."""
+    out = work.store.out
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = figure(sheet, out / recipe.name)
+    if recipe.kind == "split":
+        pictures += _heat_maps(work, recipe)
+    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
+    write(out / f"{recipe.name}.md", page.markdown(sheet, verdicts) + shown)
+    write(out / f"{recipe.name}.csv", page.csv(sheet))
+    write(out / f"{recipe.name}.tex", page.latex(sheet))
+
+
 def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
     made = {}
-    for case in recipe.cases(work.preset):
-        if case.row not in made and work.available(case.tables["data"]["name"]):
-            name = f"{recipe.name}-{case.row.replace(' ', '-')}.png"
-            made[case.row] = heat_map(facts.of_split(case, 0)[1], work.store.out / name, case.row)
+    for cell in recipe.cells(work.preset):
+        if cell.row not in made and work.available(cell.tables["data"]["name"]):
+            name = f"{recipe.name}-{cell.row.replace(' ', '-')}.png"
+            made[cell.row] = heat_map(facts.of_split(cell, 0)[1], work.store.out / name, cell.row)
     return list(made.values())
 
 
-def index(work: Reproduction) -> Path:
+def index(work: Reproduction) -> Path | None:
     """README.md of a results folder: every recipe that was rendered with its claim, the paper's numbers beside ours,
-    the figure and the verdicts, and what all runs took."""
+    the figure and the verdicts, and what all runs took. None, and nothing is written, where it would lose numbers."""
     out, summary, walk = work.store.out, list[tuple[str, ...]](), list[str]()
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (out / f"{recipe.name}.md").exists():
             continue
-        sheet, told = _judged(work, recipe)
+        sheet, told = judged(work, recipe)
+        if lost(work, sheet):
+            return None
         kinds = [verdict.verdict for verdict in told]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
         walk += [f"\n### {recipe.title}\n\n{' '.join(recipe.claim.split())} ([page]({recipe.name}.md))\n\n"]
-        walk += ["\n".join(sheets.results(sheet, details=False))]
+        walk += ["\n".join(page.results(sheet, details=False))]
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
-        walk += ["\n", markdown(CLAIMS, list(sheets.claims(told)))] if told else []
-    page = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
-    page += [_spent(work), f"\n{WALK}\n\n"]
-    page += ["Of each claim the contrast that is furthest from holding; in brackets its 95% interval.\n", *walk]
-    write(out / "README.md", "".join(page))
+        walk += ["\n", markdown(CLAIMS, list(page.claims(told)))] if told else []
+    text = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
+    text += [_spent(work), f"\n{WALK}\n\n"]
+    text += ["Of each claim the contrast that is furthest from holding; in brackets its 95% interval.\n", *walk]
+    write(out / "README.md", "".join(text))
     return out / "README.md"
 
 
 def _spent(work: Reproduction) -> str:
     """What all runs took, by their own clocks."""
-    paths = sorted((work.store.out / "runs").glob("*.json"))
-    minutes = sum(json.loads(path.read_text("utf-8"))["wall_seconds"] for path in paths) / 60
-    return f"\n{len(paths)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"
+    runs = work.store.results()
+    minutes = sum(run["wall_seconds"] for run in runs.values()) / 60
+    return f"\n{len(runs)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"

@@ -1,0 +1,222 @@
+"""A reproduced table as Markdown, CSV and LaTeX: ours beside the paper's, and the verdicts. No torch."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..report.tables import markdown as markdown_table
+from ..report.tables import tabular
+from .claims import FAILS, HOLDS, UNDECIDED, Contrast, Verdict
+from .table import DIGITS, UNITS, Cell, Result, Sheet, base, cell_name, estimate, is_diverged, label
+
+CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_deviation", "n", "not_reached", "paper")
+
+
+def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
+    """The whole page of a recipe: claim, setting, ours beside the paper's, verdicts, cost, command."""
+    where = f"{sheet.paper} of the paper" if sheet.paper else "A finding of ours"
+    parts = [f"# {sheet.title}\n", f"{where}; preset `{sheet.preset}`.\n"]
+    parts += [f"**Claim.** {sheet.claim.strip()}\n"] * bool(sheet.claim.strip())
+    parts += [f"**Setting.** {sheet.about.strip()}\n"] * bool(sheet.about.strip())
+    parts += ["## Results\n", *results(sheet)]
+    if verdicts:
+        parts.append("## Verdicts\n")
+        parts.append("".join(_verdict(verdict) for verdict in verdicts))
+        parts.append("In brackets: 95% t-interval of the mean, paired over seeds.\n")
+    parts.append(f"## How it was run\n\n{_cost(sheet)} To run it again:\n")
+    parts.append(f"    fedspeed reproduce {sheet.name} --preset {sheet.preset}\n")
+    return "\n".join(parts)
+
+
+def results(sheet: Sheet, details: bool = True) -> list[str]:
+    """Ours beside the paper's, the other metrics, and what the tables do not say."""
+    parts = [f"{caption(sheet)}:\n", _table(*primary(sheet))]
+    if sheet.partial:
+        parts[:0] = ["**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n"]
+    others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
+    if details and others:
+        parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
+    told = list(notes(sheet))
+    return parts + ["".join(f"- {note}\n" for note in told)] * bool(told)
+
+
+def caption(sheet: Sheet) -> str:
+    """What the numbers of the primary table are."""
+    text = label(sheet.metric)
+    return f"{text[:1].upper()}{text[1:]}, mean +- standard deviation over seeds"
+
+
+def csv(sheet: Sheet) -> str:
+    """One line per cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary."""
+    out = io.StringIO()
+    write = csv_format.writer(out, lineterminator="\n").writerow
+    write(CSV)
+    for row, column in _places(sheet):
+        for metric in dict.fromkeys((sheet.metric, *sheet.show)):
+            found = estimate(sheet.cell(row, column), metric, sheet.targets)
+            paper = sheet.value(row, column) if metric == sheet.metric else None
+            if found or paper is not None:
+                numbers = (found.mean, found.deviation, found.n, found.missed) if found else (None, None, 0, 0)
+                write([sheet.name, sheet.preset, row, column, metric, UNITS.get(base(metric), ""), *numbers, paper])
+    return out.getvalue()
+
+
+def latex(sheet: Sheet) -> str:
+    """The table of the primary metric as a plain tabular."""
+    return tabular(*primary(sheet))
+
+
+def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and lines: a column of ours for every column, and the paper's beside it where it gives numbers."""
+    beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
+    header = [""]
+    for column in sheet.columns:
+        header += [column, "paper"] if column in beside else [column]
+    lines = []
+    for row in sheet.rows:
+        line = [row]
+        for column in sheet.columns:
+            cell, paper = sheet.cell(row, column), sheet.value(row, column)
+            line.append(_shown(cell, sheet.metric, sheet.targets))
+            if column in beside:
+                line.append("-" if paper is None else str(paper))
+        lines.append(tuple(line))
+    return tuple(header), lines
+
+
+def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for row, column in _places(sheet):
+        cell = sheet.cell(row, column)
+        if cell and cell.results:
+            shown = (_shown(cell, metric, sheet.targets) for metric in metrics)
+            yield (cell_name(row, column, sheet.columns), *shown)
+
+
+def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
+    """`mean +- deviation`; `> T` if no run reached the target, with how many did if some."""
+    found = estimate(cell, metric, targets)
+    if not cell or not cell.results or not found:
+        return "not run" if cell and not cell.results else "-"
+    if metric == "value" and not found.deviation and found.mean == round(found.mean):
+        return f"{found.mean:.0f}"  # a count
+    digits = DIGITS.get(base(metric), 4)
+    if found.missed == found.n:  # never reached in T rounds counts as T + 1
+        bound = found.mean - 1 if base(metric) == "rounds" else found.mean
+        return f"> {bound:.{0 if bound == round(bound) else digits}f}"
+    if found.missed:
+        return f"> {found.mean:.{digits}f} ({found.n - found.missed} of {found.n} reached)"
+    part = f" ({found.n} of {len(cell.results)})" if found.n < len(cell.results) else ""
+    spread = "" if found.deviation is None else f" +- {found.deviation:.{digits}f}"
+    return f"{found.mean:.{digits}f}{spread}{part}"
+
+
+def notes(sheet: Sheet) -> Iterator[str]:
+    """What the tables do not say: cells not run or incomplete, and runs that diverged."""
+    found: dict[str, list[str]] = {}
+    for row, column in _places(sheet):
+        cell, name = sheet.cell(row, column), cell_name(row, column, sheet.columns)
+        if cell and cell.note:
+            found.setdefault(cell.note, []).append(name)
+        diverged = sum(map(is_diverged, cell.results)) if cell else 0
+        if cell and diverged:
+            found.setdefault(f"diverged in {diverged} of {len(cell.results)} runs", []).append(name)
+    for note, names in found.items():
+        yield f"{note}: {', '.join(names)}"
+
+
+def _verdict(verdict: Verdict, most: int = 3) -> str:
+    """The claim, its verdict, and the contrasts that are furthest from holding."""
+    contrasts = verdict.contrasts
+    held = sum(contrast.verdict == HOLDS for contrast in contrasts)
+    worst = sorted(contrasts, key=_telling)[:most]
+    count = f" {held} of {len(contrasts)} contrasts hold" if len(contrasts) > 1 else ""
+    count += f"; the {most} furthest from it:" if len(contrasts) > most else ":" if count else ""
+    lines = [f"- {said(verdict)}: **{verdict.verdict}**.{count}\n"]
+    return "".join([*lines, *(f"  - `{contrast.text}`: {_contrast(contrast)}\n" for contrast in worst)])
+
+
+def _telling(contrast: Contrast) -> tuple[bool, bool, bool, float]:
+    """Sorts those that fail first, then the undecided, the others, and those that hold with the narrowest first."""
+    found = contrast.verdict
+    return found != FAILS, found != UNDECIDED, found == HOLDS, contrast.slack
+
+
+def _contrast(contrast: Contrast) -> str:
+    n = len(contrast.values)
+    if n == 0:
+        text = contrast.note or "no seed that all its cells have"
+    elif n == 1:
+        text = f"{_number(contrast.mean)}, one seed: no interval"
+    else:
+        text = f"{_number(contrast.mean)} [{_number(contrast.low)}, {_number(contrast.high)}], {n} seeds"
+    paper = "" if contrast.paper is None else f", the paper's {_number(contrast.paper)}"
+    return f"{text}{paper}, {contrast.verdict}" + (f" ({contrast.note})" if n and contrast.note else "")
+
+
+def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str, str]]:
+    """A line per claim: whose, its weakest contrast, the paper's number for it, ours, the verdict."""
+    lines = []
+    for verdict in verdicts:
+        weakest = min(verdict.contrasts, key=_telling, default=None)
+        paper = ours = "-"
+        if weakest is not None:
+            paper = "-" if weakest.paper is None else _number(weakest.paper)
+            if len(weakest.values) > 1:
+                ours = f"{_number(weakest.mean)} [{_number(weakest.low)}, {_number(weakest.high)}]"
+        text = f"`{weakest.text}`" if weakest else ""
+        lines.append((said(verdict), text, paper, ours, f"**{verdict.verdict}**"))
+    return lines
+
+
+def said(verdict: Verdict) -> str:
+    """The claim, and whose it is."""
+    source = "the paper's" if verdict.source == "paper" else verdict.source
+    return f"{verdict.text} ({source})"
+
+
+def _cost(sheet: Sheet) -> str:
+    """Seeds, runs and their time; a run that stands in several cells counts once."""
+    runs = {result["key"]: result for cell in sheet.cells.values() for result in cell.results if "summary" in result}
+    seeds = f"{sheet.seeds} seed{'s' * (sheet.seeds != 1)} per cell"
+    if not runs and any(cell.results for cell in sheet.cells.values()):
+        return f"{seeds}; counted, nothing was trained."
+    seconds = sum(map(_seconds, runs.values()))
+    return f"{seeds}, {len(runs)} runs, {seconds:.0f} seconds of computing in total.{_commits(runs.values())}"
+
+
+def _commits(runs: Iterable[Result]) -> str:
+    """Of the code that the runs were made with."""
+    counts = Counter(run.get("commit") or "not recorded" for run in runs)
+    if len(counts) < 2:
+        return "".join(f" Commit: {name}." for name in counts)
+    return f" Commits: {', '.join(f'{name} ({counts[name]} runs)' for name in sorted(counts))}."
+
+
+def _places(sheet: Sheet) -> list[tuple[str, str]]:
+    return [(row, column) for row in sheet.rows for column in sheet.columns]
+
+
+def _table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    """A Markdown table; a bar inside a name would end its column."""
+    first, *rest = [tuple(text.replace("|", r"\|") for text in line) for line in (header, *lines)]
+    return markdown_table(first, rest)
+
+
+def _number(value: float) -> str:
+    """Two decimals, or three digits where those would say nothing.
+
+    Example:
+        >>> _number(1.234), _number(-0.00421), _number(2.5e7)
+        ('1.23', '-0.00421', '2.5e+07')
+    """
+    return f"{value:.2f}" if 1 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _seconds(result: Result) -> float:
+    """Of the run and its evaluations."""
+    summary = result.get("summary") or {}
+    spent = [summary.get(key) or 0.0 for key in ("seconds", "eval_seconds")]
+    return float(sum(spent) or max(result["rounds"]["seconds"], default=0.0))

@@ -1,0 +1,162 @@
+"""Figures of a reproduced table: curves, lines or bars of ours, and the paper's numbers in a panel of their own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import unknown
+from ..report.figures import LINES, MARKERS, Y_LABELS, marker, new_figure, save, style
+from ..report.runs import band
+from .table import UNITS, Sheet, base, estimate, is_diverged, label
+
+Points = list[tuple[float, float, bool] | None]
+"""Value, standard deviation and whether it is only a bound, for every column; None where there is none."""
+
+
+def figure(sheet: Sheet, stem: Path) -> list[Path]:
+    """Draw the sheet as `stem`.png and `stem`.svg, the same bytes every time; no files without runs or a figure."""
+    kinds = {"curves": _curves, "lines": _lines, "bars": _bars, "none": None}
+    if sheet.figure not in kinds:
+        raise unknown("figure", sheet.figure, kinds)
+    draw = kinds[sheet.figure]
+    if draw is None or not any(cell.results for cell in sheet.cells.values()):
+        return []
+    return save(draw(sheet), stem, ("png", "svg"))
+
+
+def _curves(sheet: Sheet) -> Any:
+    """One panel per column: mean over seeds, every seed drawn thin behind it; one that diverged ends in a cross."""
+    if sheet.curve not in Y_LABELS:
+        raise unknown("curve", sheet.curve, Y_LABELS)
+    picture, panels = _panels(len(sheet.columns), 3)
+    scale, crossed = 100 if sheet.curve == "test_accuracy" else 1, False
+    for panel, column in zip(panels, sheet.columns, strict=True):
+        for i, row in enumerate(sheet.rows):
+            cell = sheet.cell(row, column)
+            seeds = [_curve(result, sheet.curve, scale) for result in cell.results] if cell else []
+            for curve, result in zip(seeds, cell.results if cell else (), strict=True):
+                panel.plot(list(curve), list(curve.values()), **style(i), alpha=0.25, linewidth=0.7)
+                if curve and is_diverged(result):
+                    panel.plot(*list(curve.items())[-1], "x", color=style(i)["color"], markersize=8, markeredgewidth=2)
+                    crossed = True
+            mean = band(seeds)
+            marks = marker(i, len(mean), len(sheet.rows))
+            panel.plot(
+                [t for t, _, _ in mean], [value for _, value, _ in mean], **style(i), **marks, linewidth=1.6, label=row
+            )  # also if empty: one legend for all
+        panel.set(title=column, xlabel="communication round", ylabel=Y_LABELS[sheet.curve])
+    if crossed:
+        panels[0].plot([], [], "x", color="grey", markersize=8, markeredgewidth=2, label="diverged")
+    return _finish(picture, panels, sheet)
+
+
+def _lines(sheet: Sheet) -> Any:
+    """x = columns, one line per row with standard deviations; the paper's beside it. `^`: never reached, a bound.
+
+    Lines that lie on each other differ in width, dashes and marks.
+    """
+    picture, panels = _panels(2 if _has_paper(sheet) else 1)
+    for i, row in enumerate(sheet.rows):
+        line = {**style(i), "linestyle": LINES[i % len(LINES)], "linewidth": max(1.2, 3.0 - 0.6 * i)}
+        for panel, points in zip(panels, (_ours(sheet, row), _papers(sheet, row)), strict=False):
+            kept = [(x, *point) for x, point in zip(_places(sheet), points, strict=True) if point]
+            xs, ys, errors = ([point[k] for point in kept] for k in range(3))
+            panel.errorbar(xs, ys, errors, **line, marker=MARKERS[i % len(MARKERS)], markersize=6, capsize=2,
+                           markerfacecolor="none", elinewidth=1.0, label=row)  # fmt: skip
+            bounds = [(x, y) for x, y, _, missed in kept if missed]
+            panel.plot([x for x, _ in bounds], [y for _, y in bounds], "^", color=line["color"], markersize=8)
+    return _finish(picture, panels, sheet)
+
+
+def _bars(sheet: Sheet) -> Any:
+    """Groups of bars with standard deviations; the paper's as hollow marks in a panel of their own."""
+    picture, panels = _panels(2 if _has_paper(sheet) else 1)
+    width = 0.8 / len(sheet.rows)
+    for i, row in enumerate(sheet.rows):
+        colour = style(i)["color"]
+        for panel, points in zip(panels, (_ours(sheet, row), _papers(sheet, row)), strict=False):
+            kept = [(x + (i + 0.5) * width - 0.4, *point) for x, point in enumerate(points) if point]
+            xs, ys, errors = ([point[k] for point in kept] for k in range(3))
+            if panel is panels[0]:
+                panel.bar(xs, ys, 0.9 * width, yerr=errors, color=colour, capsize=2, label=row)
+            else:
+                panel.plot(xs, ys, "o", markerfacecolor="none", color=colour, label=row)
+    return _finish(picture, panels, sheet)
+
+
+def _ours(sheet: Sheet, row: str) -> Points:
+    found = [estimate(sheet.cell(row, column), sheet.metric, sheet.targets) for column in sheet.columns]
+    return [(each.mean, each.deviation or 0.0, each.missed > 0) if each else None for each in found]
+
+
+def _papers(sheet: Sheet, row: str) -> Points:
+    """The paper's numbers; `>1500` is a bound."""
+    points: Points = []
+    for column in sheet.columns:
+        value = sheet.value(row, column)
+        try:
+            points.append(None if value is None else (float(str(value).lstrip("> ")), 0.0, str(value).startswith(">")))
+        except ValueError:  # words instead of a number
+            points.append(None)
+    return points
+
+
+def _has_paper(sheet: Sheet) -> bool:
+    return any(point for row in sheet.rows for point in _papers(sheet, row))
+
+
+def _curve(result: dict[str, Any], key: str, scale: float) -> dict[int, float]:
+    """Round -> value where it was measured and is finite."""
+    points = zip(result["rounds"]["round"], result["rounds"][key], strict=True)
+    return {t: scale * value for t, value in points if value is not None and math.isfinite(value)}
+
+
+def _panels(count: int, wide: int = 2) -> tuple[Any, list[Any]]:
+    """A figure of `count` panels, at most `wide` beside each other."""
+    wide = min(wide, count)
+    tall = math.ceil(count / wide)
+    picture, first = new_figure(4.6 * wide + 1.6, 3.4 * tall)
+    first.remove()
+    return picture, [picture.add_subplot(tall, wide, i + 1) for i in range(count)]
+
+
+def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
+    """Title, grid, and one legend for all panels at the side."""
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.set_axisbelow(True)
+    if sheet.figure != "curves":
+        for panel, title in zip(panels, ("ours", "paper"), strict=False):
+            panel.set(title=f"{title}, preset {sheet.preset}" if title == "ours" else title, ylabel=label(sheet.metric))
+            at = _places(sheet)
+            panel.set_xticks(at, sheet.columns, rotation=20 if _long(sheet.columns) else 0)
+            room = 0.5 if sheet.figure == "bars" or len(at) < 2 else 0.15 * (max(at) - min(at))
+            panel.set_xlim(min(at) - room, max(at) + room)  # the same in both, also where the paper lacks a column
+        if UNITS.get(base(sheet.metric)) == "%":  # accuracies are compared by eye
+            limits = [panel.get_ylim() for panel in panels]
+            for panel in panels:
+                panel.set_ylim(min(low for low, _ in limits), 1.03 * max(high for _, high in limits))
+    handles, names = panels[0].get_legend_handles_labels()
+    picture.legend(handles, names, loc="outside right center", frameon=False, fontsize=8, handlelength=3.0)
+    picture.suptitle(sheet.title, fontsize=11)
+    return picture
+
+
+def _places(sheet: Sheet) -> list[float]:
+    """Where the columns stand: `E=1`, `E=5`, `E=20` on a logarithmic axis, others side by side."""
+    parts = [column.rpartition("=") for column in sheet.columns]
+    try:
+        numbers = [float(number) for _, _, number in parts]
+    except ValueError:
+        numbers = []
+    numeric = len(numbers) > 2 and min(numbers) > 0 and len(set(numbers)) == len(numbers) == len(sheet.columns)
+    if sheet.figure == "lines" and numeric and len({name for name, _, _ in parts}) == 1:
+        return [math.log10(number) for number in numbers]
+    return [float(i) for i in range(len(sheet.columns))]
+
+
+def _long(names: tuple[str, ...]) -> bool:
+    """Whether names would run into each other under a panel."""
+    return len(names) * max(map(len, names)) > 40

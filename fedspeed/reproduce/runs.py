@@ -1,0 +1,194 @@
+"""Runs side by side: each is made or taken up again in its directory, packed as a result, and stored."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import pool
+from ..config import Config
+from ..errors import Diverged, UserError
+from ..observe import Observer
+from ..report.runs import RunFiles
+from .recipes import RESULTS_VERSION
+from .stored import Store
+from .table import Result
+
+if TYPE_CHECKING:
+    from ..evaluate import Score
+    from ..record import Record
+    from ..server import Simulation
+
+ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
+"""What a result keeps of every evaluated round; costs are what was spent by then."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to make: its key, what to call it, its config, and what to measure on its final model."""
+
+    key: str
+    label: str
+    config: Config
+    measure: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """About how much work it is, in minibatch passes: an ascent step doubles a step."""
+        config, method = self.config, self.config.method
+        ascent = getattr(method, "ascent_fraction", 1.0) if getattr(method, "rho", 0.0) else 0.0
+        train = config.data.options.get("train_size", 50_000) / config.clients
+        steps = config.local_steps or config.local_epochs * train / config.batch_size
+        return config.rounds * config.active * steps * (1 + ascent)
+
+
+def make(
+    runs: list[Run],
+    store: Store,
+    jobs: int,
+    on_round: Callable[[Run, int], None],
+    on_done: Callable[[Run], None],
+) -> None:
+    """Make runs, `jobs` at a time in processes of their own; a run that was stopped goes on from its checkpoint.
+
+    Args:
+        on_round: called with the run and how many of its rounds are done.
+        on_done: called with every run that is finished, and stored by then.
+    """
+
+    def keep(run: Run, result: Result) -> None:
+        store.put(result)
+        on_done(run)
+
+    def stop(run: Run, told: str) -> None:
+        raise UserError(f"{run.label}: {told}")
+
+    pool.carry_out(runs, partial(_work, store.work), jobs, on_told=on_round, on_done=keep, on_failed=stop)
+
+
+def _work(place: Path, run: Run, tell: pool.Tell) -> Result:
+    return carry_out(run, place / run.key, _Watch(tell))
+
+
+class _Watch(Observer):
+    """Tells how many rounds are done."""
+
+    def __init__(self, tell: pool.Tell) -> None:
+        self.tell = tell
+
+    def round(self, record: Record, run: Simulation) -> None:
+        self.tell(record.round)
+
+
+def carry_out(run: Run, place: Path, observer: Observer) -> Result:
+    """Make, or go on with, one run in its directory, and pack what came of it."""
+    from ..run import resume, run_config
+    from ..vec import one_thread
+
+    began = time.monotonic()
+    commit()  # as it is now, not when the run is done
+    try:
+        if (place / "config.toml").exists():
+            resume(place, observers=[observer])
+        else:
+            run_config(run.config, place, observers=[observer])
+    except Diverged:
+        pass  # the summary says so, and the result with it
+    with one_thread():  # the same bits however many run side by side
+        result = pack(run, place)
+    return result | {"wall_seconds": round(time.monotonic() - began, 2)}
+
+
+def pack(run: Run, place: Path) -> Result:
+    """A finished run directory as one result: config, summary, evaluated rounds, and scores of the final model."""
+    from ..evaluate import evaluate
+    from ..inspection import inspect_run
+    from ..modelfile import load_vector
+    from ..run import prepare
+
+    files = RunFiles.read(place)
+    options = {name: value for name, value in run.config.data.options.items() if name != "test_size"}
+    whole = replace(run.config, data=replace(run.config.data, options=options), backend="serial", workers=1)
+    with prepare(whole) as simulation:
+        work = simulation.work
+        x = load_vector(work.flat, place / "model.safetensors")
+        test = evaluate(work.flat, x, work.data, work.loss)
+        own = sorted(set(work.data.indices.tolist()))
+        train = evaluate(work.flat, x, replace(work.data, x_test=work.data.x[own], y_test=work.data.y[own]), work.loss)
+    measures: dict[str, float] = {}
+    if "sharpness" in run.measure:
+        seen = inspect_run(place)
+        measures = {"sharpness": seen.eigenvalue, "sam_gap": seen.sam_gap, "divergence": seen.divergence}
+    return {
+        "key": run.key,
+        "results_version": RESULTS_VERSION,
+        "commit": commit(),
+        "config": run.config.to_dict(),
+        "seed": run.config.seed,
+        "status": files.summary["status"],
+        "summary": files.summary,
+        "final": {
+            **_finite("", test),
+            **_finite("train_", train),
+            "test_pictures": 0 if work.data.y_test is None else len(work.data.y_test),
+        },
+        "measures": measures,
+        "rounds": _rounds(files.rounds),
+        "seconds_per_round": statistics.median(r["seconds"] for r in files.rounds) if files.rounds else None,
+    }
+
+
+def _finite(prefix: str, score: Score) -> dict[str, float | None]:
+    """A score as JSON takes it."""
+    return {prefix + name: value if math.isfinite(value) else None for name, value in score._asdict().items()}
+
+
+def _rounds(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The evaluated rounds, with what they had cost by then."""
+    found: dict[str, list[Any]] = {name: [] for name in ROUNDS}
+    metrics: list[dict[str, Any]] = []
+    spent = {"bytes": 0, "grad_evals": 0.0, "seconds": 0.0}
+    for r in rounds:
+        spent["bytes"] += r["bytes_down"] + r["bytes_up"]
+        spent["grad_evals"] += r["grad_evals"]
+        spent["seconds"] += r["seconds"]
+        if r["test_accuracy"] is not None:
+            for name, values in found.items():
+                values.append(round(spent[name], 3) if name in spent else r[name])
+            if r.get("metrics"):
+                metrics.append({"round": r["round"], **r["metrics"]})
+    return found | ({"metrics": metrics} if metrics else {})
+
+
+@cache
+def commit(package: Path = Path(__file__).parents[1]) -> str:
+    """The commit of the checkout that the package is in, `-dirty` if the package was changed; "" if it is in none."""
+    if not (package.parent / ".git").exists():
+        return ""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(package.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", package.name)
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):  # no git, or no commit yet
+        return ""
+
+
+def same(a: Result, b: Result) -> bool:
+    """Whether two results hold the same numbers: rounds and final scores, but for times."""
+
+    def numbers(result: Result) -> Any:
+        rounds = {name: values for name, values in result["rounds"].items() if name != "seconds"}
+        return result["final"], rounds, result["status"]
+
+    return bool(numbers(a) == numbers(b))

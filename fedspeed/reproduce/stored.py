@@ -1,0 +1,99 @@
+"""Finished runs as files: all of them in one, and beside it those that are new."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from ..errors import UserError
+from ..files import read_bytes, write
+from .table import Result
+
+
+class Store:
+    """The results of a folder by key.
+
+    `OUT/runs.jsonl.gz` holds them, a line each, sorted by key. A new one is `OUT/runs/KEY.json` until `pack` takes it
+    into that file. Runs in the making are in `OUT/work/KEY`. Several processes may use one folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.work = out / "work"
+        self.packed = out / "runs.jsonl.gz"
+        self._known: dict[str, Result] | None = None
+
+    def results(self) -> dict[str, Result]:
+        """All results by key."""
+        if self._known is None:
+            self._known = self._read()
+        return self._known
+
+    def get(self, key: str, measure: Iterable[str] = ()) -> Result | None:
+        """A finished run that has what is to be measured, or None."""
+        found = self.results().get(key)
+        return found if found is not None and all(name in found["measures"] for name in measure) else None
+
+    def put(self, result: Result) -> None:
+        """Keep a finished run, and drop the directory it was made in."""
+        known = self.results()
+        with self._alone():
+            (self.out / "runs").mkdir(parents=True, exist_ok=True)
+            write(self.out / "runs" / f"{result['key']}.json", _line(result), durable=True)
+        known[result["key"]] = result
+        shutil.rmtree(self.work / result["key"], ignore_errors=True)
+
+    def pack(self) -> None:
+        """Take the new results into the one file: the same bytes for the same results."""
+        with self._alone():
+            new = self._new()
+            if not new:
+                return
+            self._known = self._read()
+            lines = "".join(map(_line, self._known.values()))
+            write(self.packed, gzip.compress(lines.encode(), mtime=0), durable=True)
+            for path in new:
+                path.unlink()
+            with suppress(OSError):  # somebody's own files
+                (self.out / "runs").rmdir()
+
+    def _read(self) -> dict[str, Result]:
+        """New ones first: one that is packed meanwhile is then found in the file."""
+        new: dict[str, Result] = {}
+        for path in self._new():
+            with suppress(FileNotFoundError):
+                new |= _parse(path, read_bytes(path))
+        with suppress(FileNotFoundError):
+            new = _parse(self.packed, read_bytes(self.packed)) | new
+        return dict(sorted(new.items()))
+
+    def _new(self) -> list[Path]:
+        return sorted((self.out / "runs").glob("*.json"))
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """One process at a time: packing must not overtake a result that is being put."""
+        from ..data.fetch import locked
+
+        return locked(self.work / "runs")
+
+
+def _line(result: Result) -> str:
+    return json.dumps(result) + "\n"
+
+
+def _parse(path: Path, data: bytes) -> dict[str, Result]:
+    """Results by key of a file, compressed or not."""
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        results = [json.loads(line) for line in text.splitlines()]
+        return {result["key"]: result for result in results}
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: expected results of runs, found a damaged file ({error!r}); restore it, or delete it, and its "
+            f"runs are made again"
+        ) from None

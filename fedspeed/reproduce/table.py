@@ -1,0 +1,278 @@
+"""The cells of a reproduced table: the results of their runs, the metrics they give, and the sheet they fill."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import Config
+from ..errors import UserError, unknown
+
+Tables = dict[str, Any]
+Result = dict[str, Any]
+"""A finished run as it is stored: config, summary, evaluated rounds, scores and measures of the final model."""
+
+ACCURACIES = ("final", "last", "last5", "best")
+COSTS = ("rounds", "bytes", "grad_evals", "seconds")
+MEASURES = ("sharpness", "sam_gap", "divergence", "value")  # value: of a cell that is counted, not trained
+PLAIN = (*ACCURACIES, "test_loss", "train_loss", "seconds_per_round", "seconds", "grad_evals", "bytes", "drift",
+         *MEASURES)  # fmt: skip
+
+WORDS = {
+    "final": "accuracy of the final model", "last": "last test accuracy", "last5": "mean of the last 5 test accuracies",
+    "best": "best test accuracy", "test_loss": "test loss", "train_loss": "training loss", "drift": "client drift",
+    "seconds_per_round": "time of a round", "seconds": "time", "grad_evals": "gradients", "bytes": "sent",
+    "sharpness": "sharpness", "sam_gap": "SAM gap", "rounds": "rounds",
+    "divergence": "divergence", "value": "value",
+}  # fmt: skip
+UNITS = {**dict.fromkeys(ACCURACIES, "%"), "seconds_per_round": "s", "seconds": "s", "bytes": "MB"}
+DIGITS = {
+    **dict.fromkeys(ACCURACIES, 2),
+    "seconds_per_round": 4,
+    "seconds": 1,
+    "bytes": 2,
+    "rounds": 1,
+    "grad_evals": 0,
+}
+
+
+def metric_names(targets: Sequence[float]) -> tuple[str, ...]:
+    """Every metric of a result: the plain ones, and what it cost to reach each target accuracy.
+
+    Example:
+        >>> metric_names([0.825])[-4:]
+        ('rounds_to_82.5', 'bytes_to_82.5', 'grad_evals_to_82.5', 'seconds_to_82.5')
+    """
+    wrong = [a for a in targets if not 0 < a < 1]
+    if wrong:
+        raise UserError(f"targets: expected accuracies in (0, 1), got {wrong[0]!r}; 36 % is 0.36")
+    return (*PLAIN, *(f"{cost}_to_{100 * a:g}" for a in targets for cost in COSTS))
+
+
+def metrics(result: Result, targets: Sequence[float]) -> dict[str, float | None]:
+    """The metrics of one result; None for what was not measured, or was never reached.
+
+    Accuracies are in percent. A diverged run counts with its last evaluated accuracy, 0 if it has none.
+
+    Args:
+        targets: accuracies in (0, 1); a gives `rounds_to_A`, `bytes_to_A`, ... with A = 100 a.
+    """
+    names = metric_names(targets)
+    try:
+        values = [*_plain(result), *_reached(result["rounds"], targets)]
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        key = result.get("key", "?") if isinstance(result, dict) else "?"
+        raise UserError(
+            f"result {key}: expected status, final and rounds, found {error!r}; "
+            f"its file is damaged: run the recipe again with another --out"
+        ) from None
+    return dict(zip(names, values, strict=True))
+
+
+def _plain(result: Result) -> list[float | None]:
+    """In the order of `PLAIN`."""
+    rounds, diverged = result["rounds"], is_diverged(result)
+    final, measures = result.get("final") or {}, result.get("measures") or {}
+    accuracies = [100 * (_finite(a) or 0.0) for a in rounds["test_accuracy"]]  # no number is no accuracy at all
+    if not accuracies and diverged:
+        accuracies = [0.0]
+    last = accuracies[-1] if accuracies else None
+    end = _finite(final.get("accuracy"))
+    drift = [_finite(d) for d in rounds["drift"][-math.ceil(len(rounds["drift"]) / 4) :]]
+    known_drift = [d for d in drift if d is not None]
+    return [
+        last if diverged else None if end is None else 100 * end,
+        last,
+        statistics.fmean(accuracies[-5:]) if accuracies else None,
+        max(accuracies) if accuracies else None,
+        _finite(final.get("loss")),
+        _finite(final.get("train_loss")),
+        _finite(result.get("seconds_per_round")),
+        *(_finite(rounds[cost][-1]) if rounds[cost] else None for cost in ("seconds", "grad_evals", "bytes")),
+        statistics.fmean(known_drift) if known_drift and len(known_drift) == len(drift) else None,
+        *(_finite(measures.get(name)) for name in MEASURES),
+    ]
+
+
+def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | None]:
+    """Round, bytes, gradients and seconds of the first evaluation at or above each target."""
+    spent = zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True)
+    evaluations = list(zip(rounds["test_accuracy"], spent, strict=True))
+    found: list[float | None] = []
+    for target in targets:
+        first = next((costs for accuracy, costs in evaluations if (_finite(accuracy) or 0.0) >= target), None)
+        found += [None] * len(COSTS) if first is None else [float(cost) for cost in first]
+    return found
+
+
+def censored(result: Result, metric: str) -> float | None:
+    """A lower bound of a `..._to_A` that the run never reached: its rounds + 1, or all the bytes etc. that it spent.
+
+    A run that diverged early was given all its rounds, so its rounds are those of its config. None for other metrics.
+    """
+    cost, found, _ = metric.partition("_to_")
+    if not found or cost not in COSTS:
+        return None
+    if cost == "rounds":
+        return planned_rounds(result) + 1.0
+    return float(result["rounds"][cost][-1]) if result["rounds"][cost] else 0.0
+
+
+def planned_rounds(result: Result) -> int:
+    """The rounds a run was given; those it was evaluated at where its config does not say."""
+    rounds = (result.get("config") or {}).get("rounds")
+    return int(rounds if rounds is not None else max(result["rounds"]["round"], default=0))
+
+
+def is_diverged(result: Result) -> bool:
+    """Whether the run ended with NaN or Inf."""
+    return str(result["status"]).startswith("diverged")
+
+
+def check_metric(metric: str, targets: Sequence[float]) -> None:
+    """Raise a `UserError` unless a result gives this metric."""
+    if metric not in metric_names(targets):
+        raise unknown("metric", metric, metric_names(targets))
+
+
+def cell_name(row: str, column: str, columns: Sequence[str]) -> str:
+    """`row/column`; with exactly one column, the row alone.
+
+    Example:
+        >>> cell_name("FedAvg", "IID", ["IID", "Dir-0.6"]), cell_name("FedAvg", "IID", ["IID"])
+        ('FedAvg/IID', 'FedAvg')
+    """
+    return row if len(columns) == 1 else f"{row}/{column}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row and column: a config but for its seed, and the results of its runs.
+
+    Args:
+        results: in seed order; none if it was not run.
+        note: why it is empty or incomplete, e.g. `not run: data unavailable` or `2 of 3 seeds run`.
+        tables: of the config.
+        tuned: whether its runs take the best point of the method's grid.
+    """
+
+    row: str
+    column: str
+    results: tuple[Result, ...] = ()
+    note: str = ""
+    tables: Tables = field(default_factory=dict)
+    tuned: bool = False
+
+    def config(self, seed: int) -> Config:
+        """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
+        return Config.from_dict({"lr_decay": 0.0, **self.tables, "seed": seed})
+
+    def values(self, metric: str, targets: Sequence[float]) -> list[float | None]:
+        """The metric of every result; None where it was not measured or never reached."""
+        check_metric(metric, targets)
+        return [metrics(result, targets)[metric] for result in self.results]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One reproduced table or figure: its words, its cells, and the paper's numbers.
+
+    Args:
+        paper: where in the paper; "" for a finding of ours.
+        metric: the primary metric, the one the paper's numbers are in.
+        show: other metrics of the table.
+        targets: accuracies in (0, 1) of `rounds_to_A` etc.
+        cells: by cell name, see `cell_name`.
+        values: the paper's numbers by cell name; strings such as ">1500" for never reached.
+        seeds: asked for per cell.
+        figure: `curves`, `lines`, `bars` or `none`.
+        curve: what `curves` draws: `test_accuracy`, `test_loss` or `train_loss`.
+        partial: the runs had part of a data set only, so they decide nothing.
+    """
+
+    name: str
+    title: str
+    claim: str
+    about: str
+    paper: str
+    preset: str
+    metric: str
+    show: tuple[str, ...]
+    targets: tuple[float, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: dict[str, Cell]
+    values: dict[str, float | str]
+    seeds: int
+    figure: str
+    curve: str
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse metrics that no result gives, before anything is computed."""
+        for metric in (self.metric, *self.show):
+            check_metric(metric, self.targets)
+
+    def cell(self, row: str, column: str) -> Cell | None:
+        """The cell of a row and a column, if the preset has it."""
+        return self.cells.get(cell_name(row, column, self.columns))
+
+    def value(self, row: str, column: str) -> float | str | None:
+        """The paper's number of a row and a column, if it has one."""
+        return self.values.get(cell_name(row, column, self.columns))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of a cell over its seeds.
+
+    Args:
+        mean: a lower bound where some runs never reached the target.
+        deviation: standard deviation over seeds, None with one.
+        n: runs it is the mean of.
+        missed: of them, runs that never reached the target.
+    """
+
+    mean: float
+    deviation: float | None
+    n: int
+    missed: int = 0
+
+
+def estimate(cell: Cell | None, metric: str, targets: Sequence[float]) -> Estimate | None:
+    """Mean and standard deviation, in the units of `label`; None where there is nothing to average."""
+    values, missed = [], 0
+    for result, value in zip(cell.results, cell.values(metric, targets), strict=True) if cell else ():
+        bound = censored(result, metric) if value is None else None
+        missed += bound is not None
+        values += [v for v in (value, bound) if v is not None]
+    if not values:
+        return None
+    scale = 1e-6 if UNITS.get(base(metric)) == "MB" else 1.0
+    deviation = scale * statistics.stdev(values) if len(values) > 1 else None
+    return Estimate(scale * statistics.fmean(values), deviation, len(values), missed)
+
+
+def label(metric: str) -> str:
+    """What a metric is, with its unit.
+
+    Example:
+        >>> label("best"), label("bytes_to_82.5")
+        ('best test accuracy (%)', 'sent to reach 82.5 % (MB)')
+    """
+    base, _, target = metric.partition("_to_")
+    unit = f" ({UNITS[base]})" if base in UNITS else ""
+    return WORDS[base] + (f" to reach {target} %" if target else "") + unit
+
+
+def base(metric: str) -> str:
+    """What is counted: `bytes` of `bytes_to_82.5`, other metrics as they are."""
+    return metric.partition("_to_")[0]
+
+
+def _finite(value: Any) -> float | None:
+    """A number, or None for null, NaN and Inf."""
+    return float(value) if value is not None and math.isfinite(value) else None
