@@ -18,7 +18,8 @@ from torch import nn
 
 import fedspeed
 from fedspeed.cli import main
-from fedspeed.report.difference import TIMES, differences, model_digest
+from fedspeed.report.difference import TIMES, differences
+from fedspeed.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("given_script.py")
 
@@ -31,7 +32,7 @@ def outcome(out: Path) -> tuple[object, ...]:
     return (
         [{k: v for k, v in each.items() if k not in TIMES} for each in rounds],
         {k: v for k, v in summary.items() if k not in TIMES},
-        model_digest(out / "model.safetensors"),
+        RunDir(out).model_digest(),
         newest.name,
         newest.read_bytes(),
     )

@@ -19,6 +19,7 @@ from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.hashing import prefix
 from fedspeed.run import resume, run_config
+from fedspeed.rundir import RunDir
 from fedspeed.statefile import read_state, write_state
 from fedspeed.statelog import Change, StateLog, read_entry, read_log
 from fedspeed.states import ClientStates, DiskStates
@@ -46,7 +47,8 @@ def state(value: float) -> State:
 def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
     """Random changes against a dict; the log begins anew now and then, and its file is what its hash says."""
     monkeypatch.setattr(statelog, "SLACK", 1000)
-    chance, log, truth, logs = np.random.default_rng(seed), StateLog(tmp_path), dict[int, tuple[int, float]](), set()
+    chance, run = np.random.default_rng(seed), RunDir(tmp_path)
+    log, truth, logs = StateLog(run), dict[int, tuple[int, float]](), set()
     for t in range(1, 60):
         clients = sorted(chance.choice(8, 3, replace=False).tolist())
         changes = [Change(i, t - 1, state(float(chance.normal()))) for i in clients]
@@ -59,7 +61,7 @@ def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
         found = read_log(log.path, log.hash.count)
         assert found == log.live
         assert {
-            i: (e.generation, float(read_entry(tmp_path, log.path, i, e, state(0.0)).h[0])) for i, e in found.items()
+            i: (e.generation, float(read_entry(run, log.path, i, e, state(0.0)).h[0])) for i, e in found.items()
         } == truth
         record = max(entry.length for entry in found.values())
         assert log.hash.count <= 2 * sum(entry.length for entry in found.values()) + 1000 + 3 * record
@@ -71,10 +73,10 @@ def test_fields_of_one_shape_are_not_read_in_each_others_place(tmp_path):
     assert torch.equal(read_state(tmp_path / "0@0", state(0.0)).h, torch.ones(5))
     with pytest.raises(UserError, match="is no state of this run"):
         read_state(tmp_path / "0@0", Swapped(torch.zeros(5), torch.zeros(5)))
-    log = StateLog(tmp_path)
+    log = StateLog(RunDir(tmp_path))
     log.append([Change(0, 0, state(1.0))], 1)
     with pytest.raises(UserError, match="is no state of this run"):
-        read_entry(tmp_path, log.path, 0, log.live[0], Swapped(torch.zeros(5), torch.zeros(5)))
+        read_entry(RunDir(tmp_path), log.path, 0, log.live[0], Swapped(torch.zeros(5), torch.zeros(5)))
 
 
 class Watch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import atomic
 from .figures import new_figure
 
 if TYPE_CHECKING:
@@ -90,5 +91,6 @@ def _log(axes: Any, T: Any) -> None:
 
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with atomic(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=110)
     return path
