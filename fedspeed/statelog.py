@@ -64,7 +64,8 @@ class StateLog:
     def append(self, changes: list[Change], t: int) -> list[Path]:
         """Record the changes of the checkpoint of round t, on the disk when this returns; the files they supersede."""
         before = self.path
-        gone = [self._file(change.client) for change in changes if self._in_file(change.client)]
+        replaced = [(change.client, self.live[change.client]) for change in changes if change.client in self.live]
+        gone = [self.run.state_path(client, entry.generation) for client, entry in replaced if entry.digest]
         try:
             if before is None or self.hash.count > GROWTH * self._holds + SLACK:
                 self._begin(t, {change.client for change in changes})
@@ -119,12 +120,6 @@ class StateLog:
         length = self.hash.count - start
         self._holds += length - (self.live[client].length if client in self.live else 0)
         self.live[client] = Entry(generation, digest, start, length)
-
-    def _in_file(self, client: int) -> bool:
-        return client in self.live and bool(self.live[client].digest)
-
-    def _file(self, client: int) -> Path:
-        return self.run.state_path(client, self.live[client].generation)
 
 
 def read_log(path: Path, length: int) -> dict[int, Entry]:
