@@ -8,7 +8,6 @@ needs no state: it is a function of seed, round and client. A checkpoint costs w
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
 from .files import write
-from .hashing import Hash, digest, flush, prefix
+from .hashing import Hash, cut, digest, flush, prefix
 from .manifest import ERRORS, FORMAT, Manifest, Part, Saved
+from .rundir import CONFIG, OWN, ROUNDS, RunDir
 from .statefile import no_room, read_state, write_state
-from .statelog import NUMBER, Change, StateLog
+from .statelog import Change, StateLog
 from .states import ClientStates, DiskStates
 from .vec import has_leaves, tree_bytes
 
@@ -39,12 +39,10 @@ PAUSE = 60.0
 SHARE, PATIENCE = 0.05, 2.0
 """Rounds that waited longer than this share of the time, and than so many seconds, do not wait for a small checkpoint
 that is still being written: the next one is written when it is done."""
-OWN = re.compile(f"(server|log|{NUMBER.pattern})@({NUMBER.pattern})(\\.part)?")
-"""Names of files that may be removed."""
 CURE = {
-    "config": "put config.toml back as it was",
+    "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",
-    "split": "put the data and the split in config.toml back as they were",
+    "split": f"put the data and the split in {CONFIG} back as they were",
 }
 
 
@@ -59,9 +57,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
         self.folder, self.every, self.bound = folder, every, bound or {}
-        self.states = folder / "states"
+        self.run = RunDir(folder)
         self.waited = 0.0  # seconds that rounds waited in here
-        self._log, self._rounds = StateLog(self.states), Hash()
+        self._log, self._rounds = StateLog(self.run), Hash()
         self._here = folder.stat().st_ino if folder.exists() else None
         self._newest: int | None = None
         self._replaced: list[Path] = []  # what only the checkpoint before the newest needs
@@ -91,7 +89,7 @@ class Checkpoints:
             if t == self._newest:
                 return
             self._last = time.monotonic()
-            lines = self.folder / "rounds.jsonl"
+            lines = self.run.rounds_file
             end = lines.stat().st_size if lines.exists() else 0
             work = (t, server, states.take_unsaved(), end, self.waited)
             self._thread = threading.Thread(target=self._write, args=work, daemon=True)
@@ -118,31 +116,33 @@ class Checkpoints:
     def _write(self, t: int, server: Any, taken: list[tuple[int, int, Any]], end: int, waited: float) -> None:
         try:
             self._stay()
-            write_state(self.folder / "checkpoints" / f"server@{t}", server)
-            vectors = Part(f"checkpoints/server@{t}", digest(self.folder / "checkpoints" / f"server@{t}", flush=True))
+            run, path = self.run, self.run.server_path(t)
+            write_state(path, server)
+            vectors = Part(run.name(path), digest(path, flush=True))
             changes = [
-                Change(i, g, state, "" if state is not None else digest(self.states / f"{i}@{g}", flush=True))
+                Change(i, g, state, "" if state is not None else digest(run.state_path(i, g), flush=True))
                 for i, g, state in taken
             ]
             before = self._log.path
             self._stay()
             superseded = self._log.append(changes, t)
             if self._log.path != before or any(change.digest for change in changes):
-                flush(self.states)
+                flush(run.states)
             if end:
-                self._rounds.take(self.folder / "rounds.jsonl", end)
-            flush(self.folder / "rounds.jsonl")
+                self._rounds.take(run.rounds_file, end)
+            flush(run.rounds_file)
             if self._new_names:
                 flush(self.folder)
-            log = Part(f"states/{self._log.path.name}", self._log.hash.digest(), self._log.hash.count)  # type: ignore[union-attr]
-            rounds = Part("rounds.jsonl", self._rounds.digest(), self._rounds.count)
+            assert self._log.path is not None
+            log = Part(run.name(self._log.path), self._log.hash.digest(), self._log.hash.count)
+            rounds = Part(run.name(run.rounds_file), self._rounds.digest(), self._rounds.count)
             manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited)
             self._stay()
             try:
-                write(self._manifest(t), manifest.text(), durable=True)
+                write(run.manifest_path(t), manifest.text(), durable=True)
             except OSError as error:
-                raise no_room(self._manifest(t), error) from None
-            flush(self.folder / "checkpoints")  # the names are there before an older checkpoint goes
+                raise no_room(run.manifest_path(t), error) from None
+            flush(run.checkpoints)  # the names are there before an older checkpoint goes
             self._stay()
             for path in self._replaced:
                 path.unlink(missing_ok=True)
@@ -156,17 +156,13 @@ class Checkpoints:
         if self._here is not None and (not self.folder.exists() or self.folder.stat().st_ino != self._here):
             raise UserError(f"{self.folder} was moved while the run went on; go on with it where it is now")
 
-    def _manifest(self, t: int) -> Path:
-        return self.folder / "checkpoints" / f"{t}.json"
-
     def _needs(self, t: int) -> list[Path]:
         """The files that only the checkpoint of round t needs; the manifest goes first."""
-        return [self._manifest(t), self.folder / "checkpoints" / f"server@{t}"]
+        return [self.run.manifest_path(t), self.run.server_path(t)]
 
     def manifests(self) -> list[Path]:
         """The manifests there are, newest first."""
-        found = [p for p in (self.folder / "checkpoints").glob("*.json") if NUMBER.fullmatch(p.stem)]
-        return sorted(found, key=lambda p: -int(p.stem))
+        return self.run.manifests()
 
     def latest(self) -> Saved | None:
         """The newest checkpoint, every file checked; None if there is none. A damaged one is named in the error."""
@@ -181,30 +177,31 @@ class Checkpoints:
             manifest = Manifest.read(path)
             self._hashed(path, manifest.server, offer)
             log, rounds = (self._hashed(path, part, offer) for part in (manifest.log, manifest.rounds))
-            entries = manifest.entries(self.folder)
+            entries = manifest.entries(self.run)
         except UserError:
             raise
         except ERRORS as error:
             raise UserError(f"checkpoint {path} is damaged ({type(error).__name__}: {error}){offer}") from None
         for client, entry in entries.items():
             if entry.digest:
-                self._hashed(path, Part(f"states/{client}@{entry.generation}", entry.digest), offer)
-        return Saved(manifest, self.folder, entries, (log, rounds))
+                file = self.run.state_path(client, entry.generation)
+                self._hashed(path, Part(self.run.name(file), entry.digest), offer)
+        return Saved(manifest, self.run, entries, (log, rounds))
 
     def _hashed(self, manifest: Path, part: Part | None, offer: str) -> Hash:
         """The hash of a file, or of its first bytes, that is as a manifest says."""
         if part is None:
             return Hash()
         file = self.folder / part.name
-        whole, link = part.length is None, file.is_symlink()
+        whole, link = part.length is None, file.is_symlink()  # nothing of a run may lead elsewhere
         found = Hash()
-        if file.is_file() and (whole or not link):  # what grows may not lead elsewhere
+        if file.is_file() and not link:
             found = prefix(file, file.stat().st_size if part.length is None else part.length)
             if found.digest() == part.digest and part.length in (None, found.count):
                 return found
         expected, seen = (f"{'' if whole else f'{n} bytes of '}digest {d}" for n, d in (
             (part.length, part.digest), (found.count, found.digest())))  # fmt: skip
-        if not file.is_file() or (link and not whole):
+        if link or not file.is_file():
             seen = "a link" if link else "no such file"
         raise UserError(f"checkpoint {manifest}: {part.name} is damaged (expected {expected}, found {seen}){offer}")
 
@@ -236,14 +233,14 @@ class Checkpoints:
 
     def drop(self, saved: Saved) -> None:
         """Stand before a checkpoint; what only it needs goes when the run goes on."""
-        self._manifest(saved.t).unlink(missing_ok=True)
+        self.run.manifest_path(saved.t).unlink(missing_ok=True)
 
     def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
         """Put server and client states back, if they fit; nothing that there is is changed."""
         clients, rounds = simulation.data.clients, simulation.plan.rounds
         if saved.t > rounds or any(i >= clients for i in saved.entries):
             raise UserError(
-                f"checkpoint of round {saved.t} in {self.folder} does not fit its config.toml ({rounds} rounds, "
+                f"checkpoint of round {saved.t} in {self.folder} does not fit its {CONFIG} ({rounds} rounds, "
                 f"{clients} clients); it was changed, put it back"
             )
         server = read_state(saved.server, simulation.server)
@@ -259,27 +256,28 @@ class Checkpoints:
         for path in self.manifests()[1:KEEP]:
             with suppress(*ERRORS):
                 manifest = Manifest.read(path)
-                replaced = [p for p in self._named(manifest, manifest.entries(self.folder)) if p not in needed]
+                replaced = [p for p in self._named(manifest, manifest.entries(self.run)) if p not in needed]
         for path in self.manifests()[KEEP:]:
             path.unlink(missing_ok=True)
         keep = {*needed, *replaced}
         if isinstance(states, DiskStates):
             keep |= {states.path(i, g) for i, g in states.generations.items()}
-        for path in [*(self.folder / "checkpoints").glob("*@*"), *self.states.glob("*@*")]:
+        for path in [*self.run.checkpoints.glob("*@*"), *self.run.states.glob("*@*")]:
             if OWN.fullmatch(path.name) and path not in keep:
                 path.unlink(missing_ok=True)
         log, self._rounds = saved.hashes
-        self._log = StateLog(self.states, saved.log, log, dict(saved.entries))
-        self._log.cut()
+        self._log = StateLog(self.run, saved.log, log, dict(saved.entries))
+        if saved.log is not None:
+            cut(saved.log, log.count)
         if saved.manifest.rounds is not None:
-            cut(self.folder / "rounds.jsonl", self._rounds.count)
+            cut(self.run.rounds_file, self._rounds.count)
         self._newest, self._replaced, self.waited = saved.t, replaced, saved.manifest.waited
         self._earlier = self.waited
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:
         """The files a checkpoint needs; the manifest first."""
         log = [self.folder / manifest.log.name] if manifest.log else []
-        files = [self.states / f"{i}@{entry.generation}" for i, entry in entries.items() if entry.digest]
+        files = [self.run.state_path(i, entry.generation) for i, entry in entries.items() if entry.digest]
         return [*self._needs(manifest.t), *log, *files]
 
 
@@ -292,12 +290,4 @@ def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iter
     for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():
         then, now = (f"of round {found[client] + 1}" if client in found else "none" for found in (turns, kept))
         if then != now:
-            yield f"round {saved.t}: by rounds.jsonl the state of client {client} is {then}, in the checkpoint {now}"
-
-
-def cut(path: Path, length: int) -> None:
-    """Keep the first bytes of a file; a link is replaced by what it led to, not followed."""
-    if path.is_symlink() or path.stat().st_size != length:
-        with path.open("rb") as old:
-            kept = old.read(length)
-        write(path, kept, durable=True)
+            yield f"round {saved.t}: by {ROUNDS} the state of client {client} is {then}, in the checkpoint {now}"

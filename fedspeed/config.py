@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -13,15 +12,13 @@ from typing import Any
 import tomli_w
 
 from .errors import UserError, unknown
-from .files import read_text
+from .files import read_toml as read_toml
+from .files import refuse_depth
 from .method import Method
 from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
 from .usercode import file_of, read_code
-
-LARGEST = 100_000
-"""Bytes of a config; TOML's nested tables take time that grows with the square of them."""
 
 GIVEN = "given"
 """The name of a model and of data that were Python objects, given to `simulate`."""
@@ -165,7 +162,7 @@ class Config(Plan):
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:
         """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
-        _refuse_depth(given)
+        refuse_depth(given)
         given = apply_preset(given)
         version = given.pop("format", CONFIG_FORMAT)
         if version != CONFIG_FORMAT:
@@ -210,8 +207,12 @@ class Config(Plan):
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a config file. Files and folders it names are meant from its own folder, wherever one stands."""
-    tables, folder = read_toml(path), path.parent.resolve()
-    _refuse_depth(tables)
+    return resolved(read_toml(path), path.parent)
+
+
+def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The tables of a config file in a folder, with files and folders by their absolute names."""
+    folder = folder.resolve()
     if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
         tables["data_dir"] = _beside(folder, tables["data_dir"])
     return rename_code(tables, lambda file, _: _beside(folder, file))
@@ -250,19 +251,6 @@ def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
     return {**table, **renamed, **base}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, with errors one can act on."""
-    try:
-        tables = tomllib.loads(read_text(path, LARGEST))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits, too deep
-        raise UserError(f"{path} is not valid TOML: {error}") from None
-    if not tables:
-        raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
-    return tables
-
-
 def _table(value: Any, key: str) -> dict[str, Any]:
     """`"mlp"` and `{name = "mlp"}` are the same."""
     table = {"name": value} if isinstance(value, str) else value
@@ -271,16 +259,6 @@ def _table(value: Any, key: str) -> dict[str, Any]:
             f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}, got {value!r}'
         )
     return dict(table)
-
-
-def _refuse_depth(tables: dict[str, Any], most: int = 20) -> None:
-    """Raise for tables in tables beyond any use; what reads them is recursive."""
-    layer: list[Any] = [tables]
-    for _ in range(most):
-        inner = [list(a.values()) if isinstance(a, dict) else a for a in layer]
-        layer = [a for values in inner for a in values if isinstance(a, dict | list | tuple)]
-    if layer:
-        raise UserError(f"config: expected at most {most} tables inside each other, found more; flatten it")
 
 
 def _number(value: Any, key: str) -> float:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import UserError
 
 MOST = 2**31
 """Bytes beyond which a file that is read as a whole is refused."""
+LARGEST = 100_000
+"""Bytes of a TOML file; nested tables take time that grows with the square of them."""
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
@@ -27,17 +35,48 @@ def read_text(path: Path, most: int = MOST) -> str:
     return read_bytes(path, most).decode("utf-8-sig")
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, with errors one can act on."""
+    try:
+        tables = tomllib.loads(read_text(path, LARGEST))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; expected a TOML file") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits, too deep
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    if not tables:
+        raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
+    refuse_depth(tables)
+    return tables
+
+
+def refuse_depth(tables: dict[str, Any], most: int = 20) -> None:
+    """Raise for tables in tables beyond any use; what reads them is recursive."""
+    layer: list[Any] = [tables]
+    for _ in range(most):
+        inner = [list(a.values()) if isinstance(a, dict) else a for a in layer]
+        layer = [a for values in inner for a in values if isinstance(a, dict | list | tuple)]
+    if layer:
+        raise UserError(f"config: expected at most {most} tables inside each other, found more; flatten it")
+
+
 def write(path: Path, content: str | bytes, durable: bool = False) -> None:
     """Write a file whole or not at all; `durable` has its bytes on the disk before it has its name."""
+    with atomic(path, durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when all is written; what fails leaves what was there before."""
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)  # it may be a link
         with part.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise

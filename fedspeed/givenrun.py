@@ -11,7 +11,6 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from .checkpoint import Checkpoints
-from .config import GIVEN, Config, Spec, read_toml
+from .config import GIVEN, Config, Spec
 from .errors import UserError
 from .methods import METHODS, WRAPPERS
 from .plan import Plan
 from .recording import Recording
 from .report.difference import flat
 from .run import go_on, longer
-from .runconfig import PLACEMENT, as_stored, bound_to, clear_code, write_config
-from .rundir import FILES, alone, claim, finished, read_records
+from .runconfig import PLACEMENT, as_stored, bound_to, clear_code, withdraw, write_config
+from .rundir import CONFIG, RunDir, alone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,39 +71,36 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
     if out is None or not isinstance(out, str | Path) or not isinstance(resume, bool):
         raise UserError(f"simulate: expected out= a folder and resume= True or False, found {out!r} and {resume!r}")
     out = Path(out)
+    run = RunDir(out)
     _refuse(out, resume)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with alone(out):
         going_on = _refuse(out, resume)  # another process may have begun one meanwhile
         if not going_on:
-            claim(out)
+            run.claim()
             clear_code(out)
         simulation = None
         try:
-            simulation = make(folder=out / "states")
+            simulation = make(folder=run.states)
             config = _config(simulation, model)
             simulation.recording = (_resumed if going_on else _begun)(out, config, simulation)
         except BaseException as error:
             if simulation is not None:
                 simulation.close()
-            begun = (out / "config.toml").exists() and not isinstance(error, Exception)  # it can be gone on with
+            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be gone on with
             if not going_on and not begun:
-                (out / "config.toml").unlink(missing_ok=True)
-                clear_code(out)
-                with suppress(OSError):  # somebody else has put something there meanwhile
-                    for folder in made:
-                        folder.rmdir()
+                withdraw(out, made)
             raise
     return simulation
 
 
 def _refuse(out: Path, resume: bool) -> bool:
     """Whether a directory holds a run; raise if that is not to be gone on with."""
-    found = [name for name in FILES if (out / name).exists()]
+    found = RunDir(out).holds()
     if found and not resume:
         raise UserError(f"{out} already holds a run; resume=True goes on with it, or choose another out")
-    if found and "config.toml" not in found:
-        raise UserError(f"{out} holds {found[0]} but no config.toml: no run to go on with; choose another out")
+    if found and CONFIG not in found:
+        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to go on with; choose another out")
     return bool(found)
 
 
@@ -115,13 +111,14 @@ def _begun(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
 
 
 def _resumed(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
-    stored = read_toml(out / "config.toml")
+    run = RunDir(out)
+    stored = run.config()
     _require_same(out, stored, config)
     longer(replace(config, rounds=stored["rounds"]), config.rounds)
     checkpoints = Checkpoints(out, config.checkpoint_every)
     saved = checkpoints.latest()
-    records = read_records(out, saved.t) if saved else []
-    if saved is not None and finished(out, config.rounds) is not None:
+    records = run.records(saved.t) if saved else []
+    if saved is not None and run.finished(config.rounds) is not None:
         checkpoints.check(saved, bound_to(out, simulation))
         checkpoints.restore(saved, simulation, records)
     else:
@@ -133,7 +130,7 @@ def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
     """Raise if a run is of another method, plan, model, data or loss: the first that differs is named."""
     then, now = flat(stored), flat(tomllib.loads(tomli_w.dumps(as_stored(config))))
     if type(stored.get("rounds")) is not int:
-        raise UserError(f"{out / 'config.toml'} was changed: expected a number of rounds; put it back")
+        raise UserError(f"{RunDir(out).config_file} was changed: expected a number of rounds; put it back")
     for key in {**now, **then}:
         if key in (*PLACEMENT, "rounds", "targets") or key.endswith("origin") or then.get(key) == now.get(key):
             continue

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+MOST_HEADER = 100_000_000
+"""Bytes of a safetensors file that are read as its header."""
 
 
 class Hash:
@@ -50,6 +54,23 @@ def digest(path: Path, flush: bool = False) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def tensors_digest(path: Path) -> str:
+    """blake2b of the tensors of a safetensors file: names, shapes and numbers, not what is noted beside them."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        start += file.read(min(int.from_bytes(start, "little"), MOST_HEADER))
+        try:
+            header = json.loads(start[8:])
+            header.pop("__metadata__", None)
+            layout = json.dumps(header, sort_keys=True).encode()
+        except (ValueError, AttributeError, RecursionError):
+            layout = b"damaged" + start
+        found = hashlib.blake2b(layout, digest_size=16)
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
+
+
 def flush(path: Path) -> None:
     """Have a file's bytes, or a folder's names, on the disk; where there is none, or it cannot be flushed, nothing."""
     with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
@@ -58,3 +79,9 @@ def flush(path: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def cut(path: Path, length: int) -> None:
+    """Cut off what a file has beyond its first bytes."""
+    if path.stat().st_size > length:
+        os.truncate(path, length)

@@ -16,6 +16,7 @@ from .files import write
 from .presets import paper_decay
 from .run import prepare
 from .runconfig import read_config
+from .rundir import CONFIG, MODEL, RunDir
 
 if TYPE_CHECKING:
     import torch
@@ -80,14 +81,13 @@ def inspect_run(
             raise UserError(f"inspect: {name} must be at least 1, got {value}")
     if not rho > 0:
         raise UserError(f"inspect: rho must be > 0, got {rho:g}; it is the length of the SAM step")
-    if not (run / "config.toml").is_file() or not (run / "model.safetensors").is_file():
-        raise UserError(
-            f"{run} is no finished run: expected config.toml and model.safetensors in it; `fedspeed run` writes them"
-        )
+    files = RunDir(run)
+    if not files.config_file.is_file() or not files.model_file.is_file():
+        raise UserError(f"{run} is not a finished run: expected {CONFIG} and {MODEL} in it; `fedspeed run` writes them")
     config = read_config(run, allow_code)
     with prepare(replace(config, backend="serial", workers=1), progress) as simulation:
         work, data = simulation.work, simulation.work.data
-        x = load_vector(work.flat, run / "model.safetensors")
+        x = load_vector(work.flat, files.model_file)
         rows = np.unique(data.indices)
         if len(rows) > samples:
             rows = np.sort(rng(config.seed, "inspect").choice(rows, samples, replace=False))

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .files import read_text
 from .hashing import Hash
-from .statelog import LOG, STATE, Entry, read_entry, read_log
+from .rundir import LOG, ROUNDS, STATE, RunDir
+from .statelog import Entry, read_entry, read_log
 
 FORMAT = 2
 ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -51,9 +53,9 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """Of a file `checkpoints/ROUND.json`; raises one of `ERRORS` if it is none."""
-        if not path.is_file():
-            raise OSError("not a file")
-        plain = json.loads(path.read_text("utf-8"))
+        if path.is_symlink():
+            raise OSError("expected a file, found a link")
+        plain = json.loads(read_text(path))
         t = plain["round"]
         if type(t) is not int or t < 1 or t != int(path.stem) or type(plain["format"]) is not int:
             raise ValueError(f"format {plain['format']!r}, round {t!r}")
@@ -62,10 +64,8 @@ class Manifest:
         if plain["format"] != FORMAT:
             raise ValueError(f"expected format 1 or {FORMAT}, found {plain['format']}")
         server, log, rounds = (_part(plain[name]) for name in ("server", "log", "rounds"))
-        began = LOG.fullmatch(log.name.removeprefix("states/"))
-        named = (server.name, log.name, rounds.name)
-        if not began or named != (f"checkpoints/server@{t}", f"states/{began[0]}", "rounds.jsonl"):
-            raise ValueError(f"unexpected files {named}")
+        if server.name != _server(t) or not LOG.fullmatch(log.name) or rounds.name != ROUNDS:
+            raise ValueError(f"unexpected files {server.name}, {log.name}, {rounds.name}")
         if server.length is not None or log.length is None or rounds.length is None:
             raise ValueError("expected the number of bytes of log and rounds")
         bound, waited = plain["bound"], plain["waited"]
@@ -80,11 +80,11 @@ class Manifest:
         parts = {name: _plain(getattr(self, name)) for name in ("server", "log", "rounds")}
         return json.dumps({"format": FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited})
 
-    def entries(self, folder: Path) -> dict[int, Entry]:
+    def entries(self, run: RunDir) -> dict[int, Entry]:
         """Where the clients' states are."""
         entries = self.files
         if self.log is not None:
-            entries = read_log(folder / self.log.name, self.log.length or 0)
+            entries = read_log(run.path / self.log.name, self.log.length or 0)
         for client, entry in entries.items():
             if entry.generation >= self.t:
                 raise ValueError(f"the state of client {client} is of round {entry.generation + 1}")
@@ -97,11 +97,11 @@ class Saved:
 
     Args:
         entries: client -> where its state is.
-        hashes: of the log and of rounds.jsonl, up to the checkpoint, to go on with.
+        hashes: of the log and of the rounds, up to the checkpoint, to go on with.
     """
 
     manifest: Manifest
-    folder: Path
+    run: RunDir
     entries: dict[int, Entry]
     hashes: tuple[Hash, Hash]
 
@@ -113,12 +113,12 @@ class Saved:
     @property
     def server(self) -> Path:
         """The file of the server's vectors."""
-        return self.folder / self.manifest.server.name
+        return self.run.path / self.manifest.server.name
 
     @property
     def log(self) -> Path | None:
         """The log of client states; format 1 has none."""
-        return self.folder / self.manifest.log.name if self.manifest.log else None
+        return self.run.path / self.manifest.log.name if self.manifest.log else None
 
     @property
     def generations(self) -> dict[int, int]:
@@ -127,7 +127,13 @@ class Saved:
 
     def state(self, client: int, like: Any) -> Any:
         """A client's state."""
-        return read_entry(self.folder / "states", self.log, client, self.entries[client], like)
+        return read_entry(self.run, self.log, client, self.entries[client], like)
+
+
+def _server(t: int) -> str:
+    """The server's file as a manifest names it."""
+    run = RunDir("")
+    return run.name(run.server_path(t))
 
 
 def _part(plain: dict[str, Any]) -> Part:
@@ -145,10 +151,9 @@ def _plain(part: Part) -> dict[str, Any]:
 def _format_1(files: dict[str, str], t: int) -> tuple[Part, dict[int, Entry]]:
     """The server's file, and client -> where its state is; any other name is refused."""
     entries: dict[int, Entry] = {}
-    server = Part(f"checkpoints/server@{t}", files[f"checkpoints/server@{t}"])
+    server = Part(_server(t), files[_server(t)])
     for name, digest in files.items():
-        folder, _, rest = name.partition("/")
-        match = STATE.fullmatch(rest) if folder == "states" else None
+        match = STATE.fullmatch(name)
         if match and int(match[1]) not in entries and isinstance(digest, str) and digest:
             entries[int(match[1])] = Entry(int(match[2]), digest)
         elif name != server.name:

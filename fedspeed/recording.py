@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 from .config import GIVEN, Config
 from .environment import environment
 from .errors import UserError
-from .files import write
 from .interrupts import together
 from .observe import status_of
 from .record import TIMES
-from .report.difference import model_digest
-from .rundir import finished, line
+from .rundir import RunDir, line
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -68,6 +66,7 @@ class Recording:
     ) -> None:
         self.out, self.config, self.simulation, self.records = out, config, simulation, records
         self.checkpoints, self.hold = checkpoints, hold
+        self.files = RunDir(out)
         self.summary: dict[str, Any] = {}
         self._here = out.stat().st_ino
         self._left = self._traces()
@@ -105,7 +104,7 @@ class Recording:
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
-            done = finished(out, simulation.plan.rounds)
+            done = self.files.finished(simulation.plan.rounds)
             if done is not None:
                 self.summary = done
                 return
@@ -114,10 +113,9 @@ class Recording:
             self._cause, self._given_up = None, False
             try:
                 with room(out, self.config):
-                    for name in ("summary.json", "model.safetensors"):  # of an end that was none
-                        (out / name).unlink(missing_ok=True)
+                    self.files.drop_results()
                     simulation.observers.started(simulation)
-                    with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+                    with self.files.rounds_file.open("a", encoding="utf-8") as lines:
                         while simulation.t < simulation.plan.rounds:
                             record = simulation.advance()
                             self._in_place()
@@ -164,7 +162,7 @@ class Recording:
         """The model and the summary."""
         from .modelfile import save_model
 
-        save_model(self.simulation, self.out / "model.safetensors")
+        save_model(self.simulation, self.files.model_file)
         self.summary = summarise(self.config, self.simulation, self.records, status) | {
             "checkpoint_seconds": self.checkpoints.waited,
             "digests": digests(self.out, self.records),
@@ -172,7 +170,7 @@ class Recording:
             "backend": self.simulation.placement,
             "workers": self.simulation.workers,
         }
-        write(self.out / "summary.json", json.dumps(self.summary, indent=1) + "\n")
+        self.files.write_summary(self.summary)
 
     def _is_in_place(self) -> bool:
         """Whether the folder is still where the run began in it, and no other."""
@@ -194,10 +192,10 @@ class Recording:
     def _traces(self) -> tuple[Any, ...]:
         """What tells whether somebody else has written to the directory."""
         found: list[Any] = []
-        for name in ("", "config.toml", "rounds.jsonl"):
-            path = self.out / name
+        for path in (self.out, self.files.config_file, self.files.rounds_file):
             about = path.stat() if path.exists() else None
-            found.append(about and (about.st_ino, *((about.st_size, about.st_mtime_ns) if name else ())))
+            grown = () if about is None or path == self.out else (about.st_size, about.st_mtime_ns)
+            found.append(about and (about.st_ino, *grown))
         return tuple(found)
 
 
@@ -216,7 +214,7 @@ def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
     """Of the model, and of the rounds without their times: equal for equal runs."""
     rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
     found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
-    return {"model": model_digest(out / "model.safetensors"), "rounds": found.hexdigest()}
+    return {"model": RunDir(out).model_digest(), "rounds": found.hexdigest()}
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 
 from .modelfile import model_tensors
 from .recording import digests, summarise
-from .rundir import REPORTED
+from .rundir import REPORTED, SUMMARY
 
 if TYPE_CHECKING:
     from .config import Config
@@ -19,18 +18,6 @@ if TYPE_CHECKING:
 
 STOPPED = ("interrupted", "terminated", "diverged: ", "failed: ")
 """How the status of a run begins that is not finished."""
-
-
-def read_told(run: Path) -> dict[str, Any] | None:
-    """What `summary.json` holds, whole or not; None if the run wrote none yet, nothing if it cannot be read."""
-    path = run / "summary.json"
-    if not path.exists():
-        return None
-    try:
-        summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
 
 
 def rounds_told(summary: dict[str, Any], records: list[Record]) -> list[Record]:
@@ -48,7 +35,7 @@ def unlike_summary(
         complete: it must have every key; runs of format 1 had fewer.
     """
     if not summary:
-        return ["summary.json cannot be read"]
+        return [f"{SUMMARY} cannot be read"]
     status = summary.get("status", "")
     told = summarise(config, simulation, records, status)
     told["digests"] = digests(run, records)
@@ -57,12 +44,12 @@ def unlike_summary(
     wrong = []
     if not isinstance(status, str) or not (status == "finished" or status.startswith(STOPPED)):
         known = "finished, interrupted, terminated, diverged or failed"
-        wrong.append(f"summary.json: status is {status!r}, expected {known}")
+        wrong.append(f"{SUMMARY}: status is {status!r}, expected {known}")
     for key, value in told.items():
         if key not in summary:
-            wrong.append(f"summary.json: {key} is missing, the rounds and the data say {value!r}")
+            wrong.append(f"{SUMMARY}: {key} is missing, the rounds and the data say {value!r}")
         elif key != "environment" and summary[key] != value:
-            wrong.append(f"summary.json: {key} is {summary[key]!r}, the rounds and the data say {value!r}")
+            wrong.append(f"{SUMMARY}: {key} is {summary[key]!r}, the rounds and the data say {value!r}")
     return wrong
 
 

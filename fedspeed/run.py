@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 from .environment import environment as environment
 from .errors import UserError
-from .files import write
 from .observe import Observer, Observers
 from .recording import Recording, room
 from .recording import digests as digests
 from .recording import summarise as summarise
-from .runconfig import amend, bound_to, clear_code, read_config, write_config
-from .rundir import FILES, alone, claim, clear, finished, line, read_records, refuse_a_run, sweep
+from .runconfig import amend, bound_to, clear_code, read_config, withdraw, write_config
+from .rundir import RunDir, alone
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -89,27 +87,24 @@ def run_config(
     require_name(config.method)
 
     out, watching = Path(out), Observers(observers)
-    refuse_a_run(out, overwrite)
+    run = RunDir(out)
+    run.refuse_a_run(overwrite)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with alone(out):
-        refuse_a_run(out, overwrite)  # another process may have finished one meanwhile
-        fresh = not any((out / name).exists() for name in FILES)
+        run.refuse_a_run(overwrite)  # another process may have finished one meanwhile
+        fresh = not run.holds()
         if fresh:
-            claim(out)
+            run.claim()
             clear_code(out)
             write_config(out, config)
         try:
-            simulation = prepare(config, progress, out / "states")
+            simulation = prepare(config, progress, run.states)
         except Exception:
             if fresh:
-                (out / "config.toml").unlink(missing_ok=True)
-                clear_code(out)
-                with suppress(OSError):  # somebody else has put something there meanwhile
-                    for folder in made:
-                        folder.rmdir()
+                withdraw(out, made)
             raise
         if not fresh:
-            claim(out)
+            run.claim()
             clear_code(out)
         plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
         config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
@@ -141,7 +136,8 @@ def resume(
     out, watching = Path(out), Observers(observers)
     config = longer(read_config(out, allow_code), rounds)
     config = replace(config, data_dir=data_dir or config.data_dir)
-    done = finished(out, config.rounds)
+    run = RunDir(out)
+    done = run.finished(config.rounds)
     if done is not None:
         return done
     from .checkpoint import Checkpoints
@@ -149,8 +145,8 @@ def resume(
     with alone(out):
         checkpoints = Checkpoints(out, config.checkpoint_every)
         saved = checkpoints.latest()  # before the data, which may take long
-        records = read_records(out, saved.t) if saved else []
-        with prepare(config, progress, out / "states") as simulation:
+        records = run.records(saved.t) if saved else []
+        with prepare(config, progress, run.states) as simulation:
             records = go_on(out, config, simulation, checkpoints, saved, records, data_dir)
             return _run(Recording(out, config, simulation, records, checkpoints), watching)
 
@@ -188,12 +184,12 @@ def go_on(
             checkpoints.drop(again)
         if saved is not None:
             checkpoints.restore(saved, simulation, records)
-        for name in ("summary.json", "model.safetensors"):  # first: they tell of rounds that are cut off below
-            (out / name).unlink(missing_ok=True)
-        clear(out) if saved is None else checkpoints.go_on(saved, simulation.states)
-        sweep(out)
+        run = RunDir(out)
+        run.drop_results()  # first: they tell of rounds that are cut off below
+        run.clear() if saved is None else checkpoints.go_on(saved, simulation.states)
+        run.sweep()
         if saved is None or saved.manifest.rounds is None:
-            write(out / "rounds.jsonl", "".join(line(record) for record in records))
+            run.write_records(records)
     return records
 
 

@@ -16,14 +16,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
-from .config import CODED, Config, read_tables, read_toml, rename_code
+from .config import CODED, Config, rename_code, resolved
 from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
 from .presets import paper_decay
-from .rundir import CODE, FOLDERS
+from .rundir import CODE, RunDir
 from .usercode import code_digest, file_of, text_of
 
 if TYPE_CHECKING:
@@ -39,22 +37,13 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
     Args:
         allow_code: also if it names Python files, which are then executed.
     """
-    if not (out / "config.toml").is_file():
-        runs = any(out.glob("*/config.toml")) if out.is_dir() else False
-        next_step = (
-            f"it holds several: name one of them, or `fedspeed compare {out}` for their table"
-            if runs
-            else f"start one with `fedspeed run --out {out}`"
-        )
-        raise UserError(f"{out} holds no run: expected a config.toml; {next_step}")
-    for folder in (*FOLDERS, CODE):
-        if (out / folder).is_symlink():
-            raise UserError(f"{out / folder} is a link: expected a folder; a run directory may not lead elsewhere")
-    tables = read_tables(out / "config.toml")
+    run = RunDir(out)
+    run.refuse_links()
+    tables = resolved(run.config(), out)
     code = named_code(tables)
     if code and not allow_code:
         raise UserError(
-            f"{out / 'config.toml'} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
+            f"{run.config_file} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
             f"data unless you trust it: add --allow-code if you do"
         )
     _tell_changes(tables)
@@ -135,16 +124,17 @@ def write_config(out: Path, config: Config) -> None:
         copy = out / _copy_name(file_of(table["name"]), table["code"])
         copy.parent.mkdir(exist_ok=True)
         write(copy, text_of(kind, table["name"], table["code"]), durable=True)
-    write(out / "config.toml", tomli_w.dumps(as_stored(config)), durable=True)
+    RunDir(out).write_config(as_stored(config))
 
 
 def amend(out: Path, rounds: int, data_dir: str) -> None:
     """Write down in a run's config that it has more rounds now, or where its data are; nothing else of it changes."""
-    tables = read_toml(out / "config.toml")
+    run = RunDir(out)
+    tables = run.config()
     moved = {"data_dir": os.path.abspath(Path(data_dir).expanduser())} if data_dir else {}
     new = {**tables, "rounds": rounds, **moved}
     if new != tables:
-        write(out / "config.toml", tomli_w.dumps(new), durable=True)
+        run.write_config(new)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
@@ -152,7 +142,7 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
 
     The config counts as it stands in its file: a later version may have more fields.
     """
-    tables = read_toml(out / "config.toml") | {"engine": simulation.plan.engine}
+    tables = RunDir(out).config() | {"engine": simulation.plan.engine}
     for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
         tables.pop(name, None)
     text = json.dumps(tables, sort_keys=True, default=str)
@@ -187,8 +177,18 @@ def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
 
 def clear_code(out: Path) -> None:
     """Drop the copies of code that `write_config` made: files named by their own digest."""
-    for copy in (out / CODE).glob("*-????????.py") if not (out / CODE).is_symlink() else ():
+    code = RunDir(out).code
+    for copy in code.glob("*-????????.py") if not code.is_symlink() else ():
         if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
             copy.unlink(missing_ok=True)
     with suppress(OSError):  # there is none, or it holds something of the user's
-        (out / CODE).rmdir()
+        code.rmdir()
+
+
+def withdraw(out: Path, made: list[Path]) -> None:
+    """Leave nothing of a run that could not begin, nor of the folders that were made for it."""
+    RunDir(out).config_file.unlink(missing_ok=True)
+    clear_code(out)
+    with suppress(OSError):  # somebody else has put something there meanwhile
+        for folder in made:
+            folder.rmdir()

@@ -1,4 +1,4 @@
-"""The files of a run directory: what each is called, how it is written whole or not at all, how it is read back.
+"""The one door to a run directory: what its files are called, how they are written and read back.
 
 A run directory may come from somebody else, so everything in it is checked when read, and nothing in it is executed.
 """
@@ -9,44 +9,236 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from .errors import UserError
-from .files import read_text
+from .files import read_bytes, read_text, read_toml, refuse_depth, write
+from .hashing import tensors_digest
 from .record import Record
 
-FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
+CONFIG = "config.toml"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL)
 FOLDERS = ("states", "checkpoints")
-OWN = re.compile(r"((server|log|\d+)@\d+|\d+\.json)(\.part)?")
-"""What a run writes into these folders; nothing else in them is removed."""
 CODE = "code"
 """The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
 `mine.py`."""
+
+NUMBER = "(?:0|[1-9][0-9]{0,17})"
+STATE = re.compile(f"states/({NUMBER})@({NUMBER})")
+"""The name of a state file: a client, and the round its state is of."""
+LOG = re.compile(f"states/log@{NUMBER}")
+"""The name of a log of client states: the round whose checkpoint began it."""
+OWN = re.compile(rf"((server|log|{NUMBER})@{NUMBER}|{NUMBER}\.json)(\.part)?")
+"""What a run writes into its folders; nothing else in them is read or removed."""
 
 REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
             "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
 """What a summary must hold to stand for a finished run."""
 
 
-def finished(out: Path, rounds: int = 0) -> dict[str, Any] | None:
-    """The summary of a finished run, None for one that can go on, which one with fewer than `rounds` rounds can."""
-    summary = read_summary(out)
-    done = summary.get("status") == "finished" and all(key in summary for key in REPORTED)
-    return summary if done and summary["rounds"] >= rounds else None
+def state_name(client: int, t: int) -> str:
+    """The file of a client's state as of round t, in its folder."""
+    return f"{client}@{t}"
 
 
-def read_summary(out: Path) -> dict[str, Any]:
-    """What `summary.json` holds; nothing if there is none that can be read."""
-    try:
-        summary = json.loads(read_text(out / "summary.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    whole = isinstance(summary, dict) and all(key in summary and _fits(key, summary[key]) for key in REPORTED)
-    scores = [summary[key] is None for key in REPORTED if key.endswith("accuracy")] if whole else []
-    return summary if whole and len(set(scores)) == 1 else {}
+def line(record: Record) -> str:
+    """A record as a line of `rounds.jsonl`."""
+    return json.dumps(record.to_dict()) + "\n"
+
+
+class RunDir:
+    """A run directory, or where one is to be: names, and what the files say. Nothing is read before it is asked for.
+
+    Example:
+        >>> run = RunDir("runs/a")
+        >>> run.name(run.state_path(3, 7)), run.config_file.exists(), run.told(), run.records()
+        ('states/3@7', False, None, [])
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / CONFIG
+        self.rounds_file = self.path / ROUNDS
+        self.summary_file = self.path / SUMMARY
+        self.model_file = self.path / MODEL
+        self.states, self.checkpoints = (self.path / name for name in FOLDERS)
+        self.code = self.path / CODE
+
+    def name(self, path: Path) -> str:
+        """A file's name from within the directory."""
+        return path.relative_to(self.path).as_posix()
+
+    def state_path(self, client: int, t: int) -> Path:
+        """The file of a client's state as of round t, if it has one."""
+        return self.states / state_name(client, t)
+
+    def log_path(self, t: int) -> Path:
+        """The log of client states that the checkpoint of round t began."""
+        return self.states / f"log@{t}"
+
+    def server_path(self, t: int) -> Path:
+        """The file of the server's vectors after t rounds."""
+        return self.checkpoints / f"server@{t}"
+
+    def manifest_path(self, t: int) -> Path:
+        """The manifest of the checkpoint after t rounds."""
+        return self.checkpoints / f"{t}.json"
+
+    def manifests(self) -> list[Path]:
+        """The manifests there are, newest first."""
+        found = [path for path in self.checkpoints.glob("*.json") if re.fullmatch(NUMBER, path.stem)]
+        return sorted(found, key=lambda path: -int(path.stem))
+
+    def holds(self) -> list[str]:
+        """Which files of a run there are."""
+        return [name for name in FILES if (self.path / name).exists()]
+
+    def config(self) -> dict[str, Any]:
+        """The tables of `config.toml` as they stand there; `runconfig.read_config` checks them."""
+        if not self.config_file.is_file():
+            next_step = (
+                f"it holds several: name one of them, or `fedspeed compare {self.path}` for their table"
+                if runs_in(self.path)
+                else f"start one with `fedspeed run --out {self.path}`"
+            )
+            raise UserError(f"{self.path} holds no run: expected a {CONFIG}; {next_step}")
+        return read_toml(self.config_file)
+
+    def write_config(self, tables: dict[str, Any]) -> None:
+        """Write `config.toml`, on the disk when this returns."""
+        write(self.config_file, tomli_w.dumps(tables), durable=True)
+
+    def lines(self, whole: bool = False) -> Iterator[dict[str, Any]]:
+        """The rounds as they stand in `rounds.jsonl`, up to a line that was cut off.
+
+        Args:
+            whole: raise for such a line, and for a file that is missing.
+        """
+        if not whole and not self.rounds_file.exists():
+            return
+        try:
+            for text in read_bytes(self.rounds_file).splitlines():
+                yield dict(json.loads(text.decode("utf-8-sig")))
+        except OSError as error:
+            raise UserError(f"{self.rounds_file} cannot be read ({error}); {self._again()}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            if whole:
+                raise UserError(f"{self.rounds_file} holds a line that is no round ({error})") from None
+
+    def records(self, rounds: int | None = None) -> list[Record]:
+        """The first rounds, all if None; later lines, and one that was cut off, are not read."""
+        records: list[Record] = []
+        for plain in islice(self.lines(), rounds):
+            try:
+                record = Record.from_dict(plain)
+            except TypeError:
+                break
+            if record.round != len(records) + 1:
+                break
+            records.append(record)
+        if rounds is not None and len(records) < rounds:
+            raise UserError(
+                f"{self.rounds_file} was changed: expected rounds 1 to {rounds} of the checkpoint, found "
+                f"{len(records)}; {self._again()}"
+            )
+        return records
+
+    def write_records(self, records: Iterable[Record]) -> None:
+        """Write `rounds.jsonl` anew."""
+        write(self.rounds_file, "".join(line(record) for record in records))
+
+    def _again(self) -> str:
+        again = f"`fedspeed run {self.config_file} --out {self.path} --overwrite`"
+        return f"put it back, or start again: {again}"
+
+    def told(self) -> dict[str, Any] | None:
+        """What `summary.json` says, whatever it is; None if there is none yet, nothing if it cannot be read."""
+        if not self.summary_file.exists():
+            return None
+        try:
+            summary = dict(json.loads(read_text(self.summary_file)))
+            refuse_depth(summary)
+        except (OSError, ValueError, TypeError, RecursionError):
+            return {}
+        return summary
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says if it has all that it must, each of its kind; else nothing."""
+        summary = self.told() or {}
+        whole = all(key in summary and _fits(key, summary[key]) for key in REPORTED)
+        scores = {summary[key] is None for key in REPORTED if key.endswith("accuracy")} if whole else set()
+        return summary if len(scores) == 1 else {}
+
+    def finished(self, rounds: int = 0) -> dict[str, Any] | None:
+        """The summary of a finished run, None for one that can go on, which one with fewer than `rounds` rounds can."""
+        summary = self.summary()
+        return summary if summary.get("status") == "finished" and summary["rounds"] >= rounds else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        write(self.summary_file, json.dumps(summary, indent=1) + "\n")
+
+    def drop_results(self) -> None:
+        """Remove model and summary, which tell of an end that was none."""
+        self.summary_file.unlink(missing_ok=True)
+        self.model_file.unlink(missing_ok=True)
+
+    def model_digest(self) -> str | None:
+        """Of the model's tensors; None without one."""
+        return tensors_digest(self.model_file) if self.model_file.is_file() else None
+
+    def refuse_a_run(self, overwrite: bool) -> None:
+        """Raise if the directory already holds a run, or a part of one, that may not be overwritten."""
+        if not overwrite and self.holds():
+            raise UserError(f"{self.path} already holds a run; choose another --out, or --overwrite it")
+
+    def refuse_links(self) -> None:
+        """Raise if a folder of the run is a link."""
+        for folder in (self.states, self.checkpoints, self.code):
+            if folder.is_symlink():
+                raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
+
+    def claim(self) -> None:
+        """Make the run directory, without the files of an earlier run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.refuse_links()
+            for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
+                if not OWN.fullmatch(path.name):
+                    raise UserError(f"{path} is not of a run, and would be lost; choose another --out")
+            for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
+                (self.path / name).unlink(missing_ok=True)
+            self.clear()
+        except OSError as error:
+            raise UserError(
+                f"cannot make the output folder {self.path}: {error.strerror}; choose another --out"
+            ) from None
+
+    def clear(self) -> None:
+        """Drop states and checkpoints: what a run killed before its first manifest left is of no use."""
+        for folder in (self.states, self.checkpoints):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed run had half written."""
+        for part in [*(self.path / f"{name}.part" for name in FILES), *self.checkpoints.glob("*.part")]:
+            part.unlink(missing_ok=True)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """A run directory itself, or those in a folder."""
+    if RunDir(folder).config_file.is_file():
+        return [folder]
+    return [path.parent for path in folder.glob(f"*/{CONFIG}")] if folder.is_dir() else []
 
 
 def _fits(key: str, value: Any) -> bool:
@@ -58,44 +250,6 @@ def _fits(key: str, value: Any) -> bool:
     return bool(0 <= value <= (1 if key.endswith("accuracy") else 1e300))
 
 
-def line(record: Record) -> str:
-    """A record as a line of `rounds.jsonl`."""
-    return json.dumps(record.to_dict()) + "\n"
-
-
-def read_records(out: Path, rounds: int | None = None) -> list[Record]:
-    """The first rounds of `rounds.jsonl`, all if None; later lines, and one that was cut off, are not read."""
-    path = out / "rounds.jsonl"
-    records: list[Record] = []
-    try:
-        lines = read_text(path).splitlines() if path.exists() or rounds else []
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {_again(out)}") from None
-    for text in lines[:rounds]:
-        try:
-            record = Record.from_dict(json.loads(text))
-        except (ValueError, TypeError, RecursionError):
-            break
-        if record.round != len(records) + 1:
-            break
-        records.append(record)
-    if rounds is not None and len(records) < rounds:
-        raise UserError(
-            f"{path} was changed: expected rounds 1 to {rounds} of the checkpoint, found {len(records)}; {_again(out)}"
-        )
-    return records
-
-
-def _again(out: Path) -> str:
-    return f"put it back, or start again: `fedspeed run {out / 'config.toml'} --out {out} --overwrite`"
-
-
-def refuse_a_run(out: Path, overwrite: bool) -> None:
-    """Raise if a directory already holds a run, or a part of one, that may not be overwritten."""
-    if not overwrite and any((out / name).exists() for name in FILES):
-        raise UserError(f"{out} already holds a run; choose another --out, or --overwrite it")
-
-
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Make the folder, and keep other processes from running in it until the end (where locks exist)."""
@@ -103,75 +257,39 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-    try:
-        import fcntl
-
-        held = os.open(out, os.O_RDONLY)
-    except (ImportError, OSError):
+    with _locked(out, "LOCK_EX") as free:
+        if not free:
+            raise UserError(
+                f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
+            )
         yield
-        return
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise UserError(
-            f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
-        ) from None
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(held)
 
 
 @contextmanager
 def beside(out: Path) -> Iterator[bool]:
     """Whether a run goes on in a folder; if none does, none can begin until the end (where locks exist)."""
+    with _locked(out, "LOCK_SH") as free:
+        yield not free
+
+
+@contextmanager
+def _locked(folder: Path, kind: str) -> Iterator[bool]:
+    """Whether the lock could be had, which is then held until the end; True where there are no locks."""
     try:
         import fcntl
 
-        held = os.open(out, os.O_RDONLY)
+        held = os.open(folder, os.O_RDONLY)
     except (ImportError, OSError):
-        yield False
+        yield True
         return
+    free = True
     try:
-        going_on = False
         try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(held, getattr(fcntl, kind) | fcntl.LOCK_NB)
         except BlockingIOError:
-            going_on = True
+            free = False
         except OSError:  # a file system without locks
             pass
-        yield going_on
+        yield free
     finally:
         os.close(held)
-
-
-def claim(out: Path) -> None:
-    """Make the run directory, without the files of an earlier run."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in (*FOLDERS, CODE):
-            if (out / name).is_symlink():
-                raise UserError(f"{out / name} is a link: expected a folder, or nothing; a run may not lead elsewhere")
-        for path in [path for name in FOLDERS for path in (out / name).glob("*")]:
-            if not OWN.fullmatch(path.name):
-                raise UserError(f"{path} is not of a run, and would be lost; choose another --out")
-        for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
-            (out / name).unlink(missing_ok=True)
-        clear(out)
-    except OSError as error:
-        raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-
-
-def clear(out: Path) -> None:
-    """Drop states and checkpoints: what a run killed before its first manifest left is of no use."""
-    for name in FOLDERS:
-        shutil.rmtree(out / name, ignore_errors=True)
-
-
-def sweep(out: Path) -> None:
-    """Remove what a killed run had half written."""
-    for part in [*(out / f"{name}.part" for name in FILES), *(out / "checkpoints").glob("*.part")]:
-        part.unlink(missing_ok=True)

@@ -284,9 +284,9 @@ class Simulation:
         if t % self.plan.eval_every and t != self.plan.rounds:
             return None, None
         vector = x.to(self.work.flat.dtype, copy=True)
-        scored = (shards(self.work.data, validation) for validation in (False, True))
-        test, validation = (self.backend.evaluate(vector, bool(i)) if some else None for i, some in enumerate(scored))
-        return test, validation
+        data, score = self.work.data, self.backend.evaluate
+        test = score(vector) if shards(data, False) else None
+        return test, score(vector, validation=True) if shards(data, True) else None
 
 
 def _accuracy(score: Score | None) -> float | None:

@@ -7,7 +7,6 @@ that fields of one shape cannot be read back in each other's place; files of for
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 
 from .errors import UserError
+from .files import atomic
+from .rundir import CONFIG
 from .vec import tree_leaves, tree_map
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -49,6 +50,9 @@ def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
     """The tree whose numbers come next in a file; an error if it has not the names, shapes and dtypes of `like`."""
     wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in zip(names(like), tree_leaves(like), strict=True)]
     found = [[*about, dtype] for *about, stored, dtype in header if stored in DTYPES]
+    fields = [about[0] for about in found if len(about) == 3]
+    if fields and fields != [name for name, *_ in wanted]:
+        raise ValueError(f"expected the fields {', '.join(names(like))}, found {', '.join(map(str, fields))}")
     if len(found) != len(header) or found not in (wanted, [about for _, *about in wanted]):  # format 1 has no names
         raise ValueError(f"expected {wanted}, found {header}")
     leaves = iter([_read(file, shape, stored, dtype) for *_, shape, stored, dtype in header])
@@ -63,17 +67,13 @@ def size(header: Any) -> int:
 def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None:
     """A tree as a file: under a temporary name, then renamed."""
     header, numbers = encode(tree, dtype)
-    part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(exist_ok=True)
-        part.unlink(missing_ok=True)  # it may be a link
-        with part.open("wb") as file:
+        with atomic(path) as file:
             file.write(json.dumps(header).encode() + b"\n")
             for a in numbers:
                 file.write(a)
-        os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise no_room(path, error) from None
 
 
@@ -90,7 +90,7 @@ def foreign(path: Path, error: Exception) -> UserError:
     """What is in a file is not what the config says."""
     return UserError(
         f"{path} is no state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
-        f"config.toml was: put it back"
+        f"{CONFIG} was: put it back"
     )
 
 

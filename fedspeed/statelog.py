@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .hashing import Hash
+from .rundir import RunDir
 from .statefile import decode, encode, foreign, no_room, read_state, size
 
-NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-STATE = re.compile(f"({NUMBER.pattern})@({NUMBER.pattern})")
-"""The name of a state file."""
-LOG = re.compile(f"log@({NUMBER.pattern})")
-"""The name of a log: the round whose checkpoint began it. Nothing else in `states` is read or removed."""
 GROWTH, SLACK = 2, 4_000_000
 """A log larger than so many times what holds, and some bytes, is written anew."""
 LINE = 2**20
@@ -53,23 +48,24 @@ class StateLog:
     """A log that is appended to, and what holds of it.
 
     Args:
-        folder: where logs and state files are.
+        run: the run directory it is of.
         path: the log to go on with; None begins one with the first records.
         hash: of its bytes.
         live: client -> where its state is.
     """
 
     def __init__(
-        self, folder: Path, path: Path | None = None, hash: Hash | None = None, live: dict[int, Entry] | None = None
+        self, run: RunDir, path: Path | None = None, hash: Hash | None = None, live: dict[int, Entry] | None = None
     ) -> None:
-        self.folder, self.path, self.hash, self.live = folder, path, hash or Hash(), live or {}
+        self.run, self.path, self.hash, self.live = run, path, hash or Hash(), live or {}
         self._holds = sum(entry.length for entry in self.live.values())
         self._file_number = 0  # of the log, once it was opened
 
     def append(self, changes: list[Change], t: int) -> list[Path]:
         """Record the changes of the checkpoint of round t, on the disk when this returns; the files they supersede."""
         before = self.path
-        gone = [self._file(change.client) for change in changes if self._in_file(change.client)]
+        replaced = [(change.client, self.live[change.client]) for change in changes if change.client in self.live]
+        gone = [self.run.state_path(client, entry.generation) for client, entry in replaced if entry.digest]
         try:
             if before is None or self.hash.count > GROWTH * self._holds + SLACK:
                 self._begin(t, {change.client for change in changes})
@@ -83,14 +79,14 @@ class StateLog:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise no_room(self.path or self.folder, error) from None
+            raise no_room(self.path or self.run.states, error) from None
         return gone if before in (None, self.path) else [*gone, before]
 
     def _begin(self, t: int, without: set[int]) -> None:
         """A new log, with what holds but for some clients."""
         old, live = self.path, self.live
-        self.folder.mkdir(exist_ok=True)
-        self.path, self.hash, self.live, self._holds = self.folder / f"log@{t}", Hash(), {}, 0
+        self.run.states.mkdir(exist_ok=True)
+        self.path, self.hash, self.live, self._holds = self.run.log_path(t), Hash(), {}, 0
         self.path.unlink(missing_ok=True)  # it may be a link
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
             self._file_number = self._number(file)
@@ -125,17 +121,6 @@ class StateLog:
         self._holds += length - (self.live[client].length if client in self.live else 0)
         self.live[client] = Entry(generation, digest, start, length)
 
-    def _in_file(self, client: int) -> bool:
-        return client in self.live and bool(self.live[client].digest)
-
-    def _file(self, client: int) -> Path:
-        return self.folder / f"{client}@{self.live[client].generation}"
-
-    def cut(self) -> None:
-        """Cut off what a killed run had appended after its last checkpoint."""
-        if self.path is not None and self.path.stat().st_size > self.hash.count:
-            os.truncate(self.path, self.hash.count)
-
 
 def read_log(path: Path, length: int) -> dict[int, Entry]:
     """Where the clients' states are, by the first bytes of a log; what is no record raises."""
@@ -156,10 +141,10 @@ def read_log(path: Path, length: int) -> dict[int, Entry]:
     return live
 
 
-def read_entry(folder: Path, log: Path | None, client: int, entry: Entry, like: Any) -> Any:
+def read_entry(run: RunDir, log: Path | None, client: int, entry: Entry, like: Any) -> Any:
     """A client's state, from its own file or from the log."""
     if entry.digest or log is None:
-        return read_state(folder / f"{client}@{entry.generation}", like)
+        return read_state(run.state_path(client, entry.generation), like)
     try:
         with log.open("rb") as file:
             file.seek(entry.start)

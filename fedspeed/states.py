@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .rundir import state_name
 from .scratch import Scratch
 from .statefile import read_state, write_state
 from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
@@ -114,7 +115,7 @@ class DiskStates(_States):
 
     def path(self, client: int, t: int) -> Path:
         """The file of a client's state as of round t."""
-        return self.folder / f"{client}@{t}"
+        return self.folder / state_name(client, t)
 
     def get(self, client: int) -> Any | None:
         """A client's state, read from its file."""

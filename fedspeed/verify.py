@@ -13,7 +13,7 @@ from .errors import Diverged, UserError
 from .record import TIMES
 from .run import environment, prepare
 from .runconfig import bound_to, read_config
-from .rundir import beside, finished, read_records
+from .rundir import CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -70,24 +70,25 @@ def verify(
 
     config = read_config(run, allow_code)
     found, checkpoints = Verification(), Checkpoints(run)
-    done = finished(run)
+    files = RunDir(run)
+    done = files.finished()
     if done is not None and done["rounds"] < config.rounds:
         asked = f"finished with {done['rounds']} rounds, {config.rounds} are asked for: `fedspeed resume {run}`"
         found.held.append(asked)
         config = replace(config, rounds=done["rounds"])
     with beside(run) as going_on, scratch("fedspeed-verify-") as folder:
-        if not checkpoints.manifests() and not (every_round and read_records(run)):
+        if not checkpoints.manifests() and not (every_round and files.records()):
             cure = "it goes on, wait a little" if going_on else f"`fedspeed resume {run}` goes on with it"
             raise UserError(f"{run} holds no checkpoint yet: nothing to verify; {cure}")
         placed = replace(config, backend=backend or config.backend)
-        with prepare(placed, progress, folder / "states") as simulation:
+        with prepare(placed, progress, RunDir(folder).states) as simulation:
             found.checked_on = {
                 "back end": simulation.placement,
                 "engine": simulation.plan.engine,
                 **environment(simulation.work.flat.device.type),
             }
             saved = list(_digests(checkpoints, going_on, found))
-            records = read_records(run)  # after the checkpoints, which are of no later rounds
+            records = files.records()  # after the checkpoints, which are of no later rounds
             if going_on:
                 upto = len(records) if every_round else max((one.t for one in saved), default=0)
                 found.held.append(f"the run is going on; checked up to round {upto}")
@@ -146,7 +147,7 @@ def _checkpoint(
         if said:
             found.note(*said)
     except UserError as error:  # a file with the right digest that does not fit the config
-        if not going_on or (checkpoints.folder / "checkpoints" / f"{saved.t}.json").exists():
+        if not going_on or checkpoints.run.manifest_path(saved.t).exists():
             found.broken.append(str(error))
 
 
@@ -154,10 +155,11 @@ def _results(
     run: Path, config: Config, simulation: Simulation, records: list[Record], saved: list[Saved], found: Verification
 ) -> int:
     """Summary against rounds, model against checkpoint; of which round a model still to be compared is, or 0."""
-    from .results import read_told, rounds_told, unlike_model, unlike_summary
+    from .results import rounds_told, unlike_model, unlike_summary
     from .statefile import read_state
 
-    summary, path = read_told(run), run / "model.safetensors"
+    files = RunDir(run)
+    summary, path = files.told(), files.model_file
     if summary is None:
         return 0
     made_on = summary.get("environment")
@@ -167,12 +169,12 @@ def _results(
     upto = rounds_told(summary, records)
     complete = any(one.log for one in saved[:1])
     wrong = unlike_summary(run, summary, config, simulation, upto, complete)
-    found.note("summary.json follows from config, data and rounds", wrong)
+    found.note(f"{SUMMARY} follows from config, data and rounds", wrong)
     if summary.get("status") == "finished":
-        short = [f"rounds.jsonl holds {len(records)} rounds, config.toml says {config.rounds}"]
+        short = [f"{ROUNDS} holds {len(records)} rounds, {CONFIG} says {config.rounds}"]
         found.note("all rounds are there", [] if len(records) == config.rounds else short)
     if not path.is_file():
-        found.broken.append("model.safetensors is missing, but summary.json says what the run came to")
+        found.broken.append(f"{MODEL} is missing, but {SUMMARY} says what the run came to")
         return 0
     if saved and saved[0].t == summary.get("rounds"):
         before = simulation.t, simulation.server
@@ -182,7 +184,7 @@ def _results(
         except UserError as error:
             wrong = [str(error)]
         simulation.restore(*before)
-        found.note("model.safetensors is the last checkpoint's model", wrong)
+        found.note(f"{MODEL} is the last checkpoint's model", wrong)
         return 0
     return len(upto)
 
@@ -215,7 +217,7 @@ def _again(
             if record.round in goals:
                 wrong += list(_other_bits(simulation, goals[record.round]))
             if record.round == model_of:
-                wrong += unlike_model(run / "model.safetensors", simulation, f"the model of round {model_of} run again")
+                wrong += unlike_model(RunDir(run).model_file, simulation, f"the model of round {model_of} run again")
     except (UserError, Diverged) as error:
         wrong.append(f"round {simulation.t + 1} cannot be run again: {error}")
     else:
@@ -232,17 +234,17 @@ def _link_states(run: Path, saved: Saved, simulation: Simulation) -> None:
         simulation.states.folder.mkdir(parents=True, exist_ok=True)
         for i, entry in saved.entries.items():
             if entry.digest:
-                where = run / "states" / f"{i}@{entry.generation}"
+                where = RunDir(run).state_path(i, entry.generation)
                 os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
 
 
 def _unlike(again: Record, before: Record | None) -> list[str]:
     """How a round that was run again differs from its record."""
     if before is None:
-        return [f"round {again.round} is missing in rounds.jsonl"]
+        return [f"round {again.round} is missing in {ROUNDS}"]
     new, old = again.to_dict(), before.to_dict()
     return [
-        f"round {again.round}: {key} is {old.get(key)!r} in rounds.jsonl, run again it is {new.get(key)!r}"
+        f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
         for key in new | old
         if key not in TIMES and old.get(key) != new.get(key)
     ]

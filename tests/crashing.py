@@ -24,6 +24,7 @@ from fedspeed import run, statelog
 from fedspeed.checkpoint import Checkpoints
 from fedspeed.config import Config
 from fedspeed.record import PLACED
+from fedspeed.rundir import RunDir
 
 CRASH = 77
 
@@ -96,7 +97,9 @@ def outcome(out: Path) -> tuple[Any, ...]:
     manifests, named = {}, set()
     for path in checkpoints.manifests():
         manifest = checkpoints.read(path).manifest  # every file has its digest
-        named |= {found.relative_to(out).as_posix() for found in checkpoints._named(manifest, manifest.entries(out))}
+        named |= {
+            found.relative_to(out).as_posix() for found in checkpoints._named(manifest, manifest.entries(RunDir(out)))
+        }
         manifests[path.name] = {
             **json.loads(path.read_text()),
             "rounds": None,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedspeed.checkpoint import Checkpoints
-from fedspeed.hashing import digest, prefix
+from fedspeed.hashing import cut, digest, prefix
+from fedspeed.rundir import RunDir
 from fedspeed.statefile import write_state
 from fedspeed.statelog import Change, StateLog
 
@@ -37,8 +38,9 @@ def put_state(run: Path, client: int, state: Any) -> None:
     own = run / "states" / f"{client}@{entry.generation}"
     if entry.digest:
         write_state(own, state)
-    log = StateLog(run / "states", saved.log, saved.hashes[0], dict(saved.entries))
-    log.cut()
+    log = StateLog(RunDir(run), saved.log, saved.hashes[0], dict(saved.entries))
+    if saved.log:
+        cut(saved.log, saved.hashes[0].count)
     log.append([Change(client, entry.generation, state, digest(own) if entry.digest else "")], saved.t)
     manifest = json.loads(newest.read_text())
     manifest["log"] |= {"bytes": log.hash.count, "digest": log.hash.digest()}

@@ -14,7 +14,7 @@ import pytest
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.run import run_config
-from fedspeed.rundir import finished
+from fedspeed.rundir import RunDir
 
 QUICK = ["--rounds", "2", "--clients", "4", "--active", "2", "--local-epochs", "1", "--quiet"]
 
@@ -100,7 +100,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_deleted(monkeypatc
     monkeypatch.setattr(run, "alone", late)
     with pytest.raises(UserError, match="already holds a run"):
         run_config(config, Path("a"))
-    assert finished(Path("a"))
+    assert RunDir("a").finished()
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(done, capsys, name, command
 def test_an_odd_summary_does_not_stand_for_a_finished_run(done, key, value):
     summary = json.loads((done / "summary.json").read_text())
     (done / "summary.json").write_text(json.dumps({**summary, key: value}))
-    assert finished(done) is None
+    assert RunDir(done).finished() is None
     assert main(["resume", "done"]) == 0
-    assert finished(done) is not None
+    assert RunDir(done).finished() is not None
 
 
 def test_diff_of_tables_nested_beyond_use(done, capsys):

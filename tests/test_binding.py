@@ -17,6 +17,7 @@ from fedspeed.config import Config, read_toml
 from fedspeed.errors import UserError
 from fedspeed.hashing import Hash
 from fedspeed.run import resume, run_config
+from fedspeed.verify import verify
 
 TINY = {"rounds": 5, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 5, "engine": "loop", "model": "linear",
         "backend": "serial", "method": "fedspeed"}  # fmt: skip
@@ -152,6 +153,18 @@ def test_a_log_cannot_lead_elsewhere(tmp_path):
     shutil.move(run / "states" / "log@1", precious)
     (run / "states" / "log@1").symlink_to(precious)
     refused(run, "states/log@1 is damaged.*found a link")
+
+
+@pytest.mark.parametrize("pattern", ["checkpoints/server@3", "checkpoints/3.json", "states/*@2", "rounds.jsonl"])
+def test_no_file_of_a_checkpoint_can_lead_elsewhere(tmp_path, pattern):
+    """Also if what a link leads to has the right digest: it may change when somebody else likes."""
+    run = stopped(tmp_path / "run", states="disk")
+    file = next(run.glob(pattern))
+    shutil.move(file, tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    refused(run, f"{file.name} is damaged.*found a link")
+    found = verify(run)
+    assert any("found a link" in text for text in found.broken)
 
 
 @pytest.mark.parametrize("changes", [{"states": "memory"}, {"states": "disk"}])

@@ -14,8 +14,9 @@ from watching import Rounds
 from fedspeed.cli import main
 from fedspeed.config import Config, Spec
 from fedspeed.errors import UserError
-from fedspeed.report.difference import differences, model_digest
+from fedspeed.report.difference import differences
 from fedspeed.run import prepare, resume, run_config
+from fedspeed.rundir import RunDir
 
 OWN = """
 import numpy as np
@@ -161,7 +162,7 @@ class Mine(FedAvg):
     for backend in ("serial", "process"):
         given = tables(own, method=f"{own}:Mine", backend=backend, workers=2, engine="loop")
         run_config(Config.from_dict(given), tmp_path / backend)
-    digests = {model_digest(tmp_path / backend / "model.safetensors") for backend in ("serial", "process")}
+    digests = {RunDir(tmp_path / backend).model_digest() for backend in ("serial", "process")}
     assert len(digests) == 1
 
 

@@ -20,7 +20,8 @@ from watching import Clients
 import fedspeed
 from fedspeed.cli import main
 from fedspeed.record import PLACED, TIMES
-from fedspeed.report.difference import differences, model_digest
+from fedspeed.report.difference import differences
+from fedspeed.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("given_script.py")
 
@@ -33,7 +34,7 @@ def outcome(out: Path) -> tuple[object, ...]:
     return (
         [{k: v for k, v in each.items() if k not in TIMES} for each in rounds],
         {k: v for k, v in summary.items() if k not in (*TIMES, *PLACED)},
-        model_digest(out / "model.safetensors"),
+        RunDir(out).model_digest(),
         newest.name,
         newest.read_bytes(),
     )

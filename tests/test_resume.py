@@ -45,7 +45,7 @@ def bytes_of(saved, client: int) -> bytes:
     """A client's state as it lies in its file, or its record in the log."""
     entry = saved.entries[client]
     if entry.digest:
-        return (saved.folder / "states" / f"{client}@{entry.generation}").read_bytes()
+        return saved.run.state_path(client, entry.generation).read_bytes()
     return saved.log.read_bytes()[entry.start : entry.start + entry.length]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,8 @@ from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.hashing import prefix
 from fedspeed.run import resume, run_config
+from fedspeed.rundir import RunDir
+from fedspeed.server import Simulation
 from fedspeed.statefile import read_state, write_state
 from fedspeed.statelog import Change, StateLog, read_entry, read_log
 from fedspeed.states import ClientStates, DiskStates
@@ -47,7 +50,8 @@ def state(value: float) -> State:
 def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
     """Random changes against a dict; the log begins anew now and then, and its file is what its hash says."""
     monkeypatch.setattr(statelog, "SLACK", 1000)
-    chance, log, truth, logs = np.random.default_rng(seed), StateLog(tmp_path), dict[int, tuple[int, float]](), set()
+    chance, run = np.random.default_rng(seed), RunDir(tmp_path)
+    log, truth, logs = StateLog(run), dict[int, tuple[int, float]](), set()
     for t in range(1, 60):
         clients = sorted(chance.choice(8, 3, replace=False).tolist())
         changes = [Change(i, t - 1, state(float(chance.normal()))) for i in clients]
@@ -60,7 +64,7 @@ def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
         found = read_log(log.path, log.hash.count)
         assert found == log.live
         assert {
-            i: (e.generation, float(read_entry(tmp_path, log.path, i, e, state(0.0)).h[0])) for i, e in found.items()
+            i: (e.generation, float(read_entry(run, log.path, i, e, state(0.0)).h[0])) for i, e in found.items()
         } == truth
         record = max(entry.length for entry in found.values())
         assert log.hash.count <= 2 * sum(entry.length for entry in found.values()) + 1000 + 3 * record
@@ -70,12 +74,12 @@ def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
 def test_fields_of_one_shape_are_not_read_in_each_others_place(tmp_path):
     write_state(tmp_path / "0@0", state(1.0))
     assert torch.equal(read_state(tmp_path / "0@0", state(0.0)).h, torch.ones(5))
-    with pytest.raises(UserError, match="is no state of this run"):
+    with pytest.raises(UserError, match=r"is no state of this run .*expected the fields x, h, found h, x"):
         read_state(tmp_path / "0@0", Swapped(torch.zeros(5), torch.zeros(5)))
-    log = StateLog(tmp_path)
+    log = StateLog(RunDir(tmp_path))
     log.append([Change(0, 0, state(1.0))], 1)
     with pytest.raises(UserError, match="is no state of this run"):
-        read_entry(tmp_path, log.path, 0, log.live[0], Swapped(torch.zeros(5), torch.zeros(5)))
+        read_entry(RunDir(tmp_path), log.path, 0, log.live[0], Swapped(torch.zeros(5), torch.zeros(5)))
 
 
 class Watch:
@@ -156,6 +160,78 @@ def test_states_are_hashed_once_over_a_resume(tmp_path, monkeypatch):
     resume(tmp_path)
     assert all(hashed[f"{i}@{t}"] == 1 for i, t in saved.generations.items())
     assert max(hashed.values()) == 1
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_resume_reads_a_state_once_and_writes_what_changes(tmp_path, monkeypatch, where):
+    """States that have files are read once before the first round, to check them; a log twice, as it is loaded, too.
+    The first checkpoint after that has what the round changed."""
+    config = {"rounds": 4, "clients": 40, "active": 2, "local_steps": 1, "engine": "loop", "model": "linear",
+              "backend": "serial", "method": "feddyn", "states": where, "checkpoint_every": 1}  # fmt: skip
+    read: Counter[str] = Counter()
+
+    class Stop(Exception):
+        pass
+
+    def stop(record):
+        if record.round == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_config(Config.from_dict(config), tmp_path, on_round=stop)
+    run, real, saved = RunDir(tmp_path), builtins.open, Checkpoints(tmp_path).latest()
+    size = {path.name: path.stat().st_size for path in run.states.iterdir()}
+
+    def watched(file, mode="r", *args, **kwargs):
+        opened = real(file, mode, *args, **kwargs)
+        if isinstance(file, Path) and file.parent == run.states and mode == "rb":
+            return Reads(opened, file.name, read)
+        return opened
+
+    before: Counter[str] = Counter()
+    advance = Simulation.advance
+
+    def first_round(self):
+        if not before:
+            before.update(read)
+        return advance(self)
+
+    monkeypatch.setattr("io.open", watched)
+    monkeypatch.setattr(Simulation, "advance", first_round)
+    resume(tmp_path)
+    log = run.log_path(1)
+    states = size.keys() - {log.name}
+    assert len(states) == (len(set(saved.generations)) if where == "disk" else 0)
+    assert {name: before[name] for name in states} == {name: size[name] for name in states}
+    assert size[log.name] <= before[log.name] <= (2.5 if where == "memory" else 4) * size[log.name]
+    added = log.read_bytes()[size[log.name] :]
+    assert sorted(int(n) for n in re.findall(rb'{"client": (\d+),', added)) == sorted(run.records()[3].cohort)
+
+
+class Reads:
+    """A file that counts the bytes that are read from it."""
+
+    def __init__(self, file, name: str, read: Counter[str]) -> None:
+        self.file, self.name, self.counts = file, name, read
+
+    def __enter__(self):
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.file.__exit__(*error)
+
+    def __getattr__(self, what: str):
+        real = getattr(self.file, what)
+        if what not in ("read", "readline", "readinto"):
+            return real
+
+        def counted(*args):
+            found = real(*args)
+            self.counts[self.name] += found if what == "readinto" else len(found)
+            return found
+
+        return counted
 
 
 def test_checkpoints_of_every_method_hold_in_a_new_log_each_round(tmp_path, monkeypatch):

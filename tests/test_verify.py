@@ -24,7 +24,7 @@ from fedspeed.errors import UserError
 from fedspeed.hashing import Hash
 from fedspeed.methods import METHODS, FedSpeed
 from fedspeed.run import digests, resume, run_config
-from fedspeed.rundir import beside, line, read_records
+from fedspeed.rundir import RunDir, beside, line
 from fedspeed.statefile import read_state, write_state
 from fedspeed.verify import verify
 
@@ -170,7 +170,7 @@ def test_a_changed_early_record_is_found(run):
     assert said.startswith("summary.json: digests is")
     assert "\n" not in said
     summary = json.loads((run / "summary.json").read_text())
-    summary["digests"] = digests(run, read_records(run))
+    summary["digests"] = digests(run, RunDir(run).records())
     (run / "summary.json").write_text(json.dumps(summary))
     assert broken(run) == ""
     assert "round 1: update_norm is" in broken(run, every_round=True)
@@ -250,7 +250,7 @@ def edit_model(run: Path, change) -> None:
     """Other tensors, and a summary that agrees."""
     path = run / "model.safetensors"
     save_file(change(load_file(path)), path)
-    edit_summary(run, digests=digests(run, read_records(run)))
+    edit_summary(run, digests=digests(run, RunDir(run).records()))
 
 
 def add_one(tensors):

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import pool
-from ..config import Config, read_toml
+from ..config import Config
 from ..errors import Diverged, UserError
 from ..observe import Observer
 from ..report.difference import flat
 from ..report.runs import RunFiles
 from ..runconfig import PLACEMENT, as_stored, named_code, read_config, same_run, trusted
-from ..rundir import FILES, finished, read_summary, refuse_a_run
+from ..rundir import RunDir
 from .progress import BLINK, Runs, score_of
 
 if TYPE_CHECKING:
@@ -51,19 +51,20 @@ class Order:
 
 def is_done(folder: Path, config: Config) -> bool:
     """Whether a folder holds this run, with nothing left to do; another run there is refused."""
-    if not any((folder / name).exists() for name in FILES):
+    run = RunDir(folder)
+    if not run.holds():
         return False
-    if not (folder / "config.toml").exists():
-        refuse_a_run(folder, False)
-    tables, given = read_toml(folder / "config.toml"), as_stored(config)
+    if not run.config_file.exists():
+        run.refuse_a_run(overwrite=False)
+    tables, given = run.config(), as_stored(config)
     stored = read_config(folder, bool(named_code(tables))) if trusted(tables, config) else None
     if stored is None or not same_run(stored, replace(config, targets=stored.targets)):  # which change no bit
         raise UserError(
             f"{folder} holds a run of another config ({_differing(tables, given)}); choose another --out, repeat the "
             f"command that made it, or --overwrite it"
         )
-    diverged = str(read_summary(folder).get("status")).startswith("diverged")
-    return diverged or finished(folder, config.rounds) is not None
+    diverged = str(run.summary().get("status")).startswith("diverged")
+    return diverged or run.finished(config.rounds) is not None
 
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
@@ -93,7 +94,7 @@ def carry_out(orders: list[Order], jobs: int, console: Console, show: bool, trac
         runs.on_done(order, ended or _came_to(order.folder), bad=bool(ended))
 
     def fail(order: Order, why: str) -> None:
-        if not begun and not (order.folder / "config.toml").exists():
+        if not begun and not RunDir(order.folder).config_file.exists():
             raise UserError(why if traceback else why.strip().splitlines()[-1])
         failed[order.label] = why if traceback else why.strip().splitlines()[-1]
         sys.stderr.write(f"fedspeed: {order.label}: {failed[order.label]}\n")
@@ -122,7 +123,7 @@ def _work(beside_others: bool, order: Order, tell: pool.Tell) -> str:
     watch = _Watch(config.rounds, tell)
     calls: dict[str, Any] = {"observers": [watch, *order.log], "progress": watch.on_progress}
     try:
-        if (order.folder / "config.toml").exists() and not order.overwrite:
+        if RunDir(order.folder).config_file.exists() and not order.overwrite:
             resume(
                 order.folder,
                 allow_code=bool(named_code(order.tables)),

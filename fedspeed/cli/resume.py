@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..run import longer, resume
 from ..runconfig import read_config
-from ..rundir import finished
+from ..rundir import RunDir
 from . import options, run
 from .progress import Live
 
@@ -48,7 +48,7 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     """Resume a run directory and report as `run` does."""
     config = longer(read_config(out, args.allow_code), args.rounds)
     show = not (args.quiet or args.json)
-    if finished(out, config.rounds) is not None and show:
+    if RunDir(out).finished(config.rounds) is not None and show:
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
     with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {"observers": [live, *args.log], "progress": live.on_progress}

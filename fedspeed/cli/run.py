@@ -8,11 +8,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config, read_toml
+from ..config import Config
 from ..errors import UserError
 from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import read_config, same_run, trusted
+from ..rundir import RunDir
 from . import options
 from .progress import Live
 
@@ -44,8 +45,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     out = options.output_folder(args, f"{config.method.label}-{config.data.label}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
-    going_on = args.resume == "auto" and (out / "config.toml").exists()
-    own = going_on and trusted(read_toml(out / "config.toml"), config)
+    going_on = args.resume == "auto" and RunDir(out).config_file.exists()
+    own = going_on and trusted(RunDir(out).config(), config)
     if going_on and not (own and same_run(read_config(out, True), config)):
         raise UserError(
             f"{out} holds a run of another config, or of other code; choose another --out, or go on with it as it is: "

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_bytes, read_text
 from ..record import PLACED, TIMES
+from ..rundir import ROUNDS, RunDir
 
-MOST_HEADER = 100_000_000
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")
 
@@ -46,12 +42,14 @@ class Difference:
 
 def differences(a: Path, b: Path) -> list[Difference]:
     """Config, fingerprints, versions, the first round that differs, the model: what is not the same but for times."""
-    return [*_tables("config", _config(a), _config(b)), *_summaries(a, b), *_rounds(a, b), *_models(a, b)]
+    one, other = RunDir(a), RunDir(b)
+    configs = _tables("config", one.config(), other.config())
+    return [*configs, *_summaries(one, other), *_rounds(one, other), *_models(one, other)]
 
 
-def _summaries(a: Path, b: Path) -> list[Difference]:
+def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
     """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
-    first, second = _json(a / "summary.json"), _json(b / "summary.json")
+    first, second = _summary(a), _summary(b)
     for summary in (first, second):
         for name in ("digests", "engine", *PLACED):  # what was computed is compared as rounds, model and config
             summary.pop(name, None)
@@ -60,39 +58,20 @@ def _summaries(a: Path, b: Path) -> list[Difference]:
     return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]
 
 
-def _rounds(a: Path, b: Path) -> list[Difference]:
+def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
     """The first round that is not the same but for times, and which of its fields."""
-    first, second = _lines(a / "rounds.jsonl"), _lines(b / "rounds.jsonl")
+    first, second = list(a.lines()), list(b.lines())
     for t, (one, other) in enumerate(zip(first, second, strict=False), 1):
         found = _tables("results", _timeless(one), _timeless(other))
         if found:
             return [Difference("results", f"round {t} (the first that differs): {f.name}", f.a, f.b) for f in found]
     lengths = (len(first), len(second))
-    return [] if lengths[0] == lengths[1] else [Difference("results", "rounds in rounds.jsonl", *lengths)]
+    return [] if lengths[0] == lengths[1] else [Difference("results", f"rounds in {ROUNDS}", *lengths)]
 
 
-def _models(a: Path, b: Path) -> list[Difference]:
-    first, second = (model_digest(run / "model.safetensors") or ABSENT for run in (a, b))
+def _models(a: RunDir, b: RunDir) -> list[Difference]:
+    first, second = (run.model_digest() or ABSENT for run in (a, b))
     return [] if first == second else [Difference("model", "digest of the parameters", first, second)]
-
-
-def model_digest(path: Path) -> str | None:
-    """blake2b of the tensors of a safetensors file: names, shapes and numbers, not what is noted beside them."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        start = file.read(8)
-        start += file.read(min(int.from_bytes(start, "little"), MOST_HEADER))
-        try:
-            header = json.loads(start[8:])
-            header.pop("__metadata__", None)
-            layout = json.dumps(header, sort_keys=True).encode()
-        except (ValueError, AttributeError, RecursionError):
-            layout = b"damaged" + start
-        found = hashlib.blake2b(layout, digest_size=16)
-        while chunk := file.read(2**20):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
@@ -123,42 +102,12 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _config(run: Path) -> dict[str, Any]:
-    try:
-        return _shallow(tomllib.loads(read_text(run / "config.toml", 100_000)))
-    except OSError as error:
-        raise UserError(f"{run} holds no run: expected a config.toml ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{run / 'config.toml'} is not valid TOML: {error}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A summary, nothing where the run is not finished."""
-    try:
-        return _shallow(_dict(json.loads(read_text(path)))) if path.exists() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}; `fedspeed verify` looks closer") from None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The rounds; a last line that was cut off is not one."""
-    lines: list[dict[str, Any]] = []
-    for text in read_bytes(path).decode("utf-8", "replace").splitlines() if path.exists() else []:
-        try:
-            lines.append(dict(json.loads(text)))
-        except (ValueError, TypeError, RecursionError):
-            break
-    return lines
-
-
-def _shallow(tables: dict[str, Any], most: int = 50) -> dict[str, Any]:
-    """Tables, if they are not nested beyond any use."""
-    layer: list[Any] = [tables]
-    for _ in range(most):
-        layer = [value for table in layer for value in table.values() if isinstance(value, dict)]
-    if layer:
-        raise ValueError(f"tables nested more than {most} deep")
-    return tables
+def _summary(run: RunDir) -> dict[str, Any]:
+    """What a run came to, nothing where it is not finished."""
+    found = run.told()
+    if found == {}:
+        raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")
+    return found or {}
 
 
 def _timeless(table: dict[str, Any]) -> dict[str, Any]:

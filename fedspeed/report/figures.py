@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from .runs import Row, measured
 
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
@@ -60,9 +61,9 @@ def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG are drawn anew every time
         for kind in kinds:
             path = stem.with_name(f"{stem.name}.{kind}")
-            part = path.with_name(f".{path.name}.part")
-            figure.savefig(part, format=kind, dpi=150, metadata=METADATA[kind])
-            paths.append(part.replace(path))
+            with atomic(path) as file:
+                figure.savefig(file, format=kind, dpi=150, metadata=METADATA[kind])
+            paths.append(path)
     return paths
 
 

@@ -6,14 +6,13 @@ import json
 import math
 import re
 import statistics
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_text
+from ..rundir import RunDir, runs_in
 from .difference import flat
 
 ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine")
@@ -34,16 +33,13 @@ class RunFiles:
     @classmethod
     def read(cls, path: Path) -> RunFiles:
         """Read a run directory that is finished, or has diverged. Nothing in it is executed."""
+        files = RunDir(path)
         try:
-            lines = read_text(path / "rounds.jsonl").splitlines()
-            rounds, summary = (
-                [json.loads(line) for line in lines],
-                json.loads(read_text(path / "summary.json")),
-            )
-            config = tomllib.loads(read_text(path / "config.toml"))
-        except (OSError, ValueError, RecursionError) as error:
+            run = cls(path, list(files.lines(whole=True)), files.told() or {}, files.config())
+            if not run.summary:
+                raise UserError(f"it has no {files.summary_file.name} that can be read")
+        except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
-        run = cls(path, rounds, summary, config)
         try:
             run.numbers((0.5,))
         except (KeyError, TypeError, AttributeError) as error:
@@ -179,9 +175,7 @@ def setting(rows: Iterable[Row]) -> str:
 
 def folders_of_runs(given: Path) -> list[Path]:
     """A run directory itself, or those in a folder, `rho=0.1-s10` after `rho=0.1-s2`."""
-    if (given / "config.toml").is_file():
-        return [given]
-    found = [path.parent for path in given.glob("*/config.toml")]
+    found = runs_in(given)
     if not found:
         raise UserError(f"{given} holds no runs: expected a run directory, or a folder of them")
     return sorted(found, key=lambda path: [float(p) if i % 2 else p for i, p in enumerate(_NUMBER.split(path.name))])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .figures import new_figure
+from .figures import new_figure, save
 
 
 def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = ()) -> Path:
@@ -24,7 +24,7 @@ def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[st
     shown = axes.imshow(counts.T, aspect="auto", cmap="YlGnBu", interpolation="nearest", origin="lower", vmin=0)
     _label(axes, classes, title, names)
     figure.colorbar(shown, ax=axes, label="samples")
-    return _save(figure, path)
+    return save(figure, path.with_suffix(""), ["png"])[0]
 
 
 def bubbles(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = (), most: int = 30) -> Path:
@@ -41,7 +41,7 @@ def bubbles(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str
     axes.set_axisbelow(True)
     first = f" (first {most} of {len(counts)} clients)" if len(counts) > most else ""
     _label(axes, classes, title + first, names)
-    return _save(figure, path)
+    return save(figure, path.with_suffix(""), ["png"])[0]
 
 
 def _label(axes: Any, classes: int, title: str, names: Sequence[str]) -> None:
@@ -50,10 +50,3 @@ def _label(axes: Any, classes: int, title: str, names: Sequence[str]) -> None:
         axes.set_yticks(range(classes), names)
     elif classes <= 20:
         axes.set_yticks(range(classes))
-
-
-def _save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=150, format="png")
-    return part.replace(path)

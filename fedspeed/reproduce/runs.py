@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import Diverged, UserError
 from ..observe import Observer
 from ..report.runs import RunFiles
+from ..rundir import RunDir
 from .recipes import RESULTS_VERSION
 from .stored import Store
 from .table import Result
@@ -95,7 +96,7 @@ def carry_out(run: Run, place: Path, observer: Observer) -> Result:
     began = time.monotonic()
     commit()  # as it is now, not when the run is done
     try:
-        if (place / "config.toml").exists():
+        if RunDir(place).config_file.exists():
             resume(place, observers=[observer])
         else:
             run_config(run.config, place, observers=[observer])
@@ -118,7 +119,7 @@ def pack(run: Run, place: Path) -> Result:
     whole = replace(run.config, data=replace(run.config.data, options=options), backend="serial", workers=1)
     with prepare(whole) as simulation:
         work = simulation.work
-        x = load_vector(work.flat, place / "model.safetensors")
+        x = load_vector(work.flat, RunDir(place).model_file)
         test = evaluate(work.flat, x, work.data, work.loss)
         own = sorted(set(work.data.indices.tolist()))
         train = evaluate(work.flat, x, replace(work.data, x_test=work.data.x[own], y_test=work.data.y[own]), work.loss)

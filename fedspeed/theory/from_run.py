@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from ..files import read_text
+from ..files import read_text, read_toml
+from ..rundir import RunDir
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem speaks of them, too."""
@@ -116,13 +116,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    file = path / "config.toml" if path.is_dir() else path
-    try:
-        config = tomllib.loads(read_text(file, 100_000))
-    except OSError as error:
-        raise UserError(f"theory: cannot read {file}: {error.strerror}; --from takes a run directory") from None
-    except ValueError as error:
-        raise UserError(f"theory: {file} is not valid TOML: {error}") from None
+    file = RunDir(path).config_file if path.is_dir() else path
+    config = read_toml(file)
     needed = ("method", "lr", "clients", "active", "rounds", "cohort", "lr_decay", "weighting", "clip", "weight_decay",
               "local_steps")  # fmt: skip
     missing = [key for key in needed if key not in config]
@@ -139,9 +134,9 @@ def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
     if config["local_steps"]:
         return int(config["local_steps"])
     try:
-        first = json.loads(read_text(path / "rounds.jsonl").partition("\n")[0])
+        first = next(RunDir(path).lines())
         return max(1, round(float(first["grad_evals"]) / gradients / len(first["cohort"])))
-    except (OSError, ValueError, KeyError):
+    except (StopIteration, ValueError, KeyError):
         raise UserError(
             f"theory: {path} gives local_epochs and has no finished round to count steps in; say --K"
         ) from None

@@ -22,7 +22,7 @@ from fedspeed.data import Federated, describe, load
 from fedspeed.reproduce.recipes import run_key
 from fedspeed.run import prepare, resume, summarise
 from fedspeed.runconfig import same_run
-from fedspeed.rundir import line, read_records
+from fedspeed.rundir import RunDir, line
 from fedspeed.verify import verify
 
 
@@ -190,7 +190,7 @@ def test_a_run_directory_with_validation(tmp_path: Path) -> None:
     config = Config.from_dict({**QUICK, "validation": 0.25})
     assert config.validation == "0.25"
     summary = run_config(config, tmp_path / "a")
-    records = read_records(tmp_path / "a")
+    records = RunDir(tmp_path / "a").records()
     best = max(records, key=lambda r: r.validation_accuracy or 0.0)
     assert (summary["best_round"], summary["best_accuracy"]) == (best.round, best.test_accuracy)
     assert verify(tmp_path / "a").broken == []
@@ -208,7 +208,7 @@ def test_a_run_directory_with_validation(tmp_path: Path) -> None:
     assert {k: again[k] for k in ("best_round", "best_accuracy")} == {
         k: summary[k] for k in ("best_round", "best_accuracy")
     }
-    for one, other in zip(records, read_records(tmp_path / "b"), strict=True):
+    for one, other in zip(records, RunDir(tmp_path / "b").records(), strict=True):
         assert replace(one, seconds=0, eval_seconds=0) == replace(other, seconds=0, eval_seconds=0)
     path = tmp_path / "b" / "rounds.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()]
@@ -221,7 +221,7 @@ def test_a_run_directory_with_validation(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_keeps_its_accuracy(tmp_path: Path) -> None:
     record = scored(1, 0.5, 0.25, validation_loss=float("inf"))
     (tmp_path / "rounds.jsonl").write_text(line(record))
-    (back,) = read_records(tmp_path)
+    (back,) = RunDir(tmp_path).records()
     assert (back.validation_loss, back.validation_accuracy) == (None, 0.25)
     assert json.loads(line(back))["validation_accuracy"] == 0.25
 

@@ -140,7 +140,7 @@ def test_bad_options(finished, extra, said, capsys):
 
 def test_what_is_no_run_is_refused(finished, tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "no finished run" in capsys.readouterr().err
+    assert "not a finished run" in capsys.readouterr().err
     assert main(["inspect", str(finished), str(finished), "--out", str(tmp_path)]) == 2
     assert "--out takes one run" in capsys.readouterr().err
     broken = tmp_path / "broken"
