@@ -8,7 +8,6 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -206,7 +205,7 @@ def panels(made, monkeypatch, tmp_path):
     from matplotlib.figure import Figure
 
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (drawn.append(self), Path(path).touch()))
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: drawn.append(self))
     sheets.figure(made, tmp_path / "x")
     return drawn[0].axes
 
