@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from . import __version__
 from .errors import UserError
 from .files import write
+from .rundir import CONFIG
 
 if TYPE_CHECKING:
     from .server import Simulation
@@ -40,8 +41,6 @@ def load_vector(flat: FlatModel, path: Path) -> torch.Tensor:
     for name, shape in zip(flat.names, flat.shapes, strict=True):
         if name not in tensors or tensors[name].shape != shape:
             found = tuple(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(
-                f"{path} does not fit its config.toml: expected {name} of shape {tuple(shape)}, found {found}"
-            )
+            raise UserError(f"{path} does not fit its {CONFIG}: expected {name} of shape {tuple(shape)}, found {found}")
         parts.append(tensors[name].reshape(-1).to(flat.dtype))
     return torch.cat(parts).to(flat.device)

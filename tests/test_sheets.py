@@ -7,7 +7,6 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -213,7 +212,7 @@ def panels(made, monkeypatch, tmp_path):
     from matplotlib.figure import Figure
 
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (drawn.append(self), Path(path).touch()))
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: drawn.append(self))
     plot.figure(made, tmp_path / "x")
     return drawn[0].axes
 
