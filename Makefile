@@ -33,7 +33,7 @@ test-all: test ## the tests, then the slow ones: real data, many processes (unde
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)
 
-soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about two hours; KILLS=12)
+soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about an hour; KILLS=12)
 	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \
 		tests/test_crash_points.py tests/test_verify.py tests/test_format.py tests/test_fuzz.py
 

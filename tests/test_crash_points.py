@@ -23,7 +23,7 @@ def config(**changes) -> Config:
 
 
 def sweep(folder: Path, *options: str) -> tuple[int, int]:
-    script = Path(__file__).with_name("crashing.py")
+    script = Path(__file__).with_name("support") / "crashing.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script), str(folder), *options],

@@ -20,7 +20,7 @@ from pydoc import locate
 from typing import Any
 
 import pytest
-from data.layouts import TEN, binary, records, tar
+from layouts import TEN, binary, records, tar
 
 from fedspeed.cli import main
 

@@ -23,7 +23,7 @@ from fedspeed.record import PLACED, TIMES
 from fedspeed.report.difference import differences
 from fedspeed.rundir import RunDir
 
-SCRIPT = Path(__file__).with_name("given_script.py")
+SCRIPT = Path(__file__).with_name("support") / "given_script.py"
 
 
 def outcome(out: Path) -> tuple[object, ...]:

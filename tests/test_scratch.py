@@ -50,7 +50,7 @@ def left(place: Path) -> list[str]:
 
 
 def start(end: str) -> subprocess.CompletedProcess:
-    script = LOOP.format(tests=str(Path(__file__).parent), end=end)
+    script = LOOP.format(tests=str(Path(__file__).with_name("support")), end=end)
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
 
 

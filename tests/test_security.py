@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from poisoned import trip
-from test_backends import SETTINGS, assert_same_bits, digits, outcome
+from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from watching import Rounds
 
 from fedspeed import environment as environment_module
@@ -302,7 +302,7 @@ def finished(folder: Path) -> bool:
     return (summary["status"], summary["rounds"]) == ("finished", 40)
 
 
-def test_a_reader_who_leaves_does_not_stop_a_run(tmp_path: Path) -> None:
+def test_a_reader_wholeaves_does_not_stop_a_run(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*MODULE, *SHORT], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -342,7 +342,7 @@ def test_what_an_encoding_does_not_have(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "4 ? 1 ?\n"
 
 
-def test_the_command_leaves_streams_and_signals_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commandleaves_streams_and_signals_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGTERM)
     assert main(["models"]) == 0
     assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGTERM)) == before

@@ -170,7 +170,7 @@ def test_a_resume_reads_a_state_once_and_writes_what_changes(tmp_path, monkeypat
               "backend": "serial", "method": "feddyn", "states": where, "checkpoint_every": 1}  # fmt: skip
     read: Counter[str] = Counter()
 
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop(record):
@@ -178,7 +178,7 @@ def test_a_resume_reads_a_state_once_and_writes_what_changes(tmp_path, monkeypat
             raise Stop
 
     with pytest.raises(Stop):
-        run_config(Config.from_dict(config), tmp_path, on_round=stop)
+        run_config(Config.from_dict(config), tmp_path, observers=[Rounds(stop)])
     run, real, saved = RunDir(tmp_path), builtins.open, Checkpoints(tmp_path).latest()
     size = {path.name: path.stat().st_size for path in run.states.iterdir()}
 

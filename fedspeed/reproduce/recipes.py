@@ -20,7 +20,7 @@ from .table import Cell, Tables, cell_name
 RESULTS_VERSION = 1
 """Bumped whenever the arithmetic of a run changes beyond rounding, so that stored results are made again.
 
-`tests/test_results_version.py` holds what this version computes and fails when the code computes something else.
+`tests/reproduce/test_results_version.py` holds what this version computes, and fails when that changes.
 """
 SUITE = "iclr2023"
 FOLDER = Path(__file__).parent / SUITE

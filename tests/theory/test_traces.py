@@ -1,7 +1,7 @@
 """Further identities of u^t and z^t on traces of `simulate`, and exactly how Eq. (5) fails where it does.
 
 Eqs. (2)-(5), x^{t+1} = 2u^{t+1} - u^t and the lag x^t - z^t, with the cases in which they must fail, are in
-`tests/test_identities.py`, whose recorder this file uses.
+`tests/methods/test_identities.py`, whose recorder this file uses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 from federations import Softmax, package
-from test_identities import EQUAL, FULL, Recorded, sequences, weights
+from sequences import EQUAL, FULL, Recorded, sequences, weights
 
 from fedspeed.plan import Plan
 from fedspeed.theory import Setting, auxiliary, gamma, gamma_k

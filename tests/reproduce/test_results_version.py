@@ -1,6 +1,6 @@
 """What this version of the results computes. If it fails, arithmetic changed: bump RESULTS_VERSION, then write anew.
 
-`python tests/test_results_version.py` writes the fixture.
+`python tests/reproduce/test_results_version.py` writes the fixture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedspeed.plan import Plan
 from fedspeed.reproduce.recipes import RESULTS_VERSION
 from fedspeed.server import Simulation
 
-FIXTURE = Path(__file__).parent / "fixtures" / "results-version.json"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "results-version.json"
 
 
 def computed(name: str, engine: str) -> list[float]:
@@ -54,7 +54,7 @@ def computed(name: str, engine: str) -> list[float]:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_version_computes_what_it_did(name, engine):
     stored = json.loads(FIXTURE.read_text())
-    assert stored["version"] == RESULTS_VERSION, "write the fixture anew: python tests/test_results_version.py"
+    assert stored["version"] == RESULTS_VERSION, "new numbers: python tests/reproduce/test_results_version.py"
     assert computed(name, engine) == pytest.approx(stored["values"][f"{name} {engine}"], rel=1e-7), (
         "the arithmetic changed: stored results would be wrong; bump RESULTS_VERSION and write the fixture anew"
     )

@@ -24,8 +24,8 @@ from fedspeed.plan import Plan
 from fedspeed.run import resume
 from fedspeed.verify import verify
 
-HERE = Path(__file__).parent
-DOC = HERE.parent / "docs" / "new-method.md"
+ROOT = Path(__file__).parents[2]
+DOC = ROOT / "docs" / "new-method.md"
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")
 EQUAL = Softmax(equal=8)
 CLIP = 0.05
@@ -38,7 +38,7 @@ def files(tmp_path_factory) -> dict[str, str]:
     code = re.search(r"```python\n(# dp.py\n.*?)```", DOC.read_text(), re.DOTALL).group(1)
     path = tmp_path_factory.mktemp("own") / "dp.py"
     path.write_text(code)
-    return {"dp": f"{path}:DP", "quantised": f"{HERE / 'quantised.py'}:Quantised"}
+    return {"dp": f"{path}:DP", "quantised": f"{ROOT / 'tests' / 'support' / 'quantised.py'}:Quantised"}
 
 
 def wrap(files, name, base):

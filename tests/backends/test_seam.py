@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_backends import assert_same_bits
-from test_backends import outcome as loop_outcome
+from same_bits import assert_same_bits
+from same_bits import outcome as loop_outcome
 from torch import nn
 
 from fedspeed import backends, registry

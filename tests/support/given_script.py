@@ -52,7 +52,7 @@ def own(out: str, **settings: object) -> fedspeed.Simulation:
 
 def readme(out: str, **settings: object) -> fedspeed.Simulation:
     """The README's example, its call given a directory."""
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "README.md").read_text()
     lines = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1).replace("rounds=60", "rounds=5").splitlines()
     until = next(i for i, line in enumerate(lines) if line.startswith("run = "))
     call = lines[until].removesuffix(")") + ", out=out, **settings)"

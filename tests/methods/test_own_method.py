@@ -18,7 +18,7 @@ from fedspeed.methods import METHODS, FedAvg, FedInit, find
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
 
-DOC = Path(__file__).parents[1] / "docs" / "new-method.md"
+DOC = Path(__file__).parents[2] / "docs" / "new-method.md"
 SMALL = ["--clients", "10", "--active", "3", "--rounds", "2", "--local-epochs", "1"]
 
 

@@ -28,7 +28,7 @@ from fedspeed.reproduce.stored import Store
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
 IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORED = ROOT / "results" / "iclr2023" / "cnn"
 PAPERS = {f"table{i}" for i in range(1, 9)} | {f"fig{i}" for i in range(1, 6)}
 

@@ -12,7 +12,7 @@ from fedspeed.reproduce.page import markdown
 from fedspeed.reproduce.recipes import find, recipes
 from fedspeed.reproduce.render import judged
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
 STORED = ROOT / "results" / "iclr2023"
 PAGES = [path for path in sorted(STORED.glob("*/*.md")) if path.name != "README.md" and find(path.stem).kind == "runs"]

@@ -12,7 +12,7 @@ import oracle
 import pytest
 import torch
 from federations import Softmax, package, transcription
-from test_backends import SETTINGS, _leaves, assert_same_bits, digits, outcome
+from same_bits import SETTINGS, assert_same_bits, digits, leaves, outcome
 from torch import nn
 
 from fedspeed.data.federated import Federated
@@ -108,7 +108,7 @@ def test_a_failing_client_stops_the_run_or_is_dropped(backend, how):
 
 
 @pytest.mark.parametrize("states", ["memory", "disk"])
-def test_a_round_interrupted_in_its_evaluation_leaves_everything_as_before(states, monkeypatch):
+def test_a_round_interrupted_in_its_evaluationleaves_everything_as_before(states, monkeypatch):
     run = package(Softmax(), FedSpeed(), PLAN, states=states)
     run.step()
     before = run.t, run.server, dict(run.states.generations), {i: run.states.get(i).h for i in run.states}
@@ -185,7 +185,7 @@ def test_a_worker_killed_in_a_round_is_replaced_and_the_bits_stay():
         states = {i: run.states.get(i) for i in run.states}
         assert killed
     assert_same_bits(serial, (records, run.x, states))
-    assert all(_leaves(state) for state in states.values())
+    assert all(leaves(state) for state in states.values())
 
 
 @pytest.mark.filterwarnings("ignore:a worker process died")
