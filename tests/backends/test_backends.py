@@ -16,6 +16,7 @@ from torch import nn
 
 from fedspeed.backends import shared, worth_processes
 from fedspeed.backends.process import Processes
+from fedspeed.client import make_jobs
 from fedspeed.errors import Diverged, UserError
 from fedspeed.methods import METHODS, FedInit, FedSpeed
 from fedspeed.plan import Plan
@@ -141,7 +142,7 @@ def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch):
         monkeypatch.setattr(
             Processes, "_send", lambda self, w, chunk, *rest: (sent.extend(chunk), send(self, w, chunk, *rest))
         )
-        jobs = run._jobs([3, 5, 7], 0, 0.1)
+        jobs = make_jobs(run.work, [3, 5, 7], 0, 0.1)
         replies = run.backend.run(jobs, run._down(), run.client_state)
         assert next(replies).job == jobs[0]
         assert sent == jobs[:2]  # two slots: one is being read, one is worked on
