@@ -142,13 +142,20 @@ def test_tables_nested_beyond_use_are_refused_by_every_reader(run):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rounds", "6"), ("seed", "x"), ("seed", None), ("seed", 0.5), ("last_accuracy", "0.5"), ("best_accuracy", [1]),
+    [("rounds", "6"), ("seed", "x"), ("seed", None), ("last_accuracy", "0.5"), ("best_accuracy", [1]),
      ("last_accuracy", 10**400), ("seed", float("nan")), ("seconds", True)],
 )  # fmt: skip
 def test_a_summary_with_something_else_for_a_number(run, key, value):
     told = {**(run.told() or {}), key: value}
     run.write_summary(told)
     with pytest.raises(UserError, match=f"is not a finished run directory: it lacks a number for {key}"):
+        RunFiles.read(run.path)
+
+
+@pytest.mark.parametrize("tables", [{"method": 5}, {"rounds": 2}])
+def test_a_config_without_a_method(run, tables):
+    run.write_config(tables)
+    with pytest.raises(UserError, match="is not a finished run directory: it lacks the name of a method"):
         RunFiles.read(run.path)
 
 
@@ -194,4 +201,5 @@ def test_the_digest_of_a_model_that_is_none(run, header):
     run.model_file.write_bytes(len(header).to_bytes(8, "little") + header + b"1")
     first = run.model_digest()
     run.model_file.write_bytes(len(header).to_bytes(8, "little") + header + b"2")
-    assert None not in (first, run.model_digest()) and first != run.model_digest()
+    assert None not in (first, run.model_digest())
+    assert first != run.model_digest()

@@ -42,8 +42,10 @@ class RunFiles:
         except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
         try:
+            if "method.name" not in flat(run.config):
+                raise TypeError("the name of a method")
             for key, value in run.numbers((0.5,)).items():
-                if not (is_number(value) or (value is None and key != "seed")) or (key == "seed" and value != int(value)):
+                if not is_number(value) and (value is not None or key == "seed"):
                     raise TypeError(f"a number for {key}")
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a finished run directory: it lacks {error}") from None

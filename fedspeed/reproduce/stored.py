@@ -91,7 +91,9 @@ def _parse(path: Path, data: bytes) -> dict[str, Result]:
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
         found = {result["key"]: result for result in map(json.loads, text.splitlines())}
-        if not found or not all(isinstance(r["measures"], dict) and r.get("wall_seconds", 0) >= 0 for r in found.values()):
+        if not found or not all(
+            isinstance(r["measures"], dict) and r.get("wall_seconds", 0) >= 0 for r in found.values()
+        ):
             raise ValueError("no result, or one without measures")
         return found
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -110,6 +110,7 @@ def test_json_has_slack_bound_and_terms(capsys):
         ("rate --conditions consistent", "erratum 13"),
         ("--from nowhere", "cannot read"),
         ("--eta 0.1 rate", "unrecognized arguments: --eta 0.1; see `fedspeed theory rate --help`"),
+        ("--L 1e200", "theory check: the numbers are too large to compute with"),
         ("rate --m 0", "m must be >= 1"),
     ],
 )

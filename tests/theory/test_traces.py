@@ -6,7 +6,6 @@ Eqs. (2)-(5), x^{t+1} = 2u^{t+1} - u^t and the lag x^t - z^t, with the cases in 
 
 from __future__ import annotations
 
-
 import importlib
 import math
 import re
