@@ -6,7 +6,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,9 +20,8 @@ LARGEST = 100_000
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
     """The bytes of a regular file; a pipe, a device or a larger file raises OSError (a pipe would be waited for)."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(number, "rb") as file:
-        found = os.fstat(number)
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | getattr(os, "O_NONBLOCK", 0))) as file:
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(22, "expected a plain file, found something else", str(path))
         if found.st_size > most:
@@ -67,7 +66,8 @@ def write(path: Path, content: str | bytes, durable: bool = False) -> None:
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when all is written; what fails leaves what was there before."""
+    """A file to write to, which gets its name when all is written, and the permissions of the one it replaces; what
+    fails leaves what was there before."""
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)  # it may be a link
@@ -76,6 +76,8 @@ def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        with suppress(OSError):  # there was none, or a file system without permissions
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

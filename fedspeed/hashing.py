@@ -63,7 +63,7 @@ def tensors_digest(path: Path) -> str:
             header = json.loads(start[8:])
             header.pop("__metadata__", None)
             layout = json.dumps(header, sort_keys=True).encode()
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             layout = b"damaged" + start
         found = hashlib.blake2b(layout, digest_size=16)
         while chunk := file.read(2**20):

@@ -79,12 +79,13 @@ def _fits(kind: str, name: str, value: Any) -> bool:
     if kind.startswith("list"):
         return isinstance(value, list) and all(type(a) is int for a in value)
     if kind.startswith("dict"):
-        return isinstance(value, dict) and all(a is None or _number(a) for a in value.values())
+        return isinstance(value, dict) and all(a is None or is_number(a) for a in value.values())
     if kind.startswith("int"):
         return type(value) is int
     may_miss = "None" in kind or name in ("train_loss", "drift", "update_norm")
-    return (value is None and may_miss) or _number(value)
+    return (value is None and may_miss) or is_number(value)
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value that JSON held is a number one can compute with."""
     return type(value) in (int, float) and -1e300 < value < 1e300

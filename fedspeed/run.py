@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config
-from .environment import environment as environment
 from .errors import UserError
 from .observe import Observer, Observers
 from .recording import Recording, room
-from .recording import digests as digests
-from .recording import summarise as summarise
 from .runconfig import amend, bound_to, clear_code, read_config, withdraw, write_config
 from .rundir import RunDir, alone
 

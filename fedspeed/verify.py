@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .environment import environment
 from .errors import Diverged, UserError
 from .record import TIMES
-from .run import environment, prepare
+from .run import prepare
 from .runconfig import bound_to, read_config
 from .rundir import CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
 

@@ -113,6 +113,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "sums": {"statefile"},
     "results": {"modelfile", "recording", "rundir"},
     "verify": {
+        "environment",
         "checkpoint",
         "errors",
         "record",

@@ -11,7 +11,7 @@ import pytest
 
 import fedspeed
 from fedspeed.errors import UserError
-from fedspeed.files import atomic, write
+from fedspeed.files import atomic, read_bytes, write
 from fedspeed.record import Record
 from fedspeed.report.difference import differences
 from fedspeed.report.runs import RunFiles
@@ -140,6 +140,25 @@ def test_tables_nested_beyond_use_are_refused_by_every_reader(run):
             read(run.path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rounds", "6"), ("seed", "x"), ("seed", None), ("last_accuracy", "0.5"), ("best_accuracy", [1]),
+     ("last_accuracy", 10**400), ("seed", float("nan")), ("seconds", True)],
+)  # fmt: skip
+def test_a_summary_with_something_else_for_a_number(run, key, value):
+    told = {**(run.told() or {}), key: value}
+    run.write_summary(told)
+    with pytest.raises(UserError, match=f"is not a finished run directory: it lacks a number for {key}"):
+        RunFiles.read(run.path)
+
+
+@pytest.mark.parametrize("tables", [{"method": 5}, {"rounds": 2}])
+def test_a_config_without_a_method(run, tables):
+    run.write_config(tables)
+    with pytest.raises(UserError, match="is not a finished run directory: it lacks the name of a method"):
+        RunFiles.read(run.path)
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, durable):
     """Whatever stops it, also a Ctrl-C; a link under the temporary name is not followed."""
@@ -160,3 +179,27 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, durable):
     write(path, json.dumps([1]), durable)
     assert path.read_text() == "[1]"
     assert precious.read_text() == "mine"
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    path = tmp_path / "a"
+    for mode in (0o600, 0o664):
+        write(path, "a")
+        path.chmod(mode)
+        write(path, "b")
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_folder_in_a_files_place_is_named(tmp_path):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"null", b'"a"', b"{", b"[" * 100_000])
+def test_the_digest_of_a_model_that_is_none(run, header):
+    """Whatever stands where names and shapes should; other files have other digests."""
+    run.model_file.write_bytes(len(header).to_bytes(8, "little") + header + b"1")
+    first = run.model_digest()
+    run.model_file.write_bytes(len(header).to_bytes(8, "little") + header + b"2")
+    assert None not in (first, run.model_digest())
+    assert first != run.model_digest()

@@ -23,7 +23,8 @@ from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.hashing import Hash
 from fedspeed.methods import METHODS, FedSpeed
-from fedspeed.run import digests, resume, run_config
+from fedspeed.recording import digests
+from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir, beside, line
 from fedspeed.statefile import read_state, write_state
 from fedspeed.verify import verify

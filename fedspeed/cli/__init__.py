@@ -80,9 +80,13 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As usual; options without an action are those of the default one."""
+        """As usual; an action may stand behind its options, and options without one are those of the default one."""
         if self.default_action and (not args or (args[0][0:1] == "-" and args[0] not in ("-h", "--help"))):
-            args = [self.default_action, *args]
+            inner = self.inner()
+            values = {flag for one in inner.values() for flag, a in one._option_string_actions.items() if a.nargs != 0}
+            places = [i for i, word in enumerate(args) if word in inner and args[i - 1] not in values]
+            at = places[0] if places else len(args)
+            args = [*(args[at : at + 1] or [self.default_action]), *args[:at], *args[at + 1 :]]
         return super().parse_known_args(args, namespace)
 
     def inner(self) -> dict[str, Parser]:

@@ -99,13 +99,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Do what was asked."""
-    if args.action == "check":
-        from .theory_check import check
+    from .theory_check import check
 
-        check(args, console)
-    else:
-        {"rate": rate, "perturbation": perturbation, "counterexample": counterexample, "rates": rates,
+    try:
+        {"check": check, "rate": rate, "perturbation": perturbation, "counterexample": counterexample, "rates": rates,
          "errata": errata}[args.action](args, console)  # fmt: skip
+    except OverflowError:
+        raise UserError(f"theory {args.action}: the numbers are too large to compute with; use smaller ones") from None
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..record import is_number
 from ..rundir import RunDir, runs_in
 from .difference import flat
 
@@ -41,7 +42,11 @@ class RunFiles:
         except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
         try:
-            run.numbers((0.5,))
+            if "method.name" not in flat(run.config):
+                raise TypeError("the name of a method")
+            for key, value in run.numbers((0.5,)).items():
+                if not is_number(value) and (value is not None or key == "seed"):
+                    raise TypeError(f"a number for {key}")
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a finished run directory: it lacks {error}") from None
         return run

@@ -39,13 +39,14 @@ def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verd
     """Write NAME.md, .csv, .tex, .png, .svg of what is there."""
     out = work.store.out
     out.mkdir(parents=True, exist_ok=True)
-    pictures = figure(sheet, out / recipe.name)
-    if recipe.kind == "split":
-        pictures += _heat_maps(work, recipe)
-    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
-    write(out / f"{recipe.name}.md", page.markdown(sheet, verdicts) + shown)
-    write(out / f"{recipe.name}.csv", page.csv(sheet))
-    write(out / f"{recipe.name}.tex", page.latex(sheet))
+    with work.store.alone():
+        pictures = figure(sheet, out / recipe.name)
+        if recipe.kind == "split":
+            pictures += _heat_maps(work, recipe)
+        shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
+        write(out / f"{recipe.name}.md", page.markdown(sheet, verdicts) + shown)
+        write(out / f"{recipe.name}.csv", page.csv(sheet))
+        write(out / f"{recipe.name}.tex", page.latex(sheet))
 
 
 def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
@@ -77,12 +78,13 @@ def index(work: Reproduction) -> Path | None:
     text = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
     text += [_spent(work), f"\n{WALK}\n\n"]
     text += ["Of each claim the contrast that is furthest from holding; in brackets its 95% interval.\n", *walk]
-    write(out / "README.md", "".join(text))
+    with work.store.alone():
+        write(out / "README.md", "".join(text))
     return out / "README.md"
 
 
 def _spent(work: Reproduction) -> str:
     """What all runs took, by their own clocks."""
     runs = work.store.results()
-    minutes = sum(run["wall_seconds"] for run in runs.values()) / 60
+    minutes = sum(run.get("wall_seconds", 0) for run in runs.values()) / 60
     return f"\n{len(runs)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"

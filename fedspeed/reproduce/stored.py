@@ -42,7 +42,7 @@ class Store:
     def put(self, result: Result) -> None:
         """Keep a finished run, and drop the directory it was made in."""
         known = self.results()
-        with self._alone():
+        with self.alone():
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
             write(self.out / "runs" / f"{result['key']}.json", _line(result), durable=True)
         known[result["key"]] = result
@@ -50,7 +50,7 @@ class Store:
 
     def pack(self) -> None:
         """Take the new results into the one file: the same bytes for the same results."""
-        with self._alone():
+        with self.alone():
             new = self._new()
             if not new:
                 return
@@ -75,8 +75,8 @@ class Store:
     def _new(self) -> list[Path]:
         return sorted((self.out / "runs").glob("*.json"))
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """One process at a time: packing must not overtake a result that is being put."""
+    def alone(self) -> AbstractContextManager[None]:
+        """One process at a time: packing must not overtake a result that is being put, nor a page another's."""
         from ..data.fetch import locked
 
         return locked(self.work / "runs")
@@ -90,9 +90,13 @@ def _parse(path: Path, data: bytes) -> dict[str, Result]:
     """Results by key of a file, compressed or not."""
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-        results = [json.loads(line) for line in text.splitlines()]
-        return {result["key"]: result for result in results}
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        found = {result["key"]: result for result in map(json.loads, text.splitlines())}
+        if not found or not all(
+            isinstance(r["measures"], dict) and r.get("wall_seconds", 0) >= 0 for r in found.values()
+        ):
+            raise ValueError("no result, or one without measures")
+        return found
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: expected results of runs, found a damaged file ({error!r}); restore it, or delete it, and its "
             f"runs are made again"

@@ -38,6 +38,24 @@ def test_the_documented_call(capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("--json rates", "rates --json"),
+        ("--lam 4 --json counterexample", "counterexample --lam 4 --json"),
+        ("--traceback errata", "errata"),
+        ("--verbose --L 2 check", "check --verbose --L 2"),
+    ],
+)
+def test_an_action_may_stand_behind_its_options(text, means, capsys):
+    assert call(text, capsys) == call(means, capsys)
+
+
+def test_a_run_called_like_an_action_is_a_run(capsys):
+    assert main(["theory", "--from", "rates"]) == 2
+    assert "cannot read rates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("--eta 0.001 --lam 0.1 --K 200 --L 1", "covered by `tracking`: "),
@@ -91,7 +109,8 @@ def test_json_has_slack_bound_and_terms(capsys):
         ("rate --problem cubic", "logistic or quadratic"),
         ("rate --conditions consistent", "erratum 13"),
         ("--from nowhere", "cannot read"),
-        ("--eta 0.1 rate", "unrecognized arguments: rate"),
+        ("--eta 0.1 rate", "unrecognized arguments: --eta 0.1; see `fedspeed theory rate --help`"),
+        ("--L 1e200", "theory check: the numbers are too large to compute with"),
         ("rate --m 0", "m must be >= 1"),
     ],
 )

@@ -19,8 +19,9 @@ from watching import Rounds
 from fedspeed import Config, FedAvg, Record, UserError, build_model, load_data, run_config, simulate
 from fedspeed.cli import main
 from fedspeed.data import Federated, describe, load
+from fedspeed.recording import summarise
 from fedspeed.reproduce.recipes import run_key
-from fedspeed.run import prepare, resume, summarise
+from fedspeed.run import prepare, resume
 from fedspeed.runconfig import same_run
 from fedspeed.rundir import RunDir, line
 from fedspeed.verify import verify

@@ -277,6 +277,11 @@ DAMAGES = {
     "cut": lambda data: data[:-9],
     "another": lambda data: b"no gzip",
     "no result": lambda data: gzip.compress(b"[1]\n"),
+    "emptied": lambda data: b"",
+    "no lines": lambda data: gzip.compress(b""),
+    "deep": lambda data: gzip.compress(b"[" * 100_000 + b"\n"),
+    "a key alone": lambda data: gzip.compress(b'{"key": "k0"}\n'),
+    "no time": lambda data: gzip.compress(b'{"key": "k0", "measures": {}, "wall_seconds": "1"}\n'),
     "a byte": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
 }
 
@@ -385,6 +390,21 @@ def test_a_damaged_new_result_is_named(capsys, tmp_path):
     told = capsys.readouterr().err
     assert "0123.json: expected results of runs, found a damaged file" in told
     assert len(told.splitlines()) == 1
+
+
+def test_pages_are_written_by_one_process_at_a_time(smoke, monkeypatch):
+    """Two that write one file at once would take each other's half away."""
+    fcntl = pytest.importorskip("fcntl")
+    written = []
+
+    def locked_write(path: Path, content: str) -> None:
+        with (smoke / "work" / ".runs.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        written.append(path.name)
+
+    monkeypatch.setattr("fedspeed.reproduce.render.write", locked_write)
+    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--quiet", "--out", str(smoke)]) == 0
+    assert written == ["table7.md", "table7.csv", "table7.tex", "README.md"]
 
 
 def test_the_terminal_shows_the_table_and_the_verdicts_and_no_markdown(smoke, capsys):

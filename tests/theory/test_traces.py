@@ -6,7 +6,9 @@ Eqs. (2)-(5), x^{t+1} = 2u^{t+1} - u^t and the lag x^t - z^t, with the cases in 
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 
 import numpy as np
 from federations import Softmax, package
@@ -85,3 +87,12 @@ def test_unequal_steps_keep_equation_4_and_break_equation_5():
     _, z = auxiliary(x0, ends, g)
     G = [np.mean([weights(e[4], lam)[0] @ e[0] / gi for e, gi in zip(log, own[0], strict=True)], 0) for log in logs]
     assert max(np.abs(z[t + 1] - z[t] + lam * G[t]).max() for t in range(1, plan.rounds)) > 1e-2
+
+
+def test_errata_name_what_there_is():
+    """`module.name` and `module.py` in the column `here` are of this package."""
+    said = [name for erratum in ERRATA.values() for name in re.findall(r"^(\w+)\.(\w+)$", erratum.here)]
+    assert len(said) >= 4
+    for module, name in said:
+        found = importlib.import_module(f"fedspeed.theory.{module}")
+        assert name == "py" or hasattr(found, name)
