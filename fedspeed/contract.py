@@ -126,7 +126,7 @@ class Hooks:
 
     @contextmanager
     def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
-        """An exception of a server's hook as one line; a client's are told by the engine, which knows the step."""
+        """An exception of a server's hook as one line; a client's are reported by the engine, which knows the step."""
         try:
             yield
         except (UserError, Diverged):

@@ -16,7 +16,7 @@ SHARD = 500
 
 
 class Score(NamedTuple):
-    """Mean loss, and the share of right answers (NaN where there is no score a class to take the largest of)."""
+    """Mean loss, and the share of right answers (NaN where outputs are not one score per class)."""
 
     loss: float
     accuracy: float
@@ -59,7 +59,7 @@ def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, vali
 
 
 def _right(output: Any, targets: torch.Tensor) -> float:
-    """How many targets have the largest output; NaN for outputs that are not (n, 2 or more), one logit say."""
+    """How many targets have the largest output; NaN unless outputs are (n, 2 or more): for one logit, for example."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < 2 or targets.ndim != 1:
         return math.nan
     return float((output.argmax(-1) == targets).sum())

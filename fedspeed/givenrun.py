@@ -1,6 +1,6 @@
 """Run directories of objects given to `simulate`: any module, any data, any loss.
 
-Objects cannot be written down and built again. So the config says what they were, by names and digests, and going on
+Objects cannot be written down and built again. So the config says what they were, by names and digests, and continuing
 takes the same call with the same objects; others are refused.
 """
 
@@ -53,7 +53,7 @@ class GivenRun(Config):
         """The data were there before the config."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables; a method that is not of this package is told by its class too."""
+        """Plain tables; a method from outside this package is named by its class too."""
         tables = super().to_dict()
         cls = type(self.method)
         if not self.method.source and cls not in {**METHODS, **WRAPPERS}.values():
@@ -87,7 +87,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
         except BaseException as error:
             if simulation is not None:
                 simulation.close()
-            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be gone on with
+            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be continued
             if not going_on and not begun:
                 withdraw(out, made)
             raise
@@ -95,12 +95,12 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
 
 
 def _refuse(out: Path, resume: bool) -> bool:
-    """Whether a directory holds a run; raise if that is not to be gone on with."""
+    """Whether a directory holds a run; raise if that run may not be continued."""
     found = RunDir(out).holds()
     if found and not resume:
-        raise UserError(f"{out} already holds a run; resume=True goes on with it, or choose another out")
+        raise UserError(f"{out} already holds a run; resume=True continues it, or choose another out")
     if found and CONFIG not in found:
-        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to go on with; choose another out")
+        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to continue; choose another out")
     return bool(found)
 
 

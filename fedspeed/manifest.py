@@ -97,7 +97,7 @@ class Saved:
 
     Args:
         entries: client -> where its state is.
-        hashes: of the log and of the rounds, up to the checkpoint, to go on with.
+        hashes: of the log and of the rounds, up to the checkpoint, to continue from.
     """
 
     manifest: Manifest

@@ -33,7 +33,7 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
 
 
 class Vector(nn.Module):
-    """One weight a column and no bias: inputs are matrices A, outputs A x."""
+    """One weight per column and no bias: inputs are matrices A, outputs A x."""
 
     def __init__(self, d: int) -> None:
         super().__init__()

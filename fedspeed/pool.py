@@ -48,7 +48,7 @@ def carry_out(
     Args:
         work: carries one out; what it tells on the way goes to `on_told`, its result to `on_done`.
         on_failed: called with what an order raised (one line of a `UserError`, else a traceback), or that its process
-            died; the others go on unless this raises.
+            died; the others continue unless this raises.
         here: one after another in this process.
     """
     if here:

@@ -52,17 +52,17 @@ def simulate(
     """Train `model` over the clients of `data`; iterate to run the rounds.
 
     Args:
-        method: e.g. `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
+        method: for example `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
         model: any module; a copy of it is trained, its parameters are x^0. A name of `MODELS`, or a class without
             arguments, is built from the seed.
         data: who owns what; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch.
         no_decay: names, or ends of names, of parameters without weight decay.
-        out: a run directory to write while the rounds are iterated over; however they end, it can be gone on with.
-        resume: go on with the run that `out` holds, if it holds one, which must be of these very arguments; it ends
+        out: a run directory to write while you iterate; however that ends, the run can be resumed.
+        resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
             with the same bits as without a break. With more `rounds`, as if it had had them from the start.
-        observers: who is told of it, `fedspeed.Observer`s or their names.
+        observers: called as it proceeds, `fedspeed.Observer`s or their names.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -164,7 +164,7 @@ class Simulation:
             return record
         for record in self:
             return record
-        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) with more rounds goes on")
+        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) takes more rounds")
 
     def advance(self) -> Record:
         """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
@@ -254,7 +254,7 @@ class Simulation:
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def restore(self, t: int, server: Any) -> None:
-        """Go on from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
+        """Continue from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -58,7 +58,7 @@ def top_eigenvalue(
     H - value I, whose largest in size is the other end of the spectrum.
 
     Args:
-        iterations: at most so many products with H, per end of the spectrum.
+        iterations: at most this many products with H per end of the spectrum.
         tolerance: stop when ||H v - value v|| <= tolerance |value|.
 
     Example:

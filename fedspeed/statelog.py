@@ -5,7 +5,7 @@ A record is a line of JSON and, unless the state has a file of its own, its numb
     {"client": 3, "round": 7, "leaves": [["h", [650], "float32", "float32"]]}   then 2,600 bytes
     {"client": 3, "round": 7, "digest": "..."}                                  of the file states/3@7
 
-A client's last record holds. When most of the log is superseded, a new one begins with what still holds.
+A client's last record holds. When most of the log is superseded, a new one begins with the records still live.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rundir import RunDir
 from .statefile import decode, encode, foreign, no_room, read_state, size
 
 GROWTH, SLACK = 2, 4_000_000
-"""A log larger than so many times what holds, and some bytes, is written anew."""
+"""A log larger than this many times its live records, plus some bytes, is rewritten."""
 LINE = 2**20
 """Bytes a record's line may have."""
 
@@ -49,7 +49,7 @@ class StateLog:
 
     Args:
         run: the run directory it is of.
-        path: the log to go on with; None begins one with the first records.
+        path: the log to continue; None begins one with the first records.
         hash: of its bytes.
         live: client -> where its state is.
     """
@@ -123,7 +123,7 @@ class StateLog:
 
 
 def read_log(path: Path, length: int) -> dict[int, Entry]:
-    """Where the clients' states are, by the first bytes of a log; what is no record raises."""
+    """Where the clients' states are, by the first bytes of a log; anything that is not a record raises."""
     live: dict[int, Entry] = {}
     with path.open("rb") as file:
         start = 0

@@ -1,4 +1,4 @@
-"""Many runs as one piece of work: what is done is kept, what was stopped goes on, the rest is started."""
+"""Many runs as one piece of work: what is done is kept, what was stopped is continued, the rest is started."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """A run to make or to go on with; its config as tables, for a class from a user's file cannot be sent."""
+    """A run to make or to continue; its config as tables, for a class from a user's file cannot be sent."""
 
     folder: Path
     label: str

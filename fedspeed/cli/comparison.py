@@ -1,4 +1,4 @@
-"""What a comparison came to: files, and a screen that fits the terminal."""
+"""The outcome of a comparison: files, and a screen that fits the terminal."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         target, key, value = parse_set(text)
         table = given.get(target, {})
         if not isinstance(table, dict | str):
-            raise UserError(f"config: {target} must be a name or a table, got {table!r}; put it right in {args.file}")
+            raise UserError(f"config: {target} must be a name or a table, got {table!r}; correct it in {args.file}")
         given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
     for target, name in TABLES.items():
         if isinstance(given.get(target), dict):

@@ -74,7 +74,7 @@ class Live(Observer):
             self._say(f"round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
 
     def client(self, done: int, total: int) -> None:
-        """A client of the round that is going on has answered."""
+        """A client of the current round has answered."""
         passed = time.monotonic() - self.said
         if self.live and passed > BLINK:
             self.said += passed

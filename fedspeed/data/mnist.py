@@ -93,7 +93,7 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
         if got != md5 and not part:
             raise UserError(
                 f"data {name}: the contents of {where} have md5 {got}, expected {md5}; the file is altered. If that "
-                "is intended, say part=true"
+                "is intended, set part=true"
             )
     x, y, x_test, y_test = arrays
     if x.ndim != 3 or x_test.ndim != 3 or y.ndim != 1 or y_test.ndim != 1:

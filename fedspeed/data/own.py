@@ -88,7 +88,7 @@ def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | Non
         data_dir: the file or the folder.
     """
     if data_dir is None:
-        raise UserError("data arrays: say where they are with data_dir (--data-dir FILE.npz)")
+        raise UserError("data arrays: give their file with data_dir (--data-dir FILE.npz)")
     path = Path(data_dir).expanduser()
     names = ("x", "y", "x_test", "y_test", "client")
     try:
@@ -195,7 +195,7 @@ def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str
     found = [given] if given in kinds else [c for c, k in kinds.items() if k == kind and not given]
     if len(found) != 1:
         raise UserError(
-            f"data {name}: {f'no column {given!r}' if given else f'{len(found)} columns of type {kind}'}; say "
+            f"data {name}: {f'no column {given!r}' if given else f'{len(found)} columns of type {kind}'}; set "
             f"{option}=COLUMN, one of {', '.join(kinds)}"
         )
     return found[0]
@@ -237,7 +237,7 @@ def huggingface(
     except ImportError as error:
         raise UserError("data huggingface: needs the package `datasets`; pip install 'fedspeed[hf]'") from error
     if bool(path) == (data_dir is not None):
-        raise UserError("data huggingface: say either path (a name on the hub) or data_dir (saved on disk)")
+        raise UserError("data huggingface: give either path (a name on the hub) or data_dir (saved on disk)")
     try:
         found = datasets.load_from_disk(str(data_dir)) if data_dir else datasets.load_dataset(path, config or None)
     except Exception as error:  # the package raises dozens of kinds

@@ -94,7 +94,7 @@ class Published:
                 "to a folder you can write to"
             ) from error
         with contextlib.suppress(OSError):
-            downloads.rmdir()  # stays if it holds something the next attempt can go on with
+            downloads.rmdir()  # stays if it holds something the next attempt can continue
         raise UserError(
             f"data {self.name}: no source could be used; tried the cache {folder}; {'; '.join(tried)}. Give a copy "
             "you have with data_dir (--data-dir PATH: the published archive, or its folder)"

@@ -70,7 +70,7 @@ def _complete(tree: Tree, classes: int, train: list[tuple[str, int]], val: list[
     if classes != 200 or any((count != full).any() for count, full in zip(counts, FULL, strict=True)):
         raise UserError(
             f"data tinyimagenet: {tree.path} holds {len(train)} training and {len(val)} validation pictures of "
-            f"{classes} classes, expected 100000 and 10000 of 200; if a part is what you want, say part=true"
+            f"{classes} classes, expected 100000 and 10000 of 200; if a part is what you want, set part=true"
         )
 
 

@@ -29,7 +29,7 @@ MOST = 2**28
 HEADER = 2**20
 """Bytes of a header inside a tar file, at most."""
 WHOLE = 4
-"""An archive unpacks to so many times the longest file, at most."""
+"""An archive may unpack to at most this many times the longest file."""
 
 
 def too_long(where: str, most: int) -> UserError:

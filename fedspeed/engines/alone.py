@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """The block's oracle, writing down what some rows asked and were told."""
+    """The block's oracle, writing down what some rows asked and were given."""
 
     def __init__(self, grad: Grad, rows: list[int]) -> None:
         self.grad, self.rows = grad, rows
@@ -114,7 +114,7 @@ class Watched:
         return up, kept
 
     def _rows(self, of_own: int) -> list[int]:
-        """Which rows the next call watches, so many of a user's method."""
+        """Which rows the next call watches, `of_own` of them of a user's method."""
         self.turn += 1
         n = len(self.clients)
         many = n if self.everything else min(n, of_own) if self.own else 1

@@ -76,7 +76,7 @@ class Reproduction:
         return sorted(left, key=lambda run: -run.cost)
 
     def sheet(self, recipe: Recipe) -> Sheet:
-        """What is there of a recipe, as cells."""
+        """The stored runs of a recipe, as cells."""
         rows, columns = recipe.names(self.preset)
         cells = {cell_name(cell.row, cell.column, columns): cell for cell in self._cells(recipe)}
         chosen = recipe.preset(self.preset)

@@ -241,4 +241,4 @@ def _are_names(value: Any) -> bool:
 def _wrong(claim: str, expected: str, found: str, whole: str = "") -> UserError:
     """An error that names the claim and the piece."""
     where = f" in {whole!r}" if whole else ""
-    return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; put it right in the recipe")
+    return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; correct it in the recipe")

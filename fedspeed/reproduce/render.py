@@ -36,7 +36,7 @@ def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
 
 
 def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verdict]) -> None:
-    """Write NAME.md, .csv, .tex, .png, .svg of what is there."""
+    """Write NAME.md, .csv, .tex, .png, .svg from the stored runs."""
     out = work.store.out
     out.mkdir(parents=True, exist_ok=True)
     pictures = figure(sheet, out / recipe.name)

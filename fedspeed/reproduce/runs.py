@@ -57,7 +57,7 @@ def make(
     on_round: Callable[[Run, int], None],
     on_done: Callable[[Run], None],
 ) -> None:
-    """Make runs, `jobs` at a time in processes of their own; a run that was stopped goes on from its checkpoint.
+    """Make runs, `jobs` at a time in processes of their own; a run that was stopped continues from its checkpoint.
 
     Args:
         on_round: called with the run and how many of its rounds are done.
@@ -89,7 +89,7 @@ class _Watch(Observer):
 
 
 def carry_out(run: Run, place: Path, observer: Observer) -> Result:
-    """Make, or go on with, one run in its directory, and pack what came of it."""
+    """Make or continue one run in its directory, and pack the outcome."""
     from ..run import resume, run_config
     from ..vec import one_thread
 

@@ -37,7 +37,7 @@ class Curve(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """One experiment: settings and bounds by T (none under `free`), a curve a method, and the fits."""
+    """One experiment: settings and bounds by T (none under `free`), one curve per method, and the fits."""
 
     form: str
     settings: tuple[Setting, ...]

@@ -17,7 +17,7 @@ from .setting import Setting
 
 METHODS = ("fedspeed", "fedavg", "scaffold")
 CHUNK = 256
-"""So many steps' minibatches are drawn at once."""
+"""How many steps' minibatches are drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -336,7 +336,7 @@ def test_no_room_for_images_is_an_error_with_the_number(tmp_path: Path, monkeypa
     root = pets(tmp_path / "pets")
     with monkeypatch.context() as patch:
         patch.setattr(np, "empty", lambda shape, *a: full() if shape != 0 else np.zeros(0, *a))
-        with pytest.raises(UserError, match=r"6 pictures of 64 x 64 need 0\.0 GB of memory; say size=N"):
+        with pytest.raises(UserError, match=r"6 pictures of 64 x 64 need 0\.0 GB of memory; set size=N"):
             read("images", data_dir=root, size=64)
 
 
