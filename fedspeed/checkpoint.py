@@ -56,7 +56,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
-        self.folder, self.every, self.bound = folder, every, bound or {}
+        self.folder = folder
+        self.every = every
+        self.bound = bound or {}
         self.run = RunDir(folder)
         self.waited = 0.0  # seconds that rounds waited in here
         self._log, self._rounds = StateLog(self.run), Hash()
@@ -271,7 +273,9 @@ class Checkpoints:
             cut(saved.log, log.count)
         if saved.manifest.rounds is not None:
             cut(self.run.rounds_file, self._rounds.count)
-        self._newest, self._replaced, self.waited = saved.t, replaced, saved.manifest.waited
+        self._newest = saved.t
+        self._replaced = replaced
+        self.waited = saved.manifest.waited
         self._earlier = self.waited
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:

@@ -21,6 +21,11 @@ class Score(NamedTuple):
     loss: float
     accuracy: float
 
+    @property
+    def known_accuracy(self) -> float | None:
+        """The accuracy as a record holds it: None where there is none."""
+        return None if math.isnan(self.accuracy) else self.accuracy
+
 
 def shards(data: Federated, validation: bool = False) -> list[tuple[int, int]]:
     """The test set, or the validation set, in fixed pieces, (start, stop) each."""

@@ -143,7 +143,9 @@ def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
 
 def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
     """What a simulation is of, in names and digests."""
-    plan, data, work = simulation.plan, simulation.data, simulation.work
+    plan = simulation.plan
+    data = simulation.data
+    work = simulation.work
     return GivenRun(
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,

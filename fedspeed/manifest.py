@@ -137,7 +137,9 @@ def _server(t: int) -> str:
 
 
 def _part(plain: dict[str, Any]) -> Part:
-    name, digest, length = plain["file"], plain["digest"], plain.get("bytes")
+    name = plain["file"]
+    digest = plain["digest"]
+    length = plain.get("bytes")
     if not (isinstance(name, str) and isinstance(digest, str)) or (length is not None and type(length) is not int):
         raise TypeError(f"expected file, digest and bytes, found {plain!r}")
     return Part(name, digest, length)

@@ -63,7 +63,9 @@ class _Processes:
 
     def __init__(self, orders: Sequence[Any], work: Any, on_told: Any, on_done: Any, on_failed: Any) -> None:
         self.waiting, self.work = list(orders), work
-        self.on_told, self.on_done, self.on_failed = on_told, on_done, on_failed
+        self.on_told = on_told
+        self.on_done = on_done
+        self.on_failed = on_failed
         self.tries = dict.fromkeys((order.key for order in orders), 0)
         self.running: dict[Connection, tuple[Any, Any]] = {}
 

@@ -64,7 +64,10 @@ class Recording:
         checkpoints: Checkpoints,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.out, self.config, self.simulation, self.records = out, config, simulation, records
+        self.out = out
+        self.config = config
+        self.simulation = simulation
+        self.records = records
         self.checkpoints, self.hold = checkpoints, hold
         self.files = RunDir(out)
         self.summary: dict[str, Any] = {}
@@ -100,7 +103,9 @@ class Recording:
                 self._conclude(status_of(error))
 
     def _rounds(self) -> Generator[Record, None, None]:
-        simulation, checkpoints, out = self.simulation, self.checkpoints, self.out
+        simulation = self.simulation
+        checkpoints = self.checkpoints
+        out = self.out
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from .evaluate import Score, shards
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
-from .metrics import merged
+from .metrics import average, merged
 from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
@@ -107,7 +106,10 @@ class Simulation:
         device = pick_device(plan.device)
         module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
-        self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
+        self.method = method
+        self.data = data
+        self.t = 0
+        self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
@@ -137,7 +139,8 @@ class Simulation:
         return self.recording.out if self.recording else None
 
     def __repr__(self) -> str:
-        flat, data, plan = self.work.flat, self.data, self.plan
+        flat = self.work.flat
+        data, plan = self.data, self.plan
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
             f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
@@ -181,7 +184,8 @@ class Simulation:
 
     def _round(self) -> tuple[Any, Record]:
         """The server after the next round, and its record; new client states are staged."""
-        started, t, plan = time.perf_counter(), self.t, self.plan
+        started = time.perf_counter()
+        t, plan = self.t, self.plan
         lr = plan.rate(t, paper_decay(self.method))
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
@@ -210,10 +214,10 @@ class Simulation:
             round=t + 1,
             cohort=[int(i) for i in active],
             lr=lr,
-            train_loss=_average(replies, "train_loss"),
+            train_loss=average(replies, "train_loss"),
             test_loss=score and score.loss,
-            test_accuracy=_accuracy(score),
-            drift=_average(replies, "drift"),
+            test_accuracy=score and score.known_accuracy,
+            drift=average(replies, "drift"),
             update_norm=update_norm,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
@@ -223,14 +227,16 @@ class Simulation:
             seconds=time.perf_counter() - started - (evaluated - trained),
             eval_seconds=evaluated - trained,
             validation_loss=validation and validation.loss,
-            validation_accuracy=_accuracy(validation),
+            validation_accuracy=validation and validation.known_accuracy,
             metrics=metrics,
         )
         return server, record
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
-        mean, replies, bytes_up = Mean(self._server_dtype), [], 0
+        mean = Mean(self._server_dtype)
+        replies = []
+        bytes_up = 0
         self.states.discard()
         for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
             self.observers.tell("client", done, len(jobs))
@@ -287,11 +293,3 @@ class Simulation:
         data, score = self.work.data, self.backend.evaluate
         test = score(vector) if shards(data, False) else None
         return test, score(vector, validation=True) if shards(data, True) else None
-
-
-def _accuracy(score: Score | None) -> float | None:
-    return None if score is None or math.isnan(score.accuracy) else score.accuracy
-
-
-def _average(replies: list[Reply], name: str) -> float:
-    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)

@@ -35,7 +35,9 @@ def mean_gradient(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss) -
     """Mean loss over samples and its gradient at x, in evaluation mode."""
     flat.model.eval()
     n = sum(len(targets) for _, targets in data)
-    value, total_gradient, part = 0.0, torch.zeros_like(x, dtype=accurate(x)), torch.empty_like(x)
+    value = 0.0
+    total_gradient = torch.zeros_like(x, dtype=accurate(x))
+    part = torch.empty_like(x)
     for inputs, targets in data:
         value += float(flat.gradient(x, inputs, targets, loss, part)) * len(targets) / n
         total_gradient.add_(part, alpha=len(targets) / n)
@@ -78,7 +80,9 @@ def top_eigenvalue(
 
     def power(shift: float) -> Eigenvalue:
         v = torch.from_numpy(rng(seed, "eigenvector").standard_normal(len(x))).to(x)
-        value, residual, k = 0.0, math.inf, 0
+        value = 0.0
+        residual = math.inf
+        k = 0
         while k < iterations and residual > tolerance * abs(value + shift):
             v = v / v.norm()
             image = product(v, shift)

@@ -57,7 +57,10 @@ class StateLog:
     def __init__(
         self, run: RunDir, path: Path | None = None, hash: Hash | None = None, live: dict[int, Entry] | None = None
     ) -> None:
-        self.run, self.path, self.hash, self.live = run, path, hash or Hash(), live or {}
+        self.run = run
+        self.path = path
+        self.hash = hash or Hash()
+        self.live = live or {}
         self._holds = sum(entry.length for entry in self.live.values())
         self._file_number = 0  # of the log, once it was opened
 
@@ -86,7 +89,10 @@ class StateLog:
         """A new log, with what holds but for some clients."""
         old, live = self.path, self.live
         self.run.states.mkdir(exist_ok=True)
-        self.path, self.hash, self.live, self._holds = self.run.log_path(t), Hash(), {}, 0
+        self.path = self.run.log_path(t)
+        self.hash = Hash()
+        self.live = {}
+        self._holds = 0
         self.path.unlink(missing_ok=True)  # it may be a link
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
             self._file_number = self._number(file)
@@ -130,7 +136,9 @@ def read_log(path: Path, length: int) -> dict[int, Entry]:
         while start < length:
             line = file.readline(LINE)
             about = json.loads(line)
-            client, generation, digest = about["client"], about["round"], about.get("digest", "")
+            client = about["client"]
+            generation = about["round"]
+            digest = about.get("digest", "")
             if any(type(n) is not int or n < 0 for n in (client, generation)) or not isinstance(digest, str):
                 raise ValueError(f"record of client {client!r}, round {generation!r}")
             numbers = 0 if digest else size(about["leaves"])

@@ -105,7 +105,9 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
 def worth_processes(work: Work) -> bool:
     """Whether `auto` takes worker processes: on the cpu, client by client (a cohort is seldom more than one block), in
     a run of more than about ten seconds (0.3 ms for a local step, and 6 d operations per sample at 50 GFLOP/s)."""
-    plan, n, d = work.plan, float(work.data.sizes.mean()), work.flat.d
+    plan = work.plan
+    n = float(work.data.sizes.mean())
+    d = work.flat.d
     samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
     seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
     return work.flat.device.type == "cpu" and plan.engine != "block" and seconds > 10

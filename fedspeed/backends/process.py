@@ -52,10 +52,14 @@ class Processes:
     """
 
     def __init__(self, work: Work, workers: int, touched: Container[int] = ()) -> None:
-        device, x0, shapes = work.flat.device.type, work.flat.x, work.shapes
+        device = work.flat.device.type
+        x0 = work.flat.x
+        shapes = work.shapes
         if device != "cpu":
             raise UserError(f"back end process: works on the cpu, got device {device}; use --backend serial")
-        self.work, self.touched, self.engine = work, touched, make_engine(work)
+        self.work = work
+        self.touched = touched
+        self.engine = make_engine(work)
         self.workers: list[Worker] = []
         self._owing: set[int] = set()  # workers that were asked and have not answered
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(x0)))

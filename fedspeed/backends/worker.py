@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Facts, Failed, Job
-from ..contract import reason
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, score_shard
+from ..origin import reason
 from ..vec import tree_map
 from .packing import unpack
 from .shared import Place, Segment, at, put, take
@@ -83,7 +83,9 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
     work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
-    flat, like, x = work.flat, work.shapes.client, segment.tensor(setup.vectors[0])
+    flat = work.flat
+    like = work.shapes.client
+    x = segment.tensor(setup.vectors[0])
     down = at(segment, work.shapes.down, setup.vectors[1:])
     engine = make_engine(work, buffers=[])
     flat.x = x  # x^0 is the server's to keep

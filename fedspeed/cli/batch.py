@@ -143,7 +143,9 @@ class _Watch(Observer):
 
     def __init__(self, rounds: int, tell: pool.Tell) -> None:
         self.rounds, self.tell = rounds, tell
-        self.rounds_done, self.score, self.said = 0, "", time.monotonic()
+        self.rounds_done = 0
+        self.score = ""
+        self.said = time.monotonic()
 
     def round(self, record: Record, run: Simulation) -> None:
         self.rounds_done = record.round

@@ -147,7 +147,9 @@ def as_given(config: Config) -> list[str]:
     """
     found: list[str] = []
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
-        value, default, flag = getattr(config, name), getattr(Config(), name), "--" + name.replace("_", "-")
+        value = getattr(config, name)
+        default = getattr(Config(), name)
+        flag = "--" + name.replace("_", "-")
         if name in TABLES:
             found += [flag, value.name] if value.name != default.name else []
         elif value != default and isinstance(value, bool):

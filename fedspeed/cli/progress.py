@@ -34,10 +34,16 @@ class Live(Observer):
     """
 
     def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
-        self.console, self.rounds, self.title, self.show = console, rounds, title, show
+        self.console = console
+        self.rounds = rounds
+        self.title = title
+        self.show = show
         self.live = show and console.is_terminal
         self.last: Any = None
-        self.percent, self.rounds_done, self.score, self.said = -1, 0, "", time.monotonic()
+        self.percent = -1
+        self.rounds_done = 0
+        self.score = ""
+        self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -124,12 +130,18 @@ class Runs:
     """
 
     def __init__(self, console: Console, title: str, orders: Sequence[Costly], show: bool, every: float = 0.0) -> None:
-        self.console, self.title, self.orders, self.show, self.every = console, title, orders, show, every
+        self.console = console
+        self.title = title
+        self.orders = orders
+        self.show = show
+        self.every = every
         self.live = show and console.is_terminal
         self.total = sum(order.cost for order in orders)
         self.done: dict[str, float] = {}
         self.before: dict[str, float] = {}  # what had been done of runs that go on
-        self.runs, self.began, self.said = 0, 0.0, time.monotonic()
+        self.runs = 0
+        self.began = 0.0
+        self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:

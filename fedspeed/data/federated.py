@@ -170,7 +170,9 @@ class Federated:
         chosen, m = parse_validation(spec), self.clients
         if self.validation is not None:
             raise UserError(f"data {self.name}: there is a validation set already; take one off only once")
-        owner, taken, trains = np.repeat(np.arange(m), self.sizes), np.zeros(len(self.indices), bool), np.ones(m, bool)
+        owner = np.repeat(np.arange(m), self.sizes)
+        taken = np.zeros(len(self.indices), bool)
+        trains = np.ones(m, bool)
         if chosen.of_clients:
             trains[rng(seed, "validation").choice(m, chosen.count(m), replace=False)] = False
             taken = ~trains[owner]

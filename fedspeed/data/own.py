@@ -143,7 +143,9 @@ def from_torch(
 
 
 def _stack(pairs: Any, name: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    xs, ys, total = [], [], len(pairs)
+    xs = []
+    ys = []
+    total = len(pairs)
     for i in range(total):
         x, y = pairs[i]
         xs.append(np.asarray(x))
@@ -205,7 +207,9 @@ class _Pairs:
     """(picture, label) of a Hugging Face dataset, as a torch `Dataset` would give them."""
 
     def __init__(self, part: Any, image: str, label: str) -> None:
-        self.part, self.image, self.label = part, image, label
+        self.part = part
+        self.image = image
+        self.label = label
 
     def __len__(self) -> int:
         return len(self.part)

@@ -55,7 +55,9 @@ class Unpacked:
     """A compressed stream that ends in an error once more than `most` bytes came out of it."""
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path, self.most, self.left = path, most, most
+        self.path = path
+        self.most = most
+        self.left = most
         with path.open("rb") as file:
             begins = file.read(6)
         kinds = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}

@@ -16,7 +16,10 @@ from .runs import Row, measured
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""
 
-YES, NO, UNDECIDED, UNKNOWN = "yes", "no", "undecided", "unknown: 1 seed"
+YES = "yes"
+NO = "no"
+UNDECIDED = "undecided"
+UNKNOWN = "unknown: 1 seed"
 DIVERGED = "undecided: diverged"
 T_975 = (
     12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,

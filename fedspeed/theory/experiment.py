@@ -94,7 +94,9 @@ def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
     def slope(part: np.ndarray) -> float:
         return float(t @ np.log(part.mean(1)) / (t @ t))
 
-    best, n, seeds = slope(values), len(t), values.shape[1]
+    best = slope(values)
+    n = len(t)
+    seeds = values.shape[1]
     y = np.log(values.mean(1))
     residual = y - y.mean() - best * t
     variance = float(residual @ residual / (n - 2) / (t @ t)) if n > 2 else 0.0

@@ -101,7 +101,11 @@ def run(
     x = np.broadcast_to(np.asarray(x0, dtype=np.float64), (seeds, 1, problem.d)).copy()
     kept, c = np.zeros(shape), np.zeros_like(x)  # g_hat_i, or c_i and c of SCAFFOLD
     streams = [np.random.default_rng([seed + r, 7]) for r in range(seeds)]
-    xs, ends, ghats, points, quasi = [x[:, 0]], [], [], [], []
+    xs = [x[:, 0]]
+    ends = []
+    ghats = []
+    points = []
+    quasi = []
     for t in range(s.T):
         y = np.broadcast_to(x, shape).copy()
         for k in range(s.K):
