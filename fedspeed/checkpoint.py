@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 from .files import write
 from .hashing import Hash, cut, digest, flush, prefix
-from .manifest import ERRORS, FORMAT, Manifest, Part, Saved
+from .manifest import CHECKPOINT_FORMAT, ERRORS, Manifest, Part, Saved
 from .rundir import CONFIG, OWN, ROUNDS, RunDir
 from .statefile import no_room, read_state, write_state
 from .statelog import Change, StateLog
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .record import Record
     from .server import Simulation
 
-__all__ = ["FORMAT", "Checkpoints", "Saved", "counted"]
+__all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved", "counted"]
 
 KEEP = 2
 """Checkpoints that stay; the one before the last is what `verify` runs the last round from."""

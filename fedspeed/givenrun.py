@@ -149,7 +149,7 @@ def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
     return GivenRun(
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,
-        model=Spec(GIVEN, {"class": _place(type(model)), "parameters": work.flat.d, "digest": model_digest(model)}),
+        model=Spec(GIVEN, {"class": _place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
         data=Spec(GIVEN, _told(data)),
         split=data.split,
         clients=data.clients,
@@ -168,7 +168,7 @@ def _told(data: Federated) -> dict[str, Any]:
     }
 
 
-def model_digest(model: nn.Module) -> str:
+def module_digest(model: nn.Module) -> str:
     """Of classes, names, shapes and numbers: layers, parameters (and which are trained) and buffers."""
     found = hashlib.blake2b(digest_size=16)
     found.update(json.dumps([(name, _place(type(part))) for name, part in model.named_modules()]).encode())

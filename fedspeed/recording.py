@@ -184,7 +184,7 @@ class Recording:
     def _in_place(self) -> None:
         if not self._is_in_place():
             how = _again(self.out, self.config).replace(f" {self.out}", "")
-            raise UserError(f"{self.out} was moved while the run went on; {how} where it is now")
+            raise UserError(f"{self.out} was moved during the run; {how} where it is now")
 
     def _unchanged(self) -> None:
         """Raise if the directory is not as this run left it: somebody else has continued it, or started over."""

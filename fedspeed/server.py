@@ -18,7 +18,7 @@ from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
-from .evaluate import Score, shards
+from .evaluate import Score, slices
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
@@ -291,5 +291,5 @@ class Simulation:
             return None, None
         vector = x.to(self.work.flat.dtype, copy=True)
         data, score = self.work.data, self.backend.evaluate
-        test = score(vector) if shards(data, False) else None
-        return test, score(vector, validation=True) if shards(data, True) else None
+        test = score(vector) if slices(data, False) else None
+        return test, score(vector, validation=True) if slices(data, True) else None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .data.federated import Federated
-from .evaluate import SHARD
+from .evaluate import SLICE
 from .sampling import rng
 from .vec import FlatModel, Loss, accurate
 
@@ -27,8 +27,8 @@ Batches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def batches(data: Federated, rows: np.ndarray) -> Batches:
-    """Some training samples in pieces of at most `SHARD`, not augmented."""
-    return [data.batch(rows[a : a + SHARD]) for a in range(0, len(rows), SHARD)]
+    """Some training samples in pieces of at most `SLICE`, not augmented."""
+    return [data.batch(rows[a : a + SLICE]) for a in range(0, len(rows), SLICE)]
 
 
 def mean_gradient(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss) -> tuple[float, torch.Tensor]:

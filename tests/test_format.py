@@ -37,7 +37,7 @@ def any_format(tmp_path, request) -> Path:
 
 def test_there_is_a_run_of_every_format():
     assert config.CONFIG_FORMAT == 1
-    formats = range(1, checkpoint.FORMAT + 1)
+    formats = range(1, checkpoint.CHECKPOINT_FORMAT + 1)
     assert [p.name for p in sorted(FIXTURES.glob("run-format-*"))] == [f"run-format-{n}" for n in formats]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
 """Name -> "module:Class"; imported when a run asks for it."""
 GROUP = "fedspeed.backends"
-METHODS = ("run", "evaluate", "close")
+REQUIRED = ("run", "evaluate", "close")
 
 
 class Backend(Protocol):
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.shards`."""
+        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.slices`."""
 
     def close(self) -> None:
         """Stop what was started; may be called twice."""
@@ -74,10 +74,10 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     if place is None:
         raise unknown("back end", name, names())
     found = load("back end", name, place, "install it, or use --backend serial")
-    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    missing = [method for method in REQUIRED if not callable(getattr(found, method, None))]
     if missing or not isinstance(found, type):
         lacks = f"has no method {missing[0]}" if missing else "is not a class"
-        raise UserError(f"back end {name}: {place} {lacks}; expected a class with {', '.join(METHODS)}")
+        raise UserError(f"back end {name}: {place} {lacks}; expected a class with {', '.join(REQUIRED)}")
     fit: Callable[[Work, int, Container[int]], Backend] = found
     return fit
 

@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     from ..environment import cores
     from ..observe import find_observer
     from ..report.runs import Row, RunFiles
-    from .batch import Order, carry_out, is_done
+    from .batch import RunTask, is_done, make_runs
 
     base, seeds = _base(args), parse_seeds(args.seeds or "3")
     for name in args.log:
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
     folders: dict[tuple[str, int], Path] = {}
-    orders, kept = [], 0
+    tasks, kept = [], 0
     for seed in seeds:  # a stopped comparison has all methods for the first seeds
         for text in names:
             config = Config.from_dict({**base, "method": parse_method(text), "seed": seed})
@@ -148,11 +148,11 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
             if not args.overwrite and is_done(folder, config):
                 kept += 1
             else:
-                orders.append(Order(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
+                tasks.append(RunTask(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
     if kept and show:
         console.print(f"{kept} of {len(folders)} runs are done already and kept")
     try:
-        failed = carry_out(orders, args.jobs or cores(), console, show, args.traceback)
+        failed = make_runs(tasks, args.jobs or cores(), console, show, args.traceback)
     except KeyboardInterrupt as stopped:
         raise type(stopped)(f"`{_again(args, out)}` continues it") from None
     rows = [Row(text, [RunFiles.read(folders[text, seed]) for seed in seeds if f"{text} seed {seed}" not in failed])

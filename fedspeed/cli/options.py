@@ -16,7 +16,7 @@ import tomli_w
 from ..config import Config, read_tables
 from ..errors import UserError, unknown
 from ..method import Method
-from ..methods import find
+from ..methods import find_method
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
 
@@ -174,7 +174,7 @@ def as_text(method: Method) -> str | None:
     fields = {key: value for key, value in table.items() if key != "name" and value != plain.get(key)}
     base = fields.get("base")
     if isinstance(base, dict):
-        fields["base"] = base["name"] if base == find(base["name"]).from_fields({}).to_dict() else base
+        fields["base"] = base["name"] if base == find_method(base["name"]).from_fields({}).to_dict() else base
     if any(isinstance(value, dict | list) for value in fields.values()):
         return None
     return ":".join([str(table["name"]), *([",".join(f"{k}={_toml(v)}" for k, v in fields.items())] if fields else [])])

@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
-    from ..reproduce.recipes import SUITE, find, recipes
+    from ..reproduce.recipes import SUITE, find_recipe, recipes
     from ..reproduce.render import index, judged, lost, render
 
     if "list" in args.names:
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     for name, value in (("seeds", args.seeds), ("jobs", args.jobs)):
         if value is not None and value < 1:
             raise UserError(f"--{name}: expected a whole number >= 1, got {value}")
-    named = [find(name) for name in args.names if name != "all"]
+    named = [find_recipe(name) for name in args.names if name != "all"]
     chosen = [r for r in recipes().values() if args.preset in r.presets] if "all" in args.names else named
     if not chosen:
         raise UserError(f"no recipe has the preset {args.preset!r}; see `fedspeed reproduce list`")

@@ -23,9 +23,9 @@ _LAZY = {
     "Federated": "federated",
     "Samples": "samples",
     "describe": "summary",
-    "from_arrays": "own",
-    "from_hugging_face": "own",
-    "from_torch": "own",
+    "from_arrays": "user_data",
+    "from_hugging_face": "user_data",
+    "from_torch": "user_data",
 }
 __all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 
@@ -193,7 +193,7 @@ def federate(
         test,
         name=samples.name,
         split=str(chosen),
-        pipeline=samples.recipe.pipeline(augment),
+        pipeline=samples.augmentation.pipeline(augment),
         classes=samples.classes,
         class_names=samples.labels,
     )

@@ -96,7 +96,7 @@ def _constants(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Augmentation:
     """What augmentation and normalisation mean for one data set (the identity by default).
 
     Args:

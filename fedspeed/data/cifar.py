@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
+from .decode import Unreadable, pixels
 from .fetch import MIRRORS, Remote, Web
 from .pickled import read_pickle
-from .pictures import Unreadable, pixels
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import Tree, candidates
+from .tree import FileTree, candidates
 
 PIXELS = 3 * 32 * 32
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -146,7 +146,7 @@ def _png(blob: bytes, labels: np.ndarray, kind: Kind, where: str) -> Batch:
     return Batch(labels.reshape(-1, 1), rows.transpose(0, 2, 1).reshape(-1, PIXELS))
 
 
-def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
+def _layout(tree: FileTree, kind: Kind) -> tuple[list[Batch], bool] | None:
     """Batches of the first layout whose files are all there; whether the files are the published ones."""
     readers: tuple[tuple[str, Callable[[bytes, Kind, str], Batch]], ...] = ((".bin", _binary), ("", _python))
     for suffix, read in readers:
@@ -210,14 +210,14 @@ PUBLISHED_10 = Published(
         *MIRRORS["cifar10"],
     ),
     classes=10,
-    recipe=Recipe((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),
+    augmentation=Augmentation((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),
 )
 PUBLISHED_100 = Published(
     "cifar100",
     _read_100,
     (Web((Remote(HOME + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),)),),
     classes=100,
-    recipe=Recipe((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True),
+    augmentation=Augmentation((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True),
 )
 
 

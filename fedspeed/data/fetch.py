@@ -90,7 +90,7 @@ class Web:
 
 
 @dataclass(frozen=True)
-class Local:
+class SystemFolder:
     """A folder where a package of the operating system puts the published files."""
 
     path: str

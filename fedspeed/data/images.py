@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from .own import from_arrays
-from .pictures import decode
+from .decode import decode
 from .samples import Progress, Samples, silent
 from .tree import read_file
+from .user_data import from_arrays
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
-from .fetch import Local, Remote, Web
+from .augment import Augmentation
+from .fetch import Remote, SystemFolder, Web
 from .samples import Progress, Samples
 from .sources import Published
 from .tree import MOST, candidates, too_long
@@ -133,17 +133,17 @@ MNIST = Published(
         _web("https://storage.googleapis.com/cvdf-datasets/mnist/", _MNIST_GZ),
     ),
     classes=10,
-    recipe=Recipe((0.1307,), (0.3081,)),
+    augmentation=Augmentation((0.1307,), (0.3081,)),
 )
 FASHION = Published(
     "fashion-mnist",
     _read_fashion,
     (
-        Local("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
+        SystemFolder("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
         _web("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", _FASHION_GZ),
     ),
     classes=10,
-    recipe=Recipe((0.2860,), (0.3530,)),
+    augmentation=Augmentation((0.2860,), (0.3530,)),
 )
 
 

@@ -83,7 +83,7 @@ class Member(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-class Tree:
+class FileTree:
     """A read-only view of the files below a path.
 
     Args:
@@ -93,7 +93,7 @@ class Tree:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "a.txt").write_bytes(b"hello")
-        >>> Tree(folder).read("a.txt")
+        >>> FileTree(folder).read("a.txt")
         b'hello'
     """
 
@@ -203,10 +203,10 @@ class Tree:
         return {name: found[wanted[name]] for name in basenames}
 
 
-def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[Tree]:
+def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[FileTree]:
     """Where a copy may be: the path itself, or folders and archives of these names within it."""
     if not path.is_dir():
-        yield Tree(path, most)
+        yield FileTree(path, most)
         return
-    yield from (Tree(path / name, most) for name in inside if (path / name).exists())
-    yield Tree(path, most)
+    yield from (FileTree(path / name, most) for name in inside if (path / name).exists())
+    yield FileTree(path, most)

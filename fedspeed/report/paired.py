@@ -76,12 +76,12 @@ class Gap:
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
     """All methods but the baseline (the first row unless named) against it, metric by metric."""
-    against = find(rows, baseline)
+    against = find_row(rows, baseline)
     metrics = METRICS[measured(rows)]
     return [_gap(row, against, metric) for row in rows if row is not against for metric in metrics]
 
 
-def find(rows: Sequence[Row], label: str) -> Row:
+def find_row(rows: Sequence[Row], label: str) -> Row:
     """The row of a label, the first for ""."""
     for row in rows:
         if row.label == label or not label:

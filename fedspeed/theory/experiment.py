@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from ..problems import Problem
 from .bounds import Bound, Start, bound, schedule
-from .numpy_runs import METHODS, run
+from .numpy_runs import NAMES, run
 from .setting import Setting
 
 CONDITIONS = ("printed", "corrected", "tracking", "free")
@@ -152,11 +152,11 @@ def rate(
     )
     repeats, first = seeds if noise else 1, 1 if form == "printed" else 0
     bounds: list[Bound] = []
-    averages: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {name: ([], []) for name in METHODS}
+    averages: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {name: ([], []) for name in NAMES}
     for s in settings:
         if form != "free":
             bounds.append(bound(s, _start(problem, s, x0, batch, repeats, seed, first), form))
-        for name in METHODS:
+        for name in NAMES:
             if progress:
                 progress(name, s.T)
             trace = run(name, problem, s, x0, batch=batch if noise else 0, seeds=repeats, seed=seed)

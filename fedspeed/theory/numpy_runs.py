@@ -15,7 +15,7 @@ from ..errors import Diverged, UserError, unknown
 from ..problems import Grad, Problem
 from .setting import Setting
 
-METHODS = ("fedspeed", "fedavg", "scaffold")
+NAMES = ("fedspeed", "fedavg", "scaffold")
 CHUNK = 256
 """How many steps' minibatches are drawn at once."""
 
@@ -93,8 +93,8 @@ def run(
         >>> bool(np.allclose(trace.x[-1, 0], problem.optimum))
         True
     """
-    if method not in METHODS:
-        raise unknown("method of the theory's runs", method, METHODS)
+    if method not in NAMES:
+        raise unknown("method of the theory's runs", method, NAMES)
     if seeds < 1 or batch < 0:
         raise UserError(f"run: expected seeds >= 1 and batch >= 0, got seeds {seeds} and batch {batch}")
     shape, s = (seeds, problem.m, problem.d), setting

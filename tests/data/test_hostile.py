@@ -185,11 +185,11 @@ def packed(members: dict[str, bytes], how: str) -> bytes:
 def test_an_archive_that_unpacks_to_too_much_is_refused(how: str, tmp_path: Path) -> None:
     path = tmp_path / f"bomb.tar.{how}"
     path.write_bytes(packed({"a": b"hello", "b": ZEROS}, how))
-    assert tree.Tree(path, 2**20).read("a") == b"hello"
+    assert tree.FileTree(path, 2**20).read("a") == b"hello"
     with pytest.raises(UserError, match=r"bomb\.tar\..*: b is longer than 1 MB, expected less"):
-        tree.Tree(path, 2**20).read("b")
+        tree.FileTree(path, 2**20).read("b")
     path.write_bytes(packed({f"b{i}": ZEROS for i in range(5)} | {"z": b"last"}, how))
-    for ask in (lambda: tree.Tree(path, 2**20).names, lambda: tree.Tree(path, 2**20).read("z")):
+    for ask in (lambda: tree.FileTree(path, 2**20).names, lambda: tree.FileTree(path, 2**20).read("z")):
         with pytest.raises(UserError, match=r"what .*bomb.* unpacks to is longer than 4 MB"):
             ask()
 
@@ -203,7 +203,7 @@ def test_a_header_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "header.tar.gz"
     path.write_bytes(gzip.compress(out.getvalue()))
     with pytest.raises(UserError, match=r"header\.tar\.gz is truncated or damaged \(ReadError: a header of"):
-        _ = tree.Tree(path).names
+        _ = tree.FileTree(path).names
 
 
 def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"bits.tar.{how}"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=r"bits\.tar\..*is truncated or damaged"):
-            tree.Tree(path).read("a")
+            tree.FileTree(path).read("a")
 
 
 def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", ZEROS)
     with pytest.raises(UserError, match=r"a\.zip: a is longer than 1 MB"):
-        tree.Tree(path, 2**20).read("a")
+        tree.FileTree(path, 2**20).read("a")
     plain = path.read_bytes()
     at = plain.index(b"PK\1\2")
     for place, value, message in [(8, 1, "encrypted"), (10, 99, "compression"), (24, 16, "CRC")]:
@@ -233,7 +233,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
             blob[at + 26 : at + 28] = b"\0\0"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=rf"a\.zip is truncated or damaged \(.*{message}"):
-            tree.Tree(path).read("a")
+            tree.FileTree(path).read("a")
 
 
 def mnist_files() -> dict[str, bytes]:

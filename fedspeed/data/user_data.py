@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
 from .convert import convert, hold_out, owner_ids
 from .samples import Progress, Samples, silent
 
 
-def own_recipe(shape: Sequence[int]) -> Recipe:
+def own_augmentation(shape: Sequence[int]) -> Augmentation:
     """For pictures of unknown kind: 0.5 / 0.5 a channel, flip, and a crop padded by 1/8 of the side.
 
     That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. Use `augment="none"` where a mirrored picture means
     something else. Anything but pictures (three axes) is used as it is.
     """
     if len(shape) != 3:
-        return Recipe()
+        return Augmentation()
     half = (0.5,) * shape[0]
-    return Recipe(half, half, padding=shape[1] // 8, flip=True)
+    return Augmentation(half, half, padding=shape[1] // 8, flip=True)
 
 
 def from_arrays(
@@ -75,8 +75,8 @@ def from_arrays(
         train, held = hold_out(found.y, holdout, name)
         found = found._replace(x=found.x[train], y=found.y[train], x_test=found.x[held], y_test=found.y[held])
         ids = None if ids is None else ids[train]
-    recipe = own_recipe(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
-    return Samples(name, *found, ids, recipe, labels)
+    augmentation = own_augmentation(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
+    return Samples(name, *found, ids, augmentation, labels)
 
 
 def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | None = None) -> Samples:
