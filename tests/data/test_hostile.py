@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.data import load, pictures, read, tinyimagenet, tree
+from fedspeed.data import decode, load, read, tinyimagenet, tree
 from fedspeed.data import mnist as mnist_module
 from fedspeed.data.cifar import CIFAR_10
 from fedspeed.data.fetch import MIRRORS, Npm, npm_environment
@@ -272,7 +272,7 @@ def test_pictures_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"data_batch_2\.png is not a readable picture \(.*decompression bomb"):
         read("cifar10", data_dir=layouts.folder(blobs, tmp_path / "png"), part=True)
     with pytest.raises(UserError, match=r"cannot decode the picture here \(10000 x 9500 pixels, expected at most"):
-        pictures.decode(png(10_000, 9500), "here")  # and here a warning
+        decode.decode(png(10_000, 9500), "here")  # and here a warning
 
 
 def test_a_picture_in_name_only_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
