@@ -45,7 +45,7 @@ def _pictures(workload: Workload) -> Arrays:
     """CIFAR-10, normalised, float32, client by client."""
     data = _cifar(workload)
     if {int(n) for n in data.sizes} != {workload.samples}:
-        raise ValueError(f"{workload.name}: expected {workload.samples} samples a client, found {set(data.sizes)}")
+        raise ValueError(f"{workload.name}: expected {workload.samples} samples per client, found {set(data.sizes)}")
     x, y = data.batch(data.indices)
     shape = (workload.clients, workload.samples)
     x_test, y_test = data.test_batch(0, TEST)

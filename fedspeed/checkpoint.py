@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 from .files import write
 from .hashing import Hash, cut, digest, flush, prefix
-from .manifest import ERRORS, FORMAT, Manifest, Part, Saved
+from .manifest import CHECKPOINT_FORMAT, ERRORS, Manifest, Part, Saved
 from .rundir import CONFIG, OWN, ROUNDS, RunDir
 from .statefile import no_room, read_state, write_state
 from .statelog import Change, StateLog
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .record import Record
     from .server import Simulation
 
-__all__ = ["FORMAT", "Checkpoints", "Saved", "counted"]
+__all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved", "counted"]
 
 KEEP = 2
 """Checkpoints that stay; the one before the last is what `verify` runs the last round from."""
@@ -37,7 +37,7 @@ SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
 SHARE, PATIENCE = 0.05, 2.0
-"""Rounds that waited longer than this share of the time, and than so many seconds, do not wait for a small checkpoint
+"""Rounds that waited longer than this share of the time, and than this many seconds, do not wait for a small checkpoint
 that is still being written: the next one is written when it is done."""
 CURE = {
     "config": f"put {CONFIG} back as it was",
@@ -51,12 +51,14 @@ class Checkpoints:
 
     Args:
         folder: the run directory.
-        every: write every so many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
+        every: write a checkpoint every this many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
         bound: digests of what the run is of (config, data, ...); they stand in every manifest.
     """
 
     def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
-        self.folder, self.every, self.bound = folder, every, bound or {}
+        self.folder = folder
+        self.every = every
+        self.bound = bound or {}
         self.run = RunDir(folder)
         self.waited = 0.0  # seconds that rounds waited in here
         self._log, self._rounds = StateLog(self.run), Hash()
@@ -148,13 +150,13 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
             self._replaced = superseded if self._newest is None else [*self._needs(self._newest), *superseded]
             self._newest, self._new_names = t, False
-        except BaseException as error:  # told in `wait`, on the run's own thread
+        except BaseException as error:  # reported by `wait`, on the run's own thread
             self._error = error
 
     def _stay(self) -> None:
         """Raise if another folder has the place of the run's by now, so that nothing is written into that."""
         if self._here is not None and (not self.folder.exists() or self.folder.stat().st_ino != self._here):
-            raise UserError(f"{self.folder} was moved while the run went on; go on with it where it is now")
+            raise UserError(f"{self.folder} was moved during the run; resume it where it is now")
 
     def _needs(self, t: int) -> list[Path]:
         """The files that only the checkpoint of round t needs; the manifest goes first."""
@@ -232,7 +234,7 @@ class Checkpoints:
         return found
 
     def drop(self, saved: Saved) -> None:
-        """Stand before a checkpoint; what only it needs goes when the run goes on."""
+        """Stand before a checkpoint; what only it needs is removed when the run continues."""
         self.run.manifest_path(saved.t).unlink(missing_ok=True)
 
     def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
@@ -271,7 +273,9 @@ class Checkpoints:
             cut(saved.log, log.count)
         if saved.manifest.rounds is not None:
             cut(self.run.rounds_file, self._rounds.count)
-        self._newest, self._replaced, self.waited = saved.t, replaced, saved.manifest.waited
+        self._newest = saved.t
+        self._replaced = replaced
+        self.waited = saved.manifest.waited
         self._earlier = self.waited
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:

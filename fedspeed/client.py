@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .contract import Hooks, reason
+from .contract import Hooks
 from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
+from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
@@ -103,7 +104,9 @@ class Oracle:
     """The gradient of the current minibatch at any point; see `method.Grad`."""
 
     def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
-        self.flat, self.loss, self.precision = work.flat, work.loss, work.plan.precision
+        self.flat = work.flat
+        self.loss = work.loss
+        self.precision = work.plan.precision
         self.clip = work.gradient_clip
         self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
@@ -111,7 +114,10 @@ class Oracle:
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to a new minibatch and dropout mask."""
-        self.inputs, self.targets, self.mask_seed, self.calls = inputs, targets, mask_seed, 0
+        self.inputs = inputs
+        self.targets = targets
+        self.mask_seed = mask_seed
+        self.calls = 0
 
     def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
         rows = len(self.inputs)
@@ -137,7 +143,10 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         client: a private copy of the client's state; `init_client` at first touch is the caller's part.
         buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
     """
-    hooks, data, flat, seed = work.hooks, work.data, work.flat, work.plan.seed
+    hooks = work.hooks
+    data = work.data
+    flat = work.flat
+    seed = work.plan.seed
     rows = data.rows(job.client)
     steps = job.K or work.local_steps(len(rows))
     order = batch_order(len(rows), work.plan.batch_size, steps, key(seed, "batches", job.t, job.client))

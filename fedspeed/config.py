@@ -23,7 +23,7 @@ from .usercode import file_of, read_code
 GIVEN = "given"
 """The name of a model and of data that were Python objects, given to `simulate`."""
 GIVEN_FROM_PYTHON = (
-    "expected names of model and data, found objects that were given to fedspeed.simulate; go on with such a run from "
+    "expected names of model and data, found objects that were given to fedspeed.simulate; continue such a run from "
     "Python, by the same call with out= and resume=True (`fedspeed diff` and `fedspeed compare` take it as it is)"
 )
 
@@ -206,7 +206,7 @@ class Config(Plan):
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a config file. Files and folders it names are meant from its own folder, wherever one stands."""
+    """The tables of a config file. Relative paths in it start from its own folder, whatever the current one is."""
     return resolved(read_toml(path), path.parent)
 
 

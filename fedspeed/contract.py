@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from .compat import version
-from .errors import Diverged, UserError, one_line
+from .errors import Diverged, UserError
 from .method import Grad, Local, Method, Round, nested
 from .metrics import numbers, reports
+from .origin import defined, reason
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
-PACKAGE = Path(__file__).parent
-LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 
 
 class Hooks:
@@ -36,7 +32,9 @@ class Hooks:
     """
 
     def __init__(self, method: Method, d: int, dtype: torch.dtype) -> None:
-        self.method, self.d, self.dtype = method, d, dtype
+        self.method = method
+        self.d = d
+        self.dtype = dtype
         self._up: list[Field] | None = None
         self.reporting = {hook for hook in ("metrics", "client_metrics") if reports(method, hook)}
 
@@ -126,7 +124,7 @@ class Hooks:
 
     @contextmanager
     def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
-        """An exception of a server's hook as one line; a client's are told by the engine, which knows the step."""
+        """An exception of a server's hook as one line; a client's are reported by the engine, which knows the step."""
         try:
             yield
         except (UserError, Diverged):
@@ -258,58 +256,3 @@ def require_hooks(method: Method) -> None:
                 f"{type(each).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/new-method.md "
                 f"({defined(each)})"
             )
-
-
-def packaged(method: Method) -> bool:
-    """Whether a method, what it wraps aside, is the package's own."""
-    return type(method).__module__.startswith("fedspeed.methods.")
-
-
-def built_in(method: Method) -> bool:
-    """Whether a method, and what it wraps, is the package's own."""
-    return all(packaged(each) for each in nested(method))
-
-
-def not_block_safe(method: Method) -> Method | None:
-    """The outermost of the user's whose class does not say itself that its hooks take a block of clients."""
-    users = (each for each in nested(method) if not packaged(each))
-    return next((each for each in users if vars(type(each)).get("block_safe") is not True), None)
-
-
-def defined(method: Method, hook: str = "") -> str:
-    """Where a method's class, or one of its hooks, is written: `mine.py, line 12`; of wrappers and what they wrap, the
-    innermost that is the user's and has the hook itself."""
-    users = [type(each) for each in nested(method) if not packaged(each)]
-    writers = [cls for cls in users if not hook or hasattr(getattr(cls, hook), "__code__")]
-    cls = (writers or users or [type(method)])[-1]
-    thing = inspect.unwrap(getattr(cls, hook)) if hook else cls
-    try:
-        code = getattr(thing, "__code__", None)
-        file, number = (code.co_filename, code.co_firstlineno) if code else _class_place(cls)
-    except (OSError, TypeError):
-        return f"class {cls.__qualname__}"
-    return f"{_short(file)}, line {number}"
-
-
-def _class_place(cls: type) -> tuple[str, int]:
-    return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
-
-
-def reason(error: BaseException) -> str:
-    """An exception in one line, with the user's own line where there is one."""
-    told = one_line(error)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(Path(f.filename))]
-    return f"{told} ({_short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else told
-
-
-def _own(file: Path) -> bool:
-    """Whether a file is neither ours, nor Python's, nor an installed library's."""
-    if str(file).startswith("<") and not str(file).startswith("<ipython"):
-        return False
-    return not any(file.is_relative_to(place) for place in (PACKAGE, *LIBRARIES))
-
-
-def _short(file: str) -> str:
-    """A path relative to the current folder where it lies below it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

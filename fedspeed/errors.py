@@ -1,4 +1,4 @@
-"""What a user can put right: the CLI prints it as one line and exits with 2."""
+"""What a user can correct: the CLI prints it as one line and exits with 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a vector, in fixed shards summed in order so that every back end gets the same bits."""
+"""Loss and accuracy of a vector, in fixed slices summed in order so that every back end gets the same bits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from .data.federated import Federated
 from .sampling import seed_device
 from .vec import FlatModel, Loss
 
-SHARD = 500
+SLICE = 500
 
 
 class Score(NamedTuple):
-    """Mean loss, and the share of right answers (NaN where there is no score a class to take the largest of)."""
+    """Mean loss, and the share of right answers (NaN where outputs are not one score per class)."""
 
     loss: float
     accuracy: float
 
+    @property
+    def known_accuracy(self) -> float | None:
+        """The accuracy as a record holds it: None where there is none."""
+        return None if math.isnan(self.accuracy) else self.accuracy
 
-def shards(data: Federated, validation: bool = False) -> list[tuple[int, int]]:
+
+def slices(data: Federated, validation: bool = False) -> list[tuple[int, int]]:
     """The test set, or the validation set, in fixed pieces, (start, stop) each."""
     rows = data.validation if validation else data.y_test
     n = 0 if rows is None else len(rows)
-    return [(a, min(a + SHARD, n)) for a in range(0, n, SHARD)]
+    return [(a, min(a + SLICE, n)) for a in range(0, n, SLICE)]
 
 
-def score_shard(
+def score_slice(
     flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, start: int, stop: int, validation: bool = False
 ) -> Score:
     """Sums, not means, over one piece of the test set, or of the validation set."""
@@ -53,13 +58,13 @@ def total(parts: Iterable[Score], n: int) -> Score:
 
 def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, validation: bool = False) -> Score:
     """Score of the vector x on the test set, or on the validation set; plain mean loss, no weight decay in it."""
-    pieces = shards(data, validation)
-    parts = (score_shard(flat, x, data, loss, a, b, validation) for a, b in pieces)
+    pieces = slices(data, validation)
+    parts = (score_slice(flat, x, data, loss, a, b, validation) for a, b in pieces)
     return total(parts, pieces[-1][1] if pieces else 0)
 
 
 def _right(output: Any, targets: torch.Tensor) -> float:
-    """How many targets have the largest output; NaN for outputs that are not (n, 2 or more), one logit say."""
+    """How many targets have the largest output; NaN unless outputs are (n, 2 or more): for one logit, for example."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < 2 or targets.ndim != 1:
         return math.nan
     return float((output.argmax(-1) == targets).sum())

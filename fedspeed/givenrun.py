@@ -1,6 +1,6 @@
 """Run directories of objects given to `simulate`: any module, any data, any loss.
 
-Objects cannot be written down and built again. So the config says what they were, by names and digests, and going on
+Objects cannot be written down and built again. So the config says what they were, by names and digests, and continuing
 takes the same call with the same objects; others are refused.
 """
 
@@ -53,7 +53,7 @@ class GivenRun(Config):
         """The data were there before the config."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables; a method that is not of this package is told by its class too."""
+        """Plain tables; a method from outside this package is named by its class too."""
         tables = super().to_dict()
         cls = type(self.method)
         if not self.method.source and cls not in {**METHODS, **WRAPPERS}.values():
@@ -87,7 +87,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
         except BaseException as error:
             if simulation is not None:
                 simulation.close()
-            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be gone on with
+            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be continued
             if not going_on and not begun:
                 withdraw(out, made)
             raise
@@ -95,12 +95,12 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
 
 
 def _refuse(out: Path, resume: bool) -> bool:
-    """Whether a directory holds a run; raise if that is not to be gone on with."""
+    """Whether a directory holds a run; raise if that run may not be continued."""
     found = RunDir(out).holds()
     if found and not resume:
-        raise UserError(f"{out} already holds a run; resume=True goes on with it, or choose another out")
+        raise UserError(f"{out} already holds a run; resume=True continues it, or choose another out")
     if found and CONFIG not in found:
-        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to go on with; choose another out")
+        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to continue; choose another out")
     return bool(found)
 
 
@@ -143,11 +143,13 @@ def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
 
 def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
     """What a simulation is of, in names and digests."""
-    plan, data, work = simulation.plan, simulation.data, simulation.work
+    plan = simulation.plan
+    data = simulation.data
+    work = simulation.work
     return GivenRun(
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,
-        model=Spec(GIVEN, {"class": _place(type(model)), "parameters": work.flat.d, "digest": model_digest(model)}),
+        model=Spec(GIVEN, {"class": _place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
         data=Spec(GIVEN, _told(data)),
         split=data.split,
         clients=data.clients,
@@ -166,7 +168,7 @@ def _told(data: Federated) -> dict[str, Any]:
     }
 
 
-def model_digest(model: nn.Module) -> str:
+def module_digest(model: nn.Module) -> str:
     """Of classes, names, shapes and numbers: layers, parameters (and which are trained) and buffers."""
     found = hashlib.blake2b(digest_size=16)
     found.update(json.dumps([(name, _place(type(part))) for name, part in model.named_modules()]).encode())

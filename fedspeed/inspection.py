@@ -68,7 +68,7 @@ def inspect_run(
 
     Args:
         run: a run directory with `config.toml` and `model.safetensors`.
-        samples, clients: at most so many, drawn by the run's seed.
+        samples, clients: at most this many, drawn by the run's seed.
         out: where to write; the run directory if None.
         allow_code: also if the directory's config names Python files, which are then executed.
     """

@@ -15,7 +15,7 @@ from .hashing import Hash
 from .rundir import LOG, ROUNDS, STATE, RunDir
 from .statelog import Entry, read_entry, read_log
 
-FORMAT = 2
+CHECKPOINT_FORMAT = 2
 ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
 
@@ -61,8 +61,8 @@ class Manifest:
             raise ValueError(f"format {plain['format']!r}, round {t!r}")
         if plain["format"] == 1:
             return cls(t, *_format_1(plain["files"], t))
-        if plain["format"] != FORMAT:
-            raise ValueError(f"expected format 1 or {FORMAT}, found {plain['format']}")
+        if plain["format"] != CHECKPOINT_FORMAT:
+            raise ValueError(f"expected format 1 or {CHECKPOINT_FORMAT}, found {plain['format']}")
         server, log, rounds = (_part(plain[name]) for name in ("server", "log", "rounds"))
         if server.name != _server(t) or not LOG.fullmatch(log.name) or rounds.name != ROUNDS:
             raise ValueError(f"unexpected files {server.name}, {log.name}, {rounds.name}")
@@ -78,7 +78,9 @@ class Manifest:
     def text(self) -> str:
         """The manifest as it is written."""
         parts = {name: _plain(getattr(self, name)) for name in ("server", "log", "rounds")}
-        return json.dumps({"format": FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited})
+        return json.dumps(
+            {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}
+        )
 
     def entries(self, run: RunDir) -> dict[int, Entry]:
         """Where the clients' states are."""
@@ -97,7 +99,7 @@ class Saved:
 
     Args:
         entries: client -> where its state is.
-        hashes: of the log and of the rounds, up to the checkpoint, to go on with.
+        hashes: of the log and of the rounds, up to the checkpoint, to continue from.
     """
 
     manifest: Manifest
@@ -137,7 +139,9 @@ def _server(t: int) -> str:
 
 
 def _part(plain: dict[str, Any]) -> Part:
-    name, digest, length = plain["file"], plain["digest"], plain.get("bytes")
+    name = plain["file"]
+    digest = plain["digest"]
+    length = plain.get("bytes")
     if not (isinstance(name, str) and isinstance(digest, str)) or (length is not None and type(length) is not int):
         raise TypeError(f"expected file, digest and bytes, found {plain!r}")
     return Part(name, digest, length)

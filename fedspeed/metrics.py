@@ -71,3 +71,8 @@ def merged(method: Method, own: dict[str, float], replies: Iterable[Reply]) -> d
             f"{type(method).__name__}: metrics and client_metrics both report {twice}; give one of them another name"
         )
     return {name: sum(values) / len(values) for name, values in found.items()} | own
+
+
+def average(replies: list[Reply], name: str) -> float:
+    """The mean over clients of one of the facts that every reply has, `drift` for example."""
+    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)

@@ -33,7 +33,7 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
 
 
 class Vector(nn.Module):
-    """One weight a column and no bias: inputs are matrices A, outputs A x."""
+    """One weight per column and no bias: inputs are matrices A, outputs A x."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -90,7 +90,9 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
     layers: list[nn.Module] = [Layout()]
     for out in widths[:-1]:
         layers += [RowConv(channels, out, 5, padding), nn.MaxPool2d(2), nn.ReLU()]
-        channels, height, width = out, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
+        channels = out
+        height = (height + 2 * padding - 4) // 2
+        width = (width + 2 * padding - 4) // 2
         if height < 1 or width < 1:
             raise UserError(
                 f"model cnn: pictures of {shape[1]}x{shape[2]} are too small for {len(widths) - 1} convolutions "

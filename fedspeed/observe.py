@@ -31,17 +31,17 @@ GROUP = "fedspeed.observers"
 
 
 class Observer:
-    """Is told what happens in a run; every method does nothing, override what you need.
+    """Called as a run proceeds; every method does nothing, override what you need.
 
     One that raises is reported in one line and dropped, and the run goes on; KeyboardInterrupt and SystemExit stop it.
     `run.out` is the run's directory, None if it has none; `run.x` and `run.model` are where the server stands.
     """
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Rounds begin, at `run.t`; again if a run that was stopped goes on."""
+        """Rounds begin, at `run.t`; again if a run that was stopped continues."""
 
     def client(self, done: int, total: int) -> None:
-        """So many of a round's clients have answered."""
+        """`done` of a round's `total` clients have answered."""
 
     def round(self, record: Record, run: Simulation) -> None:
         """A round is done, and written down if the run has a directory."""
@@ -72,7 +72,7 @@ class Observers:
             except Exception as error:
                 self.all = [other for other in self.all if other is not each]
                 told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
-                warnings.warn(f"{told}; it is told no more, the run goes on", stacklevel=2)
+                warnings.warn(f"{told}; it is dropped, the run goes on", stacklevel=2)
 
     def started(self, run: Simulation) -> None:
         """Rounds begin, unless they have begun already."""

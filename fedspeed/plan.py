@@ -71,7 +71,7 @@ class Plan(Params):
         "where clients run: `serial`, here, in worker `process`es, or `auto`; same bits",
         placement=True,
     )
-    workers: int = machine(0, "[0, inf)", "the number of worker processes; 0 takes one a core", placement=True)
+    workers: int = machine(0, "[0, inf)", "the number of worker processes; 0 takes one per core", placement=True)
 
     states: str = machine(
         "auto",

@@ -1,4 +1,4 @@
-"""Orders carried out one after another, here or side by side in processes; a process that dies is replaced."""
+"""Tasks done one after another, here or side by side in processes; a process that dies is replaced."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .errors import UserError
 from .processes import end_with_parent, in_main_thread, safe_path
 
 ATTEMPTS = 3
-"""How often an order whose process dies is taken up again."""
+"""How often a task whose process dies is taken up again."""
 
 Tell = Callable[[Any], None]
 
 
-class Order(Protocol):
+class Task(Protocol):
     """Something to do, with a key of its own; it must be possible to send it to another process."""
 
     @property
@@ -30,41 +30,43 @@ class Order(Protocol):
         ...
 
 
-O = TypeVar("O", bound=Order)
+T = TypeVar("T", bound=Task)
 
 
-def carry_out(
-    orders: Sequence[O],
-    work: Callable[[O, Tell], Any],
+def run_tasks(
+    tasks: Sequence[T],
+    work: Callable[[T, Tell], Any],
     jobs: int,
     *,
-    on_told: Callable[[O, Any], None],
-    on_done: Callable[[O, Any], None],
-    on_failed: Callable[[O, str], None],
+    on_told: Callable[[T, Any], None],
+    on_done: Callable[[T, Any], None],
+    on_failed: Callable[[T, str], None],
     here: bool = False,
 ) -> None:
-    """Carry out orders, `jobs` at a time in processes of their own.
+    """Run tasks, `jobs` at a time in processes of their own.
 
     Args:
-        work: carries one out; what it tells on the way goes to `on_told`, its result to `on_done`.
-        on_failed: called with what an order raised (one line of a `UserError`, else a traceback), or that its process
-            died; the others go on unless this raises.
+        work: does one; what it tells on the way goes to `on_told`, its result to `on_done`.
+        on_failed: called with what a task raised (one line of a `UserError`, else a traceback), or that its process
+            died; the others continue unless this raises.
         here: one after another in this process.
     """
     if here:
-        for order in orders:
-            _settle(order, *_attempt(work, order, partial(on_told, order)), on_done, on_failed)
-    elif orders:
-        _Processes(orders, work, on_told, on_done, on_failed).run(jobs)
+        for task in tasks:
+            _settle(task, *_attempt(work, task, partial(on_told, task)), on_done, on_failed)
+    elif tasks:
+        _Processes(tasks, work, on_told, on_done, on_failed).run(jobs)
 
 
 class _Processes:
-    """The processes that are at work, each with the order that it has."""
+    """The processes that are at work, each with the task that it has."""
 
-    def __init__(self, orders: Sequence[Any], work: Any, on_told: Any, on_done: Any, on_failed: Any) -> None:
-        self.waiting, self.work = list(orders), work
-        self.on_told, self.on_done, self.on_failed = on_told, on_done, on_failed
-        self.tries = dict.fromkeys((order.key for order in orders), 0)
+    def __init__(self, tasks: Sequence[Any], work: Any, on_told: Any, on_done: Any, on_failed: Any) -> None:
+        self.waiting, self.work = list(tasks), work
+        self.on_told = on_told
+        self.on_done = on_done
+        self.on_failed = on_failed
+        self.tries = dict.fromkeys((task.key for task in tasks), 0)
         self.running: dict[Connection, tuple[Any, Any]] = {}
 
     def run(self, jobs: int) -> None:
@@ -92,30 +94,30 @@ class _Processes:
         self.hand_over(here)
 
     def hand_over(self, pipe: Connection) -> None:
-        """The next order to a process; one that has none left ends."""
-        order = self.waiting.pop(0) if self.waiting else None
+        """The next task to a process; one that has none left ends."""
+        task = self.waiting.pop(0) if self.waiting else None
         process, _ = self.running[pipe]
-        self.running[pipe] = (process, order)
-        if order is None:
+        self.running[pipe] = (process, task)
+        if task is None:
             pipe.close()
             self.running.pop(pipe)[0].join()
         else:
-            self.tries[order.key] += 1
+            self.tries[task.key] += 1
             with suppress(BrokenPipeError, ConnectionResetError):  # it has died, which is heard next
-                pipe.send(order)
+                pipe.send(task)
 
     def hear(self, pipe: Connection) -> None:
-        process, order = self.running[pipe]
+        process, task = self.running[pipe]
         try:
             kind, told = pipe.recv()
         except (EOFError, ConnectionResetError):
             self.running.pop(pipe)
             process.join()
-            if self.tries[order.key] < ATTEMPTS:
-                self.waiting.insert(0, order)
+            if self.tries[task.key] < ATTEMPTS:
+                self.waiting.insert(0, task)
             else:
                 self.on_failed(
-                    order,
+                    task,
                     f"its process died {ATTEMPTS} times (exit code {process.exitcode}); what it had done is kept. Free "
                     f"memory or use fewer --jobs, then repeat this",
                 )
@@ -123,22 +125,22 @@ class _Processes:
                 self.start()
             return
         if kind == "told":
-            self.on_told(order, told)
+            self.on_told(task, told)
         elif kind == "warning":
             warnings.warn(told, stacklevel=1)
         else:
-            _settle(order, kind, told, self.on_done, self.on_failed)
+            _settle(task, kind, told, self.on_done, self.on_failed)
             self.hand_over(pipe)
 
 
-def _settle(order: Any, kind: str, told: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
-    (on_done if kind == "done" else on_failed)(order, told)
+def _settle(task: Any, kind: str, told: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
+    (on_done if kind == "done" else on_failed)(task, told)
 
 
-def _attempt(work: Callable[[Any, Tell], Any], order: Any, tell: Tell) -> tuple[str, Any]:
+def _attempt(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> tuple[str, Any]:
     """`done` with the result, or `failed` with what was raised."""
     try:
-        return "done", work(order, tell)
+        return "done", work(task, tell)
     except UserError as error:
         return "failed", str(error)
     except (BrokenPipeError, ConnectionResetError):
@@ -148,7 +150,7 @@ def _attempt(work: Callable[[Any, Tell], Any], order: Any, tell: Tell) -> tuple[
 
 
 def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], kernel: bool) -> None:
-    """A process that carries out orders; it ends when whoever gives them does."""
+    """A process that does tasks; it ends when whoever gives them does."""
     end_with_parent(kernel)
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
 

@@ -1,4 +1,4 @@
-"""How processes of ours start, and how they end with the one that started them. No torch: they arm themselves first."""
+"""How our processes start, and how they end with the one that started them. No torch: they arm themselves first."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it: a number that is not finite becomes None; of what a run has not, not a word."""
+        """The record as JSON takes it: a number that is not finite becomes None; fields a run lacks are left out."""
         plain = asdict(self)
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]

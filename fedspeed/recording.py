@@ -1,4 +1,4 @@
-"""What is written of a run while it goes on: rounds, checkpoints, and at its end, whatever it is, model and summary.
+"""What a run writes: rounds and checkpoints while it lasts; model and summary at its end, however it ends.
 
 This is the one place that writes them, for a config and for objects given to `simulate`.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def room(out: Path, config: Config) -> Iterator[None]:
-    """A disk that is full, or a file that cannot be written, as an error that says how to go on."""
+    """A disk that is full, or a file that cannot be written, as an error that says how to continue."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,10 @@ class Recording:
         checkpoints: Checkpoints,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.out, self.config, self.simulation, self.records = out, config, simulation, records
+        self.out = out
+        self.config = config
+        self.simulation = simulation
+        self.records = records
         self.checkpoints, self.hold = checkpoints, hold
         self.files = RunDir(out)
         self.summary: dict[str, Any] = {}
@@ -78,7 +81,7 @@ class Recording:
     def rounds(self) -> Generator[Record, None, None]:
         """The rounds that are left, each written down before it is handed out; those under way, if there are some.
 
-        Given up before its end, by `break` for example, the run is `interrupted`, and can go on.
+        Given up before its end, by `break` for example, the run is `interrupted`, and can be resumed.
         """
         going = self._going()
         if going is None or inspect.getgeneratorstate(going) == inspect.GEN_CLOSED:
@@ -100,7 +103,9 @@ class Recording:
                 self._conclude(status_of(error))
 
     def _rounds(self) -> Generator[Record, None, None]:
-        simulation, checkpoints, out = self.simulation, self.checkpoints, self.out
+        simulation = self.simulation
+        checkpoints = self.checkpoints
+        out = self.out
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
@@ -141,7 +146,7 @@ class Recording:
                 status = status_of(error)
                 raise
             finally:
-                with suppress(Exception):  # told already, or not what stopped the run
+                with suppress(Exception):  # reported already, or not what stopped the run
                     checkpoints.wait()
                 self._apart = simulation.t != written[0]
                 with room(out, self.config) if status == "finished" else suppress(Exception):
@@ -179,10 +184,10 @@ class Recording:
     def _in_place(self) -> None:
         if not self._is_in_place():
             how = _again(self.out, self.config).replace(f" {self.out}", "")
-            raise UserError(f"{self.out} was moved while the run went on; {how} where it is now")
+            raise UserError(f"{self.out} was moved during the run; {how} where it is now")
 
     def _unchanged(self) -> None:
-        """Raise if the directory is not as this run left it: somebody else has gone on with it, or begun anew."""
+        """Raise if the directory is not as this run left it: somebody else has continued it, or started over."""
         if self._apart or self._traces() != self._left:
             raise UserError(
                 f"{self.out} is not where this simulation left it: expected the same rounds, found others; call "
@@ -218,7 +223,7 @@ def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
-    """What a run came to: accuracies, totals, cost to the targets, and where it was made."""
+    """The outcome of a run: accuracies, totals, cost to the targets, and where it was made."""
     chosen_on = "test" if simulation.data.validation is None else "validation"
     best = best_record(records, chosen_on)
     scored = [r for r in records if r.test_accuracy is not None]

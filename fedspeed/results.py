@@ -1,4 +1,4 @@
-"""Whether what a run says it came to, `summary.json` and `model.safetensors`, is what its rounds came to."""
+"""Whether `summary.json` and `model.safetensors` follow from the run's rounds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def unlike_model(path: Path, simulation: Simulation, what: str) -> list[str]:
     except (OSError, SafetensorError) as error:
         return [f"{path.name} cannot be read ({error})"]
     wanted = model_tensors(simulation)
-    wrong = [f"{path.name} holds {name}, which the model has not" for name in sorted(found.keys() - wanted.keys())]
+    extra = sorted(found.keys() - wanted.keys())
+    wrong = [f"{path.name} holds {name}, which the model does not have" for name in extra]
     for name, a in wanted.items():
         if name not in found:
             wrong.append(f"{path.name}: {name} is missing")

@@ -42,10 +42,10 @@ def prepare(
     for spec, kind in ((config.data, "data"), (config.model, "model")):
         for key in spec.options:
             if key in given or key in ("progress", "data", "validation", "code"):
-                raise UserError(f"config: {kind}.{key} is no option of the {kind}; set the config's own key instead")
+                raise UserError(f"config: {kind}.{key} is not an option of the {kind}; set the config's own key")
     if config.data_dir and not Path(config.data_dir).expanduser().exists():
         raise UserError(
-            f"data: there is nothing at {config.data_dir}; if the data were moved, say where they are now (--data-dir)"
+            f"data: there is nothing at {config.data_dir}; if the data were moved, give their new place (--data-dir)"
         )
     builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
     data = load(config.data.name, **given, progress=progress, code=config.data.code, **config.data.options)
@@ -70,12 +70,12 @@ def run_config(
     """Run a config into a directory and return its summary.
 
     The directory gets `config.toml` before anything slow happens, so that a run killed at any instant can be resumed; a
-    line of `rounds.jsonl` a round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
+    line of `rounds.jsonl` per round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
     diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
     earlier run is not overwritten before data and model of the new one stand.
 
     Args:
-        observers: who is told of it, `fedspeed.Observer`s or their names; they are no part of the config.
+        observers: called as it proceeds, `fedspeed.Observer`s or their names; they are not part of the config.
         progress: called with (what, done, total) while something slow comes before the rounds, a download for example.
     """
     from .checkpoint import Checkpoints
@@ -119,7 +119,7 @@ def resume(
     rounds: int = 0,
     data_dir: str = "",
 ) -> dict[str, Any]:
-    """Go on with a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
+    """Continue a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
 
     A run that is finished is left as it is, and its summary returned, unless it is given more rounds: then it ends as
     if it had had them from the start.
@@ -165,7 +165,7 @@ def go_on(
             checkpoints.check(saved, checkpoints.bound)
             if other := checkpoints.other_variables(saved):
                 told = f"environment variables that change the last bits differ ({other})"
-                warnings.warn(f"{told}; the run goes on, equal up to rounding", stacklevel=3)
+                warnings.warn(f"{told}; the run continues, equal up to rounding", stacklevel=3)
         again = saved if saved is not None and _scored_as_the_last(records[-1], config) else None
         if again is not None:
             saved = checkpoints.before(again)
@@ -206,7 +206,7 @@ def longer(config: Config, rounds: int) -> Config:
     if rounds and rounds < config.rounds:
         raise UserError(
             f"--rounds: expected at least the {config.rounds} rounds of the run, got {rounds}; rounds can be "
-            f"added, not taken away"
+            f"added, not removed"
         )
     return replace(config, rounds=rounds or config.rounds)
 

@@ -138,7 +138,7 @@ def amend(out: Path, rounds: int, data_dir: str) -> None:
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
-    """Digests of what a run is of; a checkpoint of anything else is not gone on with.
+    """Digests of what a run is bound to; a checkpoint of anything else is not resumed.
 
     The config counts as it stands in its file: a later version may have more fields.
     """

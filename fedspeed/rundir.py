@@ -132,7 +132,7 @@ class RunDir:
             raise UserError(f"{self.rounds_file} cannot be read ({error}); {self._again()}") from None
         except (ValueError, TypeError, RecursionError) as error:
             if whole:
-                raise UserError(f"{self.rounds_file} holds a line that is no round ({error})") from None
+                raise UserError(f"{self.rounds_file} holds a line that is not a round ({error})") from None
 
     def records(self, rounds: int | None = None) -> list[Record]:
         """The first rounds, all if None; later lines, and one that was cut off, are not read."""
@@ -153,7 +153,7 @@ class RunDir:
         return records
 
     def write_records(self, records: Iterable[Record]) -> None:
-        """Write `rounds.jsonl` anew."""
+        """Rewrite `rounds.jsonl`."""
         write(self.rounds_file, "".join(line(record) for record in records))
 
     def _again(self) -> str:
@@ -179,7 +179,7 @@ class RunDir:
         return summary if len(scores) == 1 else {}
 
     def finished(self, rounds: int = 0) -> dict[str, Any] | None:
-        """The summary of a finished run, None for one that can go on, which one with fewer than `rounds` rounds can."""
+        """The summary of a finished run, None for one that can continue, as one with fewer than `rounds` rounds can."""
         summary = self.summary()
         return summary if summary.get("status") == "finished" and summary["rounds"] >= rounds else None
 
@@ -214,7 +214,7 @@ class RunDir:
             self.refuse_links()
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
-                    raise UserError(f"{path} is not of a run, and would be lost; choose another --out")
+                    raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
             for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
                 (self.path / name).unlink(missing_ok=True)
             self.clear()
@@ -267,7 +267,7 @@ def alone(out: Path) -> Iterator[None]:
 
 @contextmanager
 def beside(out: Path) -> Iterator[bool]:
-    """Whether a run goes on in a folder; if none does, none can begin until the end (where locks exist)."""
+    """Whether a run is in progress in a folder; if none is, none can begin inside the `with` (where locks exist)."""
     with _locked(out, "LOCK_SH") as free:
         yield not free
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +18,11 @@ from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import Diverged, UserError
-from .evaluate import Score, shards
+from .evaluate import Score, slices
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .method import Method, Round
-from .metrics import merged
+from .metrics import average, merged
 from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
@@ -52,17 +51,17 @@ def simulate(
     """Train `model` over the clients of `data`; iterate to run the rounds.
 
     Args:
-        method: e.g. `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
+        method: for example `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
         model: any module; a copy of it is trained, its parameters are x^0. A name of `MODELS`, or a class without
             arguments, is built from the seed.
         data: who owns what; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch.
         no_decay: names, or ends of names, of parameters without weight decay.
-        out: a run directory to write while the rounds are iterated over; however they end, it can be gone on with.
-        resume: go on with the run that `out` holds, if it holds one, which must be of these very arguments; it ends
+        out: a run directory to write while you iterate; however that ends, the run can be resumed.
+        resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
             with the same bits as without a break. With more `rounds`, as if it had had them from the start.
-        observers: who is told of it, `fedspeed.Observer`s or their names.
+        observers: called as it proceeds, `fedspeed.Observer`s or their names.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -107,7 +106,10 @@ class Simulation:
         device = pick_device(plan.device)
         module = copied(model).to(device)
         flat = FlatModel(module, no_decay)
-        self.method, self.data, self.t, self.x0 = method, data, 0, flat.x
+        self.method = method
+        self.data = data
+        self.t = 0
+        self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
@@ -137,7 +139,8 @@ class Simulation:
         return self.recording.out if self.recording else None
 
     def __repr__(self) -> str:
-        flat, data, plan = self.work.flat, self.data, self.plan
+        flat = self.work.flat
+        data, plan = self.data, self.plan
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
             f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
@@ -164,7 +167,7 @@ class Simulation:
             return record
         for record in self:
             return record
-        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) with more rounds goes on")
+        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) takes more rounds")
 
     def advance(self) -> Record:
         """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
@@ -181,7 +184,8 @@ class Simulation:
 
     def _round(self) -> tuple[Any, Record]:
         """The server after the next round, and its record; new client states are staged."""
-        started, t, plan = time.perf_counter(), self.t, self.plan
+        started = time.perf_counter()
+        t, plan = self.t, self.plan
         lr = plan.rate(t, paper_decay(self.method))
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
@@ -210,10 +214,10 @@ class Simulation:
             round=t + 1,
             cohort=[int(i) for i in active],
             lr=lr,
-            train_loss=_average(replies, "train_loss"),
+            train_loss=average(replies, "train_loss"),
             test_loss=score and score.loss,
-            test_accuracy=_accuracy(score),
-            drift=_average(replies, "drift"),
+            test_accuracy=score and score.known_accuracy,
+            drift=average(replies, "drift"),
             update_norm=update_norm,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
@@ -223,14 +227,16 @@ class Simulation:
             seconds=time.perf_counter() - started - (evaluated - trained),
             eval_seconds=evaluated - trained,
             validation_loss=validation and validation.loss,
-            validation_accuracy=_accuracy(validation),
+            validation_accuracy=validation and validation.known_accuracy,
             metrics=metrics,
         )
         return server, record
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
-        mean, replies, bytes_up = Mean(self._server_dtype), [], 0
+        mean = Mean(self._server_dtype)
+        replies = []
+        bytes_up = 0
         self.states.discard()
         for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
             self.observers.tell("client", done, len(jobs))
@@ -254,7 +260,7 @@ class Simulation:
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def restore(self, t: int, server: Any) -> None:
-        """Go on from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
+        """Continue from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -285,13 +291,5 @@ class Simulation:
             return None, None
         vector = x.to(self.work.flat.dtype, copy=True)
         data, score = self.work.data, self.backend.evaluate
-        test = score(vector) if shards(data, False) else None
-        return test, score(vector, validation=True) if shards(data, True) else None
-
-
-def _accuracy(score: Score | None) -> float | None:
-    return None if score is None or math.isnan(score.accuracy) else score.accuracy
-
-
-def _average(replies: list[Reply], name: str) -> float:
-    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
+        test = score(vector) if slices(data, False) else None
+        return test, score(vector, validation=True) if slices(data, True) else None

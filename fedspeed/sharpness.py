@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .data.federated import Federated
-from .evaluate import SHARD
+from .evaluate import SLICE
 from .sampling import rng
 from .vec import FlatModel, Loss, accurate
 
@@ -27,15 +27,17 @@ Batches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def batches(data: Federated, rows: np.ndarray) -> Batches:
-    """Some training samples in pieces of at most `SHARD`, not augmented."""
-    return [data.batch(rows[a : a + SHARD]) for a in range(0, len(rows), SHARD)]
+    """Some training samples in pieces of at most `SLICE`, not augmented."""
+    return [data.batch(rows[a : a + SLICE]) for a in range(0, len(rows), SLICE)]
 
 
 def mean_gradient(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss) -> tuple[float, torch.Tensor]:
     """Mean loss over samples and its gradient at x, in evaluation mode."""
     flat.model.eval()
     n = sum(len(targets) for _, targets in data)
-    value, total_gradient, part = 0.0, torch.zeros_like(x, dtype=accurate(x)), torch.empty_like(x)
+    value = 0.0
+    total_gradient = torch.zeros_like(x, dtype=accurate(x))
+    part = torch.empty_like(x)
     for inputs, targets in data:
         value += float(flat.gradient(x, inputs, targets, loss, part)) * len(targets) / n
         total_gradient.add_(part, alpha=len(targets) / n)
@@ -58,7 +60,7 @@ def top_eigenvalue(
     H - value I, whose largest in size is the other end of the spectrum.
 
     Args:
-        iterations: at most so many products with H, per end of the spectrum.
+        iterations: at most this many products with H per end of the spectrum.
         tolerance: stop when ||H v - value v|| <= tolerance |value|.
 
     Example:
@@ -78,7 +80,9 @@ def top_eigenvalue(
 
     def power(shift: float) -> Eigenvalue:
         v = torch.from_numpy(rng(seed, "eigenvector").standard_normal(len(x))).to(x)
-        value, residual, k = 0.0, math.inf, 0
+        value = 0.0
+        residual = math.inf
+        k = 0
         while k < iterations and residual > tolerance * abs(value + shift):
             v = v / v.norm()
             image = product(v, shift)

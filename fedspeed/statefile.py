@@ -47,7 +47,7 @@ def encode(tree: tuple[Any, ...], dtype: torch.dtype | None = None) -> tuple[lis
 
 
 def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
-    """The tree whose numbers come next in a file; an error if it has not the names, shapes and dtypes of `like`."""
+    """The tree whose numbers come next in a file; an error unless it has the names, shapes and dtypes of `like`."""
     wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in zip(names(like), tree_leaves(like), strict=True)]
     found = [[*about, dtype] for *about, stored, dtype in header if stored in DTYPES]
     fields = [about[0] for about in found if len(about) == 3]
@@ -89,7 +89,7 @@ def read_state(path: Path, like: Any) -> Any:
 def foreign(path: Path, error: Exception) -> UserError:
     """What is in a file is not what the config says."""
     return UserError(
-        f"{path} is no state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
+        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
         f"{CONFIG} was: put it back"
     )
 

@@ -5,7 +5,7 @@ A record is a line of JSON and, unless the state has a file of its own, its numb
     {"client": 3, "round": 7, "leaves": [["h", [650], "float32", "float32"]]}   then 2,600 bytes
     {"client": 3, "round": 7, "digest": "..."}                                  of the file states/3@7
 
-A client's last record holds. When most of the log is superseded, a new one begins with what still holds.
+A client's last record holds. When most of the log is superseded, a new one begins with the records still live.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rundir import RunDir
 from .statefile import decode, encode, foreign, no_room, read_state, size
 
 GROWTH, SLACK = 2, 4_000_000
-"""A log larger than so many times what holds, and some bytes, is written anew."""
+"""A log larger than this many times its live records, plus some bytes, is rewritten."""
 LINE = 2**20
 """Bytes a record's line may have."""
 
@@ -49,7 +49,7 @@ class StateLog:
 
     Args:
         run: the run directory it is of.
-        path: the log to go on with; None begins one with the first records.
+        path: the log to continue; None begins one with the first records.
         hash: of its bytes.
         live: client -> where its state is.
     """
@@ -57,7 +57,10 @@ class StateLog:
     def __init__(
         self, run: RunDir, path: Path | None = None, hash: Hash | None = None, live: dict[int, Entry] | None = None
     ) -> None:
-        self.run, self.path, self.hash, self.live = run, path, hash or Hash(), live or {}
+        self.run = run
+        self.path = path
+        self.hash = hash or Hash()
+        self.live = live or {}
         self._holds = sum(entry.length for entry in self.live.values())
         self._file_number = 0  # of the log, once it was opened
 
@@ -86,7 +89,10 @@ class StateLog:
         """A new log, with what holds but for some clients."""
         old, live = self.path, self.live
         self.run.states.mkdir(exist_ok=True)
-        self.path, self.hash, self.live, self._holds = self.run.log_path(t), Hash(), {}, 0
+        self.path = self.run.log_path(t)
+        self.hash = Hash()
+        self.live = {}
+        self._holds = 0
         self.path.unlink(missing_ok=True)  # it may be a link
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
             self._file_number = self._number(file)
@@ -123,14 +129,16 @@ class StateLog:
 
 
 def read_log(path: Path, length: int) -> dict[int, Entry]:
-    """Where the clients' states are, by the first bytes of a log; what is no record raises."""
+    """Where the clients' states are, by the first bytes of a log; anything that is not a record raises."""
     live: dict[int, Entry] = {}
     with path.open("rb") as file:
         start = 0
         while start < length:
             line = file.readline(LINE)
             about = json.loads(line)
-            client, generation, digest = about["client"], about["round"], about.get("digest", "")
+            client = about["client"]
+            generation = about["round"]
+            digest = about.get("digest", "")
             if any(type(n) is not int or n < 0 for n in (client, generation)) or not isinstance(digest, str):
                 raise ValueError(f"record of client {client!r}, round {generation!r}")
             numbers = 0 if digest else size(about["leaves"])

@@ -78,7 +78,9 @@ class ClientStates(_States):
     def restore(self, saved: Saved, like: Any) -> None:
         """Take over the states of a checkpoint."""
         self._kept = {i: saved.state(i, like) for i in saved.entries}
-        self.generations, self._staged, self._unsaved = saved.generations, {}, set()
+        self.generations = saved.generations
+        self._staged = {}
+        self._unsaved = set()
 
     @property
     def unsaved_bytes(self) -> int:

@@ -22,12 +22,16 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
         return None
     mean_of, is_at = simulation.method.running_mean
     client_part, server_part = attrgetter(mean_of), attrgetter(is_at)
-    sizes, method, x0 = simulation.data.sizes, simulation.method, simulation.x0.cpu()
+    sizes = simulation.data.sizes
+    method = simulation.method
+    x0 = simulation.x0.cpu()
     weights = sizes / sizes.sum() if simulation.plan.weighting == "samples" else 0 * sizes + 1 / len(sizes)
     start = method.init_client(x0)
     at_first = client_part(start).double()
     value = server_part(read_state(saved.server, simulation.server))
-    mean, largest, turns = torch.zeros_like(at_first), float(value.abs().max()), 0.0
+    mean = torch.zeros_like(at_first)
+    largest = float(value.abs().max())
+    turns = 0.0
     often = Counter(i for record in records[: saved.t] for i in record.cohort)
     for i in range(len(sizes)):
         state = at_first

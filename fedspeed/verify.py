@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .server import Simulation
 
 TRIES = 100
-"""How often to look for a checkpoint that a run does not replace meanwhile."""
+"""How often to look for a checkpoint that a run does not replace in the meantime."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ def verify(
     allow_code: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Verification:
-    """Check a run directory, which is only read. Where the run goes on meanwhile, what it no longer changes is checked.
+    """Check a run directory without writing to it. Of a run in progress only what no longer changes is checked.
 
     Args:
         run: the run directory, finished or not.
@@ -79,7 +79,7 @@ def verify(
         config = replace(config, rounds=done["rounds"])
     with beside(run) as going_on, scratch("fedspeed-verify-") as folder:
         if not checkpoints.manifests() and not (every_round and files.records()):
-            cure = "it goes on, wait a little" if going_on else f"`fedspeed resume {run}` goes on with it"
+            cure = "it is in progress, wait a little" if going_on else f"`fedspeed resume {run}` continues it"
             raise UserError(f"{run} holds no checkpoint yet: nothing to verify; {cure}")
         placed = replace(config, backend=backend or config.backend)
         with prepare(placed, progress, RunDir(folder).states) as simulation:
@@ -92,7 +92,7 @@ def verify(
             records = files.records()  # after the checkpoints, which are of no later rounds
             if going_on:
                 upto = len(records) if every_round else max((one.t for one in saved), default=0)
-                found.held.append(f"the run is going on; checked up to round {upto}")
+                found.held.append(f"the run is in progress; checked up to round {upto}")
             for one in saved:
                 _checkpoint(checkpoints, one, simulation, records, going_on, found)
             model_of = 0 if going_on else _results(run, config, simulation, records, saved, found)
@@ -105,7 +105,7 @@ def verify(
 
 
 def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> Iterator[Saved]:
-    """The checkpoints whose files all have their digests, newest first; of a run that goes on, only the newest."""
+    """The checkpoints whose files all have their digests, newest first; of a run in progress, only the newest."""
     for path in [] if going_on else checkpoints.manifests():
         try:
             yield _digest(checkpoints, path, found)
@@ -173,9 +173,9 @@ def _results(
     found.note(f"{SUMMARY} follows from config, data and rounds", wrong)
     if summary.get("status") == "finished":
         short = [f"{ROUNDS} holds {len(records)} rounds, {CONFIG} says {config.rounds}"]
-        found.note("all rounds are there", [] if len(records) == config.rounds else short)
+        found.note("all rounds are present", [] if len(records) == config.rounds else short)
     if not path.is_file():
-        found.broken.append(f"{MODEL} is missing, but {SUMMARY} says what the run came to")
+        found.broken.append(f"{MODEL} is missing, but {SUMMARY} says the run has ended")
         return 0
     if saved and saved[0].t == summary.get("rounds"):
         before = simulation.t, simulation.server

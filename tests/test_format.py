@@ -37,7 +37,7 @@ def any_format(tmp_path, request) -> Path:
 
 def test_there_is_a_run_of_every_format():
     assert config.CONFIG_FORMAT == 1
-    formats = range(1, checkpoint.FORMAT + 1)
+    formats = range(1, checkpoint.CHECKPOINT_FORMAT + 1)
     assert [p.name for p in sorted(FIXTURES.glob("run-format-*"))] == [f"run-format-{n}" for n in formats]
 
 
@@ -164,7 +164,7 @@ def test_a_run_directory_executes_nothing(old, tables, command, capsys):
 
 def test_code_runs_where_the_user_allows_it(old):
     executed = plant(old, '[method]\nname = "EVIL"\n')
-    with pytest.raises(UserError, match="is no state of this run"):  # FedAvg has another server than FedSpeed
+    with pytest.raises(UserError, match="is not a state of this run"):  # FedAvg has another server than FedSpeed
         resume(old, allow_code=True)
     assert executed.exists()
 

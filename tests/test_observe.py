@@ -292,7 +292,7 @@ def test_an_observer_that_fails_is_one_line_on_the_command_line(tmp_path, monkey
     monkeypatch.setitem(observe.OBSERVERS, "bad", f"{__name__}:Bad")
     assert main([*command("run"), "--out", str(tmp_path / "a"), "--log", "bad"]) == 0
     assert capsys.readouterr().err == (
-        "fedspeed: warning: observer Bad.round failed (RuntimeError: gone); it is told no more, the run goes on\n"
+        "fedspeed: warning: observer Bad.round failed (RuntimeError: gone); it is dropped, the run goes on\n"
     )
 
 

@@ -229,7 +229,7 @@ def test_another_run_is_refused(tmp_path, what):
 
 def test_an_existing_run_is_not_overwritten(tmp_path):
     given_script.own(tmp_path / "a")
-    with pytest.raises(fedspeed.UserError, match="resume=True goes on with it, or choose another out"):
+    with pytest.raises(fedspeed.UserError, match="resume=True continues it, or choose another out"):
         given_script.own(tmp_path / "a")
     with pytest.raises(fedspeed.UserError, match="expected out= a folder"):
         given_script.own(None, resume=True)

@@ -349,7 +349,7 @@ def test_a_run_that_was_moved_does_not_write_into_another(here, states):
             shutil.move(here / "a", here / "elsewhere")
             shutil.copytree(here / "other", here / "a")
 
-    with pytest.raises(UserError, match=r"was moved while the run went on|cannot write|no state"):
+    with pytest.raises(UserError, match=r"was moved during the run|cannot write|not a state"):
         run_config(config, here / "a", observers=[Rounds(move)])
     found = {p.relative_to(here / "a"): p.read_bytes() for p in (here / "a").rglob("*") if p.is_file()}
     assert {path: found[path] for path in other} == other

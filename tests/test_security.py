@@ -193,7 +193,7 @@ def test_a_signal_ends_a_run_with_a_stopped_worker_and_all_is_kept(how: signal.S
     ended = {signal.SIGTERM: (143, "terminated"), signal.SIGINT: (130, "interrupted")}[how]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (process.returncode, summary["status"]) == ended
-    assert told.endswith(f"fedspeed: {ended[1]}; what was done is kept, `fedspeed resume RUN` goes on\n")
+    assert told.endswith(f"fedspeed: {ended[1]}; what was done is kept, `fedspeed resume RUN` continues it\n")
     until(lambda: not any(alive(pid) for pid in workers), "the workers to end")
 
 

@@ -200,7 +200,7 @@ def test_without_a_test_set_nothing_is_evaluated():
 
 
 def test_test_loss_and_accuracy_equal_numpy():
-    """More test rows than one shard, and a number that is no multiple of it."""
+    """More test rows than one slice, and a number that is not a multiple of it."""
     r = np.random.default_rng(0)
     x, y = r.normal(size=(1203, 4)), r.integers(0, 3, 1203)
     problem = Softmax()

@@ -74,11 +74,11 @@ def test_the_last_record_of_a_client_holds(tmp_path, monkeypatch, seed):
 def test_fields_of_one_shape_are_not_read_in_each_others_place(tmp_path):
     write_state(tmp_path / "0@0", state(1.0))
     assert torch.equal(read_state(tmp_path / "0@0", state(0.0)).h, torch.ones(5))
-    with pytest.raises(UserError, match=r"is no state of this run .*expected the fields x, h, found h, x"):
+    with pytest.raises(UserError, match=r"is not a state of this run .*expected the fields x, h, found h, x"):
         read_state(tmp_path / "0@0", Swapped(torch.zeros(5), torch.zeros(5)))
     log = StateLog(RunDir(tmp_path))
     log.append([Change(0, 0, state(1.0))], 1)
-    with pytest.raises(UserError, match="is no state of this run"):
+    with pytest.raises(UserError, match="is not a state of this run"):
         read_entry(RunDir(tmp_path), log.path, 0, log.live[0], Swapped(torch.zeros(5), torch.zeros(5)))
 
 

@@ -267,7 +267,7 @@ def without_bias(tensors):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (add_one, "holds extra, which the model has not"),
+    (add_one, "holds extra, which the model does not have"),
     (widened, "is float64 of shape (10, 64), expected float32 of shape (10, 64)"),
     (without_bias, "bias is missing"),
     (lambda tensors: {name: a + 1e-6 for name, a in tensors.items()}, "is not the model of"),
@@ -339,7 +339,7 @@ def test_a_run_that_goes_on_is_never_broken(tmp_path):
     assert len(seen) >= 6
     for found in seen:
         assert found.broken == []
-        assert any(text.startswith("the run is going on; checked up to round") for text in found.held)
+        assert any(text.startswith("the run is in progress; checked up to round") for text in found.held)
         assert any(text.startswith("digests of the checkpoint") for text in found.held)
     assert "rounds 1 to 7 run again: the same bits" in seen[-2].held
     assert verify(tmp_path / "run").broken == []

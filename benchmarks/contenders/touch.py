@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("clients", type=int)
-    parser.add_argument("--turns", type=int, required=True, help="client turns in all, at least one a client")
+    parser.add_argument("--turns", type=int, required=True, help="client turns in all, at least one per client")
     parser.add_argument("--batch", type=int, required=True)
     args = parser.parse_args()
     server.cohort = in_turn

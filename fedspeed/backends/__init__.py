@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
 """Name -> "module:Class"; imported when a run asks for it."""
 GROUP = "fedspeed.backends"
-METHODS = ("run", "evaluate", "close")
+REQUIRED = ("run", "evaluate", "close")
 
 
 class Backend(Protocol):
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.shards`."""
+        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.slices`."""
 
     def close(self) -> None:
         """Stop what was started; may be called twice."""
@@ -74,10 +74,10 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     if place is None:
         raise unknown("back end", name, names())
     found = load("back end", name, place, "install it, or use --backend serial")
-    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    missing = [method for method in REQUIRED if not callable(getattr(found, method, None))]
     if missing or not isinstance(found, type):
         lacks = f"has no method {missing[0]}" if missing else "is not a class"
-        raise UserError(f"back end {name}: {place} {lacks}; expected a class with {', '.join(METHODS)}")
+        raise UserError(f"back end {name}: {place} {lacks}; expected a class with {', '.join(REQUIRED)}")
     fit: Callable[[Work, int, Container[int]], Backend] = found
     return fit
 
@@ -105,7 +105,9 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
 def worth_processes(work: Work) -> bool:
     """Whether `auto` takes worker processes: on the cpu, client by client (a cohort is seldom more than one block), in
     a run of more than about ten seconds (0.3 ms for a local step, and 6 d operations per sample at 50 GFLOP/s)."""
-    plan, n, d = work.plan, float(work.data.sizes.mean()), work.flat.d
+    plan = work.plan
+    n = float(work.data.sizes.mean())
+    d = work.flat.d
     samples = plan.local_steps * plan.batch_size or plan.local_epochs * n
     seconds = plan.rounds * plan.active * (3e-4 * samples / min(plan.batch_size, n) + 6 * d * samples / 5e10)
     return work.flat.device.type == "cpu" and plan.engine != "block" and seconds > 10

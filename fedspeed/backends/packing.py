@@ -18,7 +18,7 @@ import torch
 from ..client import Work
 from ..errors import UserError
 from ..method import Method
-from ..methods import find, from_text
+from ..methods import find_method, from_text
 from ..plan import Plan
 from ..usercode import LOADED, TEXTS, load_text
 from ..vec import FlatModel
@@ -68,7 +68,7 @@ def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
     own, others, no_decay, pickled = pickle.loads(packed)
     for source, text in own:
         path, _, cls = source.rpartition(":")
-        from_text(Path(path), cls, text) if text else find(source)
+        from_text(Path(path), cls, text) if text else find_method(source)
     for file, text in others:
         load_text(Path(file), text)
     parts = {name: pickle.loads(part) for name, part in pickled.items()}

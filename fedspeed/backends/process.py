@@ -22,13 +22,13 @@ import torch
 from ..client import Facts, Failed, Job, Reply, Work
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
-from ..evaluate import Score, shards, total
+from ..evaluate import Score, slices, total
 from ..processes import in_main_thread, safe_path
 from ..vec import tree_leaves, tree_map
 from .packing import pack, without_main
 from .shared import Place, Segment, at, lay_out, put
 from .start import begin
-from .worker import Row, Setup, Told
+from .worker import ClientPlaces, RemoteError, Setup
 
 SLOTS = 2
 RETRIES = 3
@@ -52,10 +52,14 @@ class Processes:
     """
 
     def __init__(self, work: Work, workers: int, touched: Container[int] = ()) -> None:
-        device, x0, shapes = work.flat.device.type, work.flat.x, work.shapes
+        device = work.flat.device.type
+        x0 = work.flat.x
+        shapes = work.shapes
         if device != "cpu":
             raise UserError(f"back end process: works on the cpu, got device {device}; use --backend serial")
-        self.work, self.touched, self.engine = work, touched, make_engine(work)
+        self.work = work
+        self.touched = touched
+        self.engine = make_engine(work)
         self.workers: list[Worker] = []
         self._owing: set[int] = set()  # workers that were asked and have not answered
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(x0)))
@@ -63,12 +67,12 @@ class Processes:
         self._payload, self._main = packed.work, packed.main
         up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
         self._vectors, size = lay_out([x0, *tree_leaves(shapes.down)])
-        slots: list[list[Row]] = [[] for _ in range(SLOTS * workers)]
+        slots: list[list[ClientPlaces]] = [[] for _ in range(SLOTS * workers)]
         for slot in slots:  # a page that is never written takes no memory
             for _ in range(min(self.engine.most, work.data.clients)):
                 state, size = lay_out(list(tree_leaves(shapes.client)), size)
                 upload, size = lay_out(list(tree_leaves(up)), size)
-                slot.append(Row(state, upload))
+                slot.append(ClientPlaces(state, upload))
         self._up = up
         data, places = share(packed.data)
         self._segment = segment = Segment.create(size)
@@ -111,7 +115,7 @@ class Processes:
         queue = list(self.engine.chunks(jobs))
         free = {w: list(range(SLOTS)) for w in range(len(self.workers))}
         running: dict[int, tuple[int, int]] = {}  # worker -> (chunk number, slot)
-        done: dict[int, tuple[int, int, list[Facts | Told]]] = {}  # chunk number -> (worker, slot, what happened)
+        done: dict[int, tuple[int, int, list[Facts | RemoteError]]] = {}  # chunk number -> (worker, slot, answers)
         sent = 0
 
         def feed() -> None:
@@ -140,8 +144,8 @@ class Processes:
                     self._segment.leave([*row.state, *row.upload])
             free[w].append(slot)
 
-    def _reply(self, job: Job, row: Row, told: Facts | Told) -> Reply | Failed:
-        if isinstance(told, Told):
+    def _reply(self, job: Job, row: ClientPlaces, told: Facts | RemoteError) -> Reply | Failed:
+        if isinstance(told, RemoteError):
             error = _again(told)
             if not isinstance(error, ClientFailed | Diverged):
                 raise error
@@ -152,7 +156,7 @@ class Processes:
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
         self._segment.write(self._vectors[0], x)
-        pieces = shards(self.work.data, validation)
+        pieces = slices(self.work.data, validation)
         shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
         ask = [partial(self._ask, w, ("evaluate", share, validation)) for w, share in enumerate(shares)]
         for send in ask:
@@ -227,7 +231,7 @@ class Processes:
         return value
 
 
-def _again(told: Told) -> Exception:
+def _again(told: RemoteError) -> Exception:
     """A worker's error, here."""
     error: Exception = KINDS[told.kind](told.text)
     error.add_note(f"In the worker process:\n{told.trace}")

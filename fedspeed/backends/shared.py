@@ -44,7 +44,9 @@ class Segment:
     is a temporary file whose name is removed as soon as everybody has it."""
 
     def __init__(self, handle: int, path: Path, size: int) -> None:
-        self.handle, self.path, self.size = handle, path, size
+        self.handle = handle
+        self.path = path
+        self.size = size
 
     @cached_property
     def map(self) -> mmap.mmap:

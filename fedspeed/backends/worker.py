@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Facts, Failed, Job
-from ..contract import reason
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
-from ..evaluate import Score, score_shard
+from ..evaluate import Score, score_slice
+from ..origin import reason
 from ..vec import tree_map
 from .packing import unpack
 from .shared import Place, Segment, at, put, take
 
 
-class Row(NamedTuple):
+class ClientPlaces(NamedTuple):
     """Where a client's state lies, in and out, and its upload."""
 
     state: list[Place]
@@ -36,10 +36,10 @@ class Setup(NamedTuple):
     segments: list[tuple[Path, int]]  # of the data, and of the vectors
     data: dict[str, Place]
     vectors: list[Place]  # a vector to evaluate, then what the server sends
-    slots: list[list[Row]]  # each holds a chunk
+    slots: list[list[ClientPlaces]]  # each holds a chunk
 
 
-class Told(NamedTuple):
+class RemoteError(NamedTuple):
     """An error as the parent raises it again: its kind, what it says, and where it was raised here."""
 
     kind: str
@@ -56,7 +56,9 @@ def worker(pipe: Connection, setup: bytes) -> None:
         except (EOFError, OSError):
             raise
         except Exception as error:
-            pipe.send(("error", _told(error, f"a worker process cannot start: {type(error).__name__}: {error}")))
+            pipe.send(
+                ("error", _remote_error(error, f"a worker process cannot start: {type(error).__name__}: {error}"))
+            )
             return
         keep_memory()  # not before: what the start needed goes back
         pipe.send(("ready", None))
@@ -65,30 +67,32 @@ def worker(pipe: Connection, setup: bytes) -> None:
             try:
                 answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
             except Exception as error:
-                pipe.send(("error", _told(error)))
+                pipe.send(("error", _remote_error(error)))
             else:
                 pipe.send(("done", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
 
 
-def _told(error: Exception, otherwise: str = "") -> Told:
+def _remote_error(error: Exception, otherwise: str = "") -> RemoteError:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, ClientFailed | Diverged | UserError):
-        return Told(type(error).__name__, str(error), trace)
-    return Told("UserError", otherwise or reason(error), trace)
+        return RemoteError(type(error).__name__, str(error), trace)
+    return RemoteError("UserError", otherwise or reason(error), trace)
 
 
 def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     """Map the memory, unpack the work, and return what answers the two requests."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
     work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
-    flat, like, x = work.flat, work.shapes.client, segment.tensor(setup.vectors[0])
+    flat = work.flat
+    like = work.shapes.client
+    x = segment.tensor(setup.vectors[0])
     down = at(segment, work.shapes.down, setup.vectors[1:])
     engine = make_engine(work, buffers=[])
     flat.x = x  # x^0 is the server's to keep
 
-    def run(jobs: list[Job], slot: int, fresh: set[int]) -> list[Facts | Told]:
+    def run(jobs: list[Job], slot: int, fresh: set[int]) -> list[Facts | RemoteError]:
         rows = {job.client: row for job, row in zip(jobs, setup.slots[slot], strict=False)}
 
         def state(client: int) -> Any:
@@ -96,10 +100,10 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
                 return tree_map(partial(torch.zeros_like, device=x.device), like)
             return take(segment, like, rows[client].state)
 
-        answer: list[Facts | Told] = []
+        answer: list[Facts | RemoteError] = []
         for reply in engine.run(jobs, down, state):
             if isinstance(reply, Failed):
-                answer.append(_told(reply.error))
+                answer.append(_remote_error(reply.error))
                 continue
             row = rows[reply.job.client]
             if reply.facts.share:
@@ -109,7 +113,7 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
         return answer
 
     def evaluate(pieces: list[tuple[int, int]], validation: bool) -> list[Score]:
-        return [score_shard(flat, x, work.data, work.loss, a, b, validation) for a, b in pieces]
+        return [score_slice(flat, x, work.data, work.loss, a, b, validation) for a, b in pieces]
 
     return run, evaluate
 

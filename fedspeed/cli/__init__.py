@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "train one method and write a run directory",
-    "resume": "go on with a run that was stopped, with the same bits",
+    "resume": "continue a run that was stopped, with the same bits",
     "verify": "check a run: digests, running sums, and rounds run again bit for bit",
     "diff": "what differs between two runs",
     "compare": "train several methods over several seeds and print one table",
@@ -163,8 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = 0
         out.flush()
         if out.error and not code:
-            told = f"standard output cannot be written ({out.error.strerror}), so what was said there is lost"
-            code = _failed(f"error: {told}; files are as they should be. Send it elsewhere", argv, 2)
+            told = f"standard output cannot be written ({out.error.strerror}), so its text is lost"
+            code = _failed(f"error: {told}; all files are complete; send the output elsewhere", argv, 2)
         return 143 if terminated and code == 130 else code
 
 
@@ -193,7 +193,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _failed(str(error), argv, 1)
     except KeyboardInterrupt as stopped:
         how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        then = str(stopped) or "`fedspeed resume RUN` goes on"
+        then = str(stopped) or "`fedspeed resume RUN` continues it"
         sys.stderr.write(f"fedspeed: {how}; what was done is kept, {then}\n")
         return 130
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Many runs as one piece of work: what is done is kept, what was stopped goes on, the rest is started."""
+"""Many runs as one piece of work: what is done is kept, what was stopped is continued, the rest is started."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Order:
-    """A run to make or to go on with; its config as tables, for a class from a user's file cannot be sent."""
+class RunTask:
+    """A run to make or to continue; its config as tables, for a class from a user's file cannot be sent."""
 
     folder: Path
     label: str
@@ -74,34 +74,34 @@ def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
     return f"it differs in {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}" if keys else "it differs"
 
 
-def carry_out(orders: list[Order], jobs: int, console: Console, show: bool, traceback: bool) -> dict[str, str]:
+def make_runs(tasks: list[RunTask], jobs: int, console: Console, show: bool, traceback: bool) -> dict[str, str]:
     """Run what is to be run and say how it goes; why it failed, by the label, for every run that did.
 
     An input that no run can start with is raised at once.
     """
     failed: dict[str, str] = {}
-    alone = jobs == 1 or len(orders) == 1
+    alone = jobs == 1 or len(tasks) == 1
     begun = False
 
-    def told(order: Order, what: tuple[float, str]) -> None:
+    def told(task: RunTask, what: tuple[float, str]) -> None:
         nonlocal begun
         begun = begun or what[0] > 0
-        runs.on_part(order, *what)
+        runs.on_part(task, *what)
 
-    def done(order: Order, ended: str) -> None:
+    def done(task: RunTask, ended: str) -> None:
         nonlocal begun
         begun = True
-        runs.on_done(order, ended or _came_to(order.folder), bad=bool(ended))
+        runs.on_done(task, ended or _came_to(task.folder), bad=bool(ended))
 
-    def fail(order: Order, why: str) -> None:
-        if not begun and not RunDir(order.folder).config_file.exists():
+    def fail(task: RunTask, why: str) -> None:
+        if not begun and not RunDir(task.folder).config_file.exists():
             raise UserError(why if traceback else why.strip().splitlines()[-1])
-        failed[order.label] = why if traceback else why.strip().splitlines()[-1]
-        sys.stderr.write(f"fedspeed: {order.label}: {failed[order.label]}\n")
+        failed[task.label] = why if traceback else why.strip().splitlines()[-1]
+        sys.stderr.write(f"fedspeed: {task.label}: {failed[task.label]}\n")
 
     work = partial(_work, not alone)
-    with Runs(console, "compare", orders, show) as runs:
-        pool.carry_out(orders, work, jobs, on_told=told, on_done=done, on_failed=fail, here=alone)
+    with Runs(console, "compare", tasks, show) as runs:
+        pool.run_tasks(tasks, work, jobs, on_told=told, on_done=done, on_failed=fail, here=alone)
     return failed
 
 
@@ -113,26 +113,26 @@ def _came_to(folder: Path) -> str:
     return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s"
 
 
-def _work(beside_others: bool, order: Order, tell: pool.Tell) -> str:
+def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
     """One run, new or from where it was stopped; how it ended if not well. Tells what part is done and how it goes."""
     from ..run import resume, run_config
 
-    config = Config.from_dict(order.tables)
+    config = Config.from_dict(task.tables)
     if beside_others and config.backend == "auto":
         config = replace(config, backend="serial")  # the same bits
     watch = _Watch(config.rounds, tell)
-    calls: dict[str, Any] = {"observers": [watch, *order.log], "progress": watch.on_progress}
+    calls: dict[str, Any] = {"observers": [watch, *task.log], "progress": watch.on_progress}
     try:
-        if RunDir(order.folder).config_file.exists() and not order.overwrite:
+        if RunDir(task.folder).config_file.exists() and not task.overwrite:
             resume(
-                order.folder,
-                allow_code=bool(named_code(order.tables)),
+                task.folder,
+                allow_code=bool(named_code(task.tables)),
                 rounds=config.rounds,
                 data_dir=config.data_dir,
                 **calls,
             )
         else:
-            run_config(config, order.folder, overwrite=order.overwrite, **calls)
+            run_config(config, task.folder, overwrite=task.overwrite, **calls)
     except Diverged as error:
         return str(error)
     return ""
@@ -143,7 +143,9 @@ class _Watch(Observer):
 
     def __init__(self, rounds: int, tell: pool.Tell) -> None:
         self.rounds, self.tell = rounds, tell
-        self.rounds_done, self.score, self.said = 0, "", time.monotonic()
+        self.rounds_done = 0
+        self.score = ""
+        self.said = time.monotonic()
 
     def round(self, record: Record, run: Simulation) -> None:
         self.rounds_done = record.round

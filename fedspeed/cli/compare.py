@@ -23,8 +23,8 @@ EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100. All methods get the same splits, initial models,
 cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
 
-A command that was stopped goes on when it is repeated with the same --out: finished runs are kept. With folders in
-place of methods nothing is run: table, figure and differences are made of the runs that are there.
+A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
+place of methods nothing is run: table, figure and differences are made from the runs in them.
 
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         targets = args.targets or rows[0].runs[0].config.get("targets", [])
     else:
         rows, failed, targets = _run(args, out, console, show)
-    lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed, which is told already
+    lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed: reported already
     result = Comparison(rows, targets, "" if lost else args.baseline)
     result.write(out)
     if args.json:
@@ -93,7 +93,7 @@ def is_folder(text: str) -> bool:
 
 
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
-    """The rows of runs that are there, and where to write: beside them if they are in one folder."""
+    """The rows of existing runs, and where to write: beside them if they are in one folder."""
     from ..report.runs import folders_of_runs, gather
 
     asked = [
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     from ..environment import cores
     from ..observe import find_observer
     from ..report.runs import Row, RunFiles
-    from .batch import Order, carry_out, is_done
+    from .batch import RunTask, is_done, make_runs
 
     base, seeds = _base(args), parse_seeds(args.seeds or "3")
     for name in args.log:
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
     folders: dict[tuple[str, int], Path] = {}
-    orders, kept = [], 0
+    tasks, kept = [], 0
     for seed in seeds:  # a stopped comparison has all methods for the first seeds
         for text in names:
             config = Config.from_dict({**base, "method": parse_method(text), "seed": seed})
@@ -148,13 +148,13 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
             if not args.overwrite and is_done(folder, config):
                 kept += 1
             else:
-                orders.append(Order(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
+                tasks.append(RunTask(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
     if kept and show:
         console.print(f"{kept} of {len(folders)} runs are done already and kept")
     try:
-        failed = carry_out(orders, args.jobs or cores(), console, show, args.traceback)
+        failed = make_runs(tasks, args.jobs or cores(), console, show, args.traceback)
     except KeyboardInterrupt as stopped:
-        raise type(stopped)(f"`{_again(args, out)}` goes on") from None
+        raise type(stopped)(f"`{_again(args, out)}` continues it") from None
     rows = [Row(text, [RunFiles.read(folders[text, seed]) for seed in seeds if f"{text} seed {seed}" not in failed])
             for text in names]  # fmt: skip
     rows = [row for row in rows if row.runs]
@@ -178,7 +178,7 @@ def _base(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _again(args: argparse.Namespace, out: Path) -> str:
-    """The command that goes on: as it was given, with the folder it wrote to, and without --overwrite."""
+    """The command that continues: as it was given, with the folder it wrote to, and without --overwrite."""
     given = [text for text in args.argv if text != "--overwrite"]
     return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
 

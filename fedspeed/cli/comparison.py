@@ -1,4 +1,4 @@
-"""What a comparison came to: files, and a screen that fits the terminal."""
+"""The outcome of a comparison: files, and a screen that fits the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import write
 from ..report import tables
 from ..report.chart import chart
-from ..report.paired import find, gaps
+from ..report.paired import find_row, gaps
 from ..report.runs import Row, seeds_of, setting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Comparison:
 
     def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
         self.rows, self.targets = rows, targets
-        self.baseline = find(rows, baseline).label
+        self.baseline = find_row(rows, baseline).label
         self.gaps = gaps(rows, self.baseline)
         self.table = tables.table(rows, targets)
         self.gap_table = tables.gap_table(self.gaps)

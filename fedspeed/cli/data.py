@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 SPLITS_HELP = """\
 splits:
   iid                  equal shares, class-balanced
-  dirichlet:A          a class prior Dir(A) a client, equal sizes, every sample used once (the paper's Dir-0.6)
+  dirichlet:A          a class prior Dir(A) per client, equal sizes, every sample used once (the paper's Dir-0.6)
   dirichlet-refill:A   as the code released with the paper: samples repeat, others stay unused
   dirichlet-class:A    every class shared out by Dir(A) over the clients, unequal sizes (as flwr-datasets)
-  pathological:C       C classes a client
-  shards:S             labels sorted, cut into S shards a client
+  pathological:C       C classes per client
+  shards:S             labels sorted, cut into S shards per client
   lognormal-size:S     unequal sizes, labels at random
   natural              the client ids that come with the data
 """
@@ -76,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Do what was asked."""
     if args.action is None:
-        raise UserError("data: say what to do: fedspeed data list | fetch NAME | show NAME")
+        raise UserError("data: expected an action, found none: fedspeed data list | fetch NAME | show NAME")
     if args.action == "list":
         _list(console)
         return 0
@@ -204,7 +204,7 @@ def _print(s: Summary, console: Console) -> None:
     console.out(f"split         {s.split} over {s.clients} clients")
     if s.validation_samples:
         console.out(f"validation    {s.validation_samples:,} training samples, which nobody trains on")
-    console.out(f"sizes         {low} to {high} samples a client, median {middle}")
+    console.out(f"sizes         {low} to {high} samples per client, median {middle}")
     if s.classes > 1:
         console.out(
             f"classes       {s.half.mean():.1f} of {s.classes} hold half of a client's data (mean; from {s.half.min()} "

@@ -39,13 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One row a run."""
+    """One row per run."""
     from rich.table import Table
 
     from ..inspection import inspect_run
 
     if args.out and len(args.runs) > 1:
-        raise UserError(f"inspect: --out takes one run, got {len(args.runs)}; leave --out away, or inspect one by one")
+        raise UserError(f"inspect: --out takes one run, got {len(args.runs)}; omit --out, or inspect one by one")
     titles = ("run", "method", "loss", "||grad||", "eigenvalue", "SAM gap", "dissimilarity", "divergence")
     table, found = Table(*titles, box=None, pad_edge=False), {}
     for run in args.runs:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..method import Local, Method
-from ..methods import METHODS, WRAPPERS, find
+from ..methods import METHODS, WRAPPERS, find_method
 from ..presets import paper_decay
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print(table, soft_wrap=False)
         console.print(LEGEND)
         return 0
-    cls = find(args.name)
+    cls = find_method(args.name)
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "

@@ -16,7 +16,7 @@ import tomli_w
 from ..config import Config, read_tables
 from ..errors import UserError, unknown
 from ..method import Method
-from ..methods import find
+from ..methods import find_method
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
 
@@ -129,7 +129,7 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         target, key, value = parse_set(text)
         table = given.get(target, {})
         if not isinstance(table, dict | str):
-            raise UserError(f"config: {target} must be a name or a table, got {table!r}; put it right in {args.file}")
+            raise UserError(f"config: {target} must be a name or a table, got {table!r}; correct it in {args.file}")
         given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
     for target, name in TABLES.items():
         if isinstance(given.get(target), dict):
@@ -147,7 +147,9 @@ def as_given(config: Config) -> list[str]:
     """
     found: list[str] = []
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
-        value, default, flag = getattr(config, name), getattr(Config(), name), "--" + name.replace("_", "-")
+        value = getattr(config, name)
+        default = getattr(Config(), name)
+        flag = "--" + name.replace("_", "-")
         if name in TABLES:
             found += [flag, value.name] if value.name != default.name else []
         elif value != default and isinstance(value, bool):
@@ -172,7 +174,7 @@ def as_text(method: Method) -> str | None:
     fields = {key: value for key, value in table.items() if key != "name" and value != plain.get(key)}
     base = fields.get("base")
     if isinstance(base, dict):
-        fields["base"] = base["name"] if base == find(base["name"]).from_fields({}).to_dict() else base
+        fields["base"] = base["name"] if base == find_method(base["name"]).from_fields({}).to_dict() else base
     if any(isinstance(value, dict | list) for value in fields.values()):
         return None
     return ":".join([str(table["name"]), *([",".join(f"{k}={_toml(v)}" for k, v in fields.items())] if fields else [])])

@@ -34,10 +34,16 @@ class Live(Observer):
     """
 
     def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
-        self.console, self.rounds, self.title, self.show = console, rounds, title, show
+        self.console = console
+        self.rounds = rounds
+        self.title = title
+        self.show = show
         self.live = show and console.is_terminal
         self.last: Any = None
-        self.percent, self.rounds_done, self.score, self.said = -1, 0, "", time.monotonic()
+        self.percent = -1
+        self.rounds_done = 0
+        self.score = ""
+        self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -74,7 +80,7 @@ class Live(Observer):
             self._say(f"round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
 
     def client(self, done: int, total: int) -> None:
-        """A client of the round that is going on has answered."""
+        """A client of the current round has answered."""
         passed = time.monotonic() - self.said
         if self.live and passed > BLINK:
             self.said += passed
@@ -123,13 +129,19 @@ class Runs:
         every: seconds between two plain lines about runs that are done; 0 for a line per run.
     """
 
-    def __init__(self, console: Console, title: str, orders: Sequence[Costly], show: bool, every: float = 0.0) -> None:
-        self.console, self.title, self.orders, self.show, self.every = console, title, orders, show, every
+    def __init__(self, console: Console, title: str, runs: Sequence[Costly], show: bool, every: float = 0.0) -> None:
+        self.console = console
+        self.title = title
+        self.count = len(runs)
+        self.show = show
+        self.every = every
         self.live = show and console.is_terminal
-        self.total = sum(order.cost for order in orders)
+        self.total = sum(run.cost for run in runs)
         self.done: dict[str, float] = {}
         self.before: dict[str, float] = {}  # what had been done of runs that go on
-        self.runs, self.began, self.said = 0, 0.0, time.monotonic()
+        self.runs = 0
+        self.began = 0.0
+        self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -150,35 +162,33 @@ class Runs:
         if self.live:
             self.bar.stop()
 
-    def on_part(self, order: Costly, part: float, note: str = "") -> None:
+    def on_part(self, run: Costly, part: float, note: str = "") -> None:
         """So much of a run is done; one that was resumed counts from where it was."""
         self.began = self.began or time.monotonic()  # without what it takes to start
-        self.done[order.key] = order.cost * part
-        self.before.setdefault(order.key, order.cost * part)
-        told = f"{order.label}: {note}" if note else order.label
+        self.done[run.key] = run.cost * part
+        self.before.setdefault(run.key, run.cost * part)
+        told = f"{run.label}: {note}" if note else run.label
         if self.live:
             self.bar.update(self.task, completed=sum(self.done.values()), description=told, left=self._left())
         elif self.show and time.monotonic() - self.said > QUIET and not self.every:
             self._say(f"{told}  ({self._left()})")
 
-    def on_done(self, order: Costly, note: str = "", bad: bool = False) -> None:
+    def on_done(self, run: Costly, note: str = "", bad: bool = False) -> None:
         """A run is done; one that ended badly is named also on a terminal."""
         self.began = self.began or time.monotonic()
-        self.runs, self.done[order.key] = self.runs + 1, order.cost
-        self.before.setdefault(order.key, order.cost)
+        self.runs, self.done[run.key] = self.runs + 1, run.cost
+        self.before.setdefault(run.key, run.cost)
         if self.live:
-            self.bar.update(self.task, completed=sum(self.done.values()), description=order.label, left=self._left())
+            self.bar.update(self.task, completed=sum(self.done.values()), description=run.label, left=self._left())
         if self.show and (bad or (not self.live and time.monotonic() - self.said >= self.every)):
-            told = f"{order.label}: {note}" if note else self.title
+            told = f"{run.label}: {note}" if note else self.title
             self._say(told if self.live else f"{told}  ({self._left()})", "red" if bad else None)
 
     def _left(self) -> str:
         done, passed = sum(self.done.values()), time.monotonic() - self.began
         new = done - sum(self.before.values())
-        left = (
-            f", {minutes(passed * (self.total - done) / new)} left" if new > 0 and self.runs < len(self.orders) else ""
-        )
-        return f"{self.runs}/{len(self.orders)} runs{left}"
+        left = f", {minutes(passed * (self.total - done) / new)} left" if new > 0 and self.runs < self.count else ""
+        return f"{self.runs}/{self.count} runs{left}"
 
     def _say(self, text: str, style: str | None = None) -> None:
         self.said = time.monotonic()

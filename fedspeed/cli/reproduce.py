@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Runs that are done are not made again: they are known by config, data and the version of the results, and kept in
-OUT/runs.jsonl.gz. A command that was stopped, or killed, goes on where it was. Nothing is downloaded: cells whose data
-are not on this machine print `not run: data unavailable` (see `fedspeed data fetch`), and a page that has numbers for
-them stays as it is.
+OUT/runs.jsonl.gz. A command that was stopped, or killed, continues where it stopped. Nothing is downloaded: cells whose
+data are not on this machine print `not run: data unavailable` (see `fedspeed data fetch`), and a page that has numbers
+for them stays as it is.
 
 examples:
   fedspeed reproduce list
@@ -54,14 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--again", action="store_true", help="make every run again elsewhere and compare the numbers")
-    parser.add_argument("--render", action="store_true", help="run nothing: tables and figures of what is there")
+    parser.add_argument("--render", action="store_true", help="run nothing: tables and figures from the stored runs")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
-    from ..reproduce.recipes import SUITE, find, recipes
+    from ..reproduce.recipes import SUITE, find_recipe, recipes
     from ..reproduce.render import index, judged, lost, render
 
     if "list" in args.names:
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     for name, value in (("seeds", args.seeds), ("jobs", args.jobs)):
         if value is not None and value < 1:
             raise UserError(f"--{name}: expected a whole number >= 1, got {value}")
-    named = [find(name) for name in args.names if name != "all"]
+    named = [find_recipe(name) for name in args.names if name != "all"]
     chosen = [r for r in recipes().values() if args.preset in r.presets] if "all" in args.names else named
     if not chosen:
         raise UserError(f"no recipe has the preset {args.preset!r}; see `fedspeed reproduce list`")
@@ -85,7 +85,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         try:
             _run(work, [recipe for recipe in chosen if recipe.kind == "runs"], args, console)
         except KeyboardInterrupt:
-            console.print("stopped; what was done is kept: repeat the command and it goes on from there")
+            console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
         work.store.pack()
     told = []

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-A run directory holds checkpoints; whatever stopped the run, it goes on from the newest one and ends with the same bits
-as if nothing had happened. A run without a checkpoint starts at round 0. A finished one is left as it is, or, with more
---rounds, goes on as if it had had them from the start.
+A run directory holds checkpoints; whatever stopped the run, it continues from the newest one and ends with the same
+bits as if nothing had happened. A run without a checkpoint starts at round 0. A finished one is left as it is, or, with
+more --rounds, continues as if it had had them from the start.
 
 examples:
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Go on with a run."""
+    """Continue a run."""
     return resume_run(Path(args.run), args, console)
 
 

@@ -35,12 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config; options given here override it")
     parser.add_argument("--method", metavar="NAME", help="method (`fedspeed methods`); default fedspeed")
-    parser.add_argument("--resume", choices=["auto"], help="go on with the run that --out holds, if it holds one")
+    parser.add_argument("--resume", choices=["auto"], help="continue the run in --out, if there is one")
     options.configure(parser)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run one config, or go on with the run that the folder holds."""
+    """Run one config, or continue the run in the folder."""
     config = Config.from_dict(options.tables(args))
     out = options.output_folder(args, f"{config.method.label}-{config.data.label}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     own = going_on and trusted(RunDir(out).config(), config)
     if going_on and not (own and same_run(read_config(out, True), config)):
         raise UserError(
-            f"{out} holds a run of another config, or of other code; choose another --out, or go on with it as it is: "
+            f"{out} holds a run of another config, or of other code; choose another --out, or continue it as it is: "
             f"`fedspeed resume {out}`"
         )
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def report(args: argparse.Namespace, console: Console, config: Config, summary: dict[str, Any], out: Path) -> None:
-    """What a run came to, and what to do next."""
+    """The outcome of a run, and what to do next."""
     if args.json:
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:

@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 class Outlet:
     """A standard stream that never raises: once it cannot be written any more, it leads nowhere.
 
-    A pipe whose reader has left (`fedspeed run | head -1`) is no error; what else went wrong is kept in `error`.
+    A pipe whose reader has left (`fedspeed run | head -1`) is not an error; any other failure is kept in `error`.
     """
 
     def __init__(self, stream: TextIO) -> None:

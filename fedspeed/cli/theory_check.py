@@ -56,7 +56,7 @@ def check(args: argparse.Namespace, console: Console) -> None:
 
 
 def _verdict(setting: Setting, found: RunSetting | None) -> str:
-    """Whether what is proved speaks of this setting."""
+    """Whether what is proved covers this setting."""
     if found and any(fact.holds is False for fact in found.facts):
         return "no proof covers this run"
     proved = [f"`{form}`" for form in PROVED if PROVED[form] and th.form_at(setting, form).holds]
@@ -77,7 +77,7 @@ def _facts(console: Console, found: RunSetting, run: str, known: bool, verbose: 
         console.print("L and sigma_g: from inspect.json, curvature and dissimilarity at the last model alone, so at "
                       "least these")  # fmt: skip
     elif not known:
-        console.print("L: unknown; say --L, or run `fedspeed inspect` on it first")
+        console.print("L: unknown; give --L, or run `fedspeed inspect` on it first")
 
 
 def _conditions(console: Console, setting: Setting, form: str) -> None:

@@ -23,9 +23,9 @@ _LAZY = {
     "Federated": "federated",
     "Samples": "samples",
     "describe": "summary",
-    "from_arrays": "own",
-    "from_hugging_face": "own",
-    "from_torch": "own",
+    "from_arrays": "user_data",
+    "from_hugging_face": "user_data",
+    "from_torch": "user_data",
 }
 __all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 
@@ -79,19 +79,19 @@ def load(
     Args:
         name: one of `DATASETS`; or `path/to/file.py:load` with a function `load(seed, **options)` that returns
             `Samples`, which are split, or a `Federated`, which is taken as it is.
-        split: one of `partition.SPLITS` with its parameter, `dirichlet:0.6` say.
+        split: one of `partition.SPLITS` with its parameter, for example `dirichlet:0.6`.
         clients: how many; left out, 100, or with `split="natural"` as many as the data have ids.
         seed: fixes the split (and generated data); the same seed gives the same split on every machine.
         augment: `paper`, `released`, `flip` or `none`.
         data_dir: a copy you already have; otherwise the cache, the public home, or a mirror.
-        train_size, test_size: use only the first so many samples, class-balanced.
-        shrink: average pictures over blocks of so many pixels a side.
-        held_out: split over so many clients more, which do not train: their data take the place of the test set.
+        train_size, test_size: use only the first this many samples, class-balanced.
+        shrink: average pictures over square blocks with this many pixels per side.
+        held_out: add this many clients that do not train: their data replace the test set.
         validation: what nobody trains on, to choose rounds and settings with: 0.1 of every client's samples,
             `"clients:0.1"` or `"clients:5"` of the clients; none by default.
         progress: called as `progress(what, done, total)` during downloads and decoding.
         code: the digest that a file must have to be executed, "" for any.
-        given: the data set's own options, `alpha` and `beta` of `synthetic` say.
+        given: the data set's own options, for example `alpha` and `beta` of `synthetic`.
 
     Example:
         >>> data = load("digits", split="iid", clients=10)
@@ -193,7 +193,7 @@ def federate(
         test,
         name=samples.name,
         split=str(chosen),
-        pipeline=samples.recipe.pipeline(augment),
+        pipeline=samples.augmentation.pipeline(augment),
         classes=samples.classes,
         class_names=samples.labels,
     )

@@ -68,7 +68,9 @@ class Pipeline:
 
     def _augment(self, x: torch.Tensor, stream: np.random.Generator) -> torch.Tensor:
         """Flip and shift inside a border of zeros. The order of the draws is part of what a seed means."""
-        n, p, (height, width) = len(x), self.padding, x.shape[-2:]
+        n = len(x)
+        p = self.padding
+        height, width = x.shape[-2:]
         if self.flip:
             chosen = np.arange(n) + n * (stream.random(n) < self.flip)
             x = torch.cat([x, x.flip(-1)]).index_select(0, torch.from_numpy(chosen).to(x.device))
@@ -94,7 +96,7 @@ def _constants(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Augmentation:
     """What augmentation and normalisation mean for one data set (the identity by default).
 
     Args:

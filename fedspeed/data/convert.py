@@ -60,7 +60,7 @@ def convert(
             if classes > max(known, MOST_CLASSES, len(y)):
                 raise UserError(
                     f"data {name}: expected class labels 0, 1, 2, ..., found {high} with {len(y)} samples; number your "
-                    f"classes from 0, or say classes={classes} (--set data.classes={classes}) if there are so many"
+                    f"classes from 0, or set classes={classes} (--set data.classes={classes}) if there are that many"
                 )
         for part, a in (("training", y), ("test", y_test)):
             check_labels(name, part, a, classes)

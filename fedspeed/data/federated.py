@@ -1,4 +1,4 @@
-"""`Federated`: resident tensors and an index list a client."""
+"""`Federated`: resident tensors and one index list per client."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Federated:
 
         Args:
             spec: `0.1`, that fraction of every client's rows (one always stays); `"clients:0.1"` or `"clients:5"`, all
-                rows of so many clients, who then do not train.
+                rows of this many clients, who then do not train.
             seed: decides which.
 
         Example:
@@ -170,7 +170,9 @@ class Federated:
         chosen, m = parse_validation(spec), self.clients
         if self.validation is not None:
             raise UserError(f"data {self.name}: there is a validation set already; take one off only once")
-        owner, taken, trains = np.repeat(np.arange(m), self.sizes), np.zeros(len(self.indices), bool), np.ones(m, bool)
+        owner = np.repeat(np.arange(m), self.sizes)
+        taken = np.zeros(len(self.indices), bool)
+        trains = np.ones(m, bool)
         if chosen.of_clients:
             trains[rng(seed, "validation").choice(m, chosen.count(m), replace=False)] = False
             taken = ~trains[owner]

@@ -90,7 +90,7 @@ class Web:
 
 
 @dataclass(frozen=True)
-class Local:
+class SystemFolder:
     """A folder where a package of the operating system puts the published files."""
 
     path: str
@@ -170,7 +170,7 @@ MIRRORS: dict[str, tuple[Home, ...]] = {
 
 
 def download(file: Remote, target: Path, progress: Progress, attempts: int = 3) -> Path:
-    """Fetch a file to `target`, going on where an earlier attempt stopped; checked before it gets its name.
+    """Fetch a file to `target`, continuing where an earlier attempt stopped; checked before it gets its name.
 
     A file with the wrong checksum is deleted and refused. Raises `Unreachable` when the server cannot be
     reached or stops in the middle; what arrived stays in `target.part` and the next call resumes it.

@@ -1,4 +1,4 @@
-"""A folder of pictures with one folder a class: the simplest form your own pictures can have.
+"""A folder of pictures with one folder per class: the simplest form your own pictures can have.
 
 pets/cat/*.jpg, pets/dog/*.jpg                      a fraction of every class is set aside for testing
 pets/train/cat/..., pets/test/cat/... (or val/)     your own test set
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from .own import from_arrays
-from .pictures import decode
+from .decode import decode
 from .samples import Progress, Samples, silent
 from .tree import read_file
+from .user_data import from_arrays
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
@@ -44,10 +44,10 @@ def images(
     if type(size) is not int or not 0 <= size <= SIDE:
         raise UserError(f"data images: size must be a whole number in 0..{SIDE} (pixels of a side), found {size!r}")
     if data_dir is None:
-        raise UserError("data images: say where the pictures are with data_dir (--data-dir FOLDER)")
+        raise UserError("data images: give the folder of pictures with data_dir (--data-dir FOLDER)")
     root = Path(data_dir).expanduser()
     if not root.is_dir():
-        raise UserError(f"data images: expected a folder with one folder a class, found none at {root}")
+        raise UserError(f"data images: expected a folder with one folder per class, found none at {root}")
     held = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
     train = root / "train" if held and (root / "train").is_dir() else root
     names = sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -87,7 +87,7 @@ def _decode(files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: 
             pixels = _room(len(files), picture.shape)
         if picture.shape != pixels.shape[1:]:
             found, first = ("{2} x {1}".format(*s) for s in (picture.shape, pixels.shape[1:]))
-            raise UserError(f"data images: {path} is {found}, {files[0][0]} is {first}; say size=N to resize them")
+            raise UserError(f"data images: {path} is {found}, {files[0][0]} is {first}; set size=N to resize them")
         pixels[i] = picture
         if i % 100 == 99 or i + 1 == len(files):
             progress("images: decoding", i + 1, len(files))
@@ -100,7 +100,7 @@ def _room(n: int, shape: tuple[int, ...]) -> np.ndarray:
     except MemoryError:
         raise UserError(
             f"data images: {n} pictures of {shape[2]} x {shape[1]} need {n * math.prod(shape) / 1e9:.1f} GB of memory; "
-            f"say size=N with a smaller N"
+            f"set size=N with a smaller N"
         ) from None
 
 

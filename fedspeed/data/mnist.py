@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
-from .fetch import Local, Remote, Web
+from .augment import Augmentation
+from .fetch import Remote, SystemFolder, Web
 from .samples import Progress, Samples
 from .sources import Published
 from .tree import MOST, candidates, too_long
@@ -93,7 +93,7 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
         if got != md5 and not part:
             raise UserError(
                 f"data {name}: the contents of {where} have md5 {got}, expected {md5}; the file is altered. If that "
-                "is intended, say part=true"
+                "is intended, set part=true"
             )
     x, y, x_test, y_test = arrays
     if x.ndim != 3 or x_test.ndim != 3 or y.ndim != 1 or y_test.ndim != 1:
@@ -133,17 +133,17 @@ MNIST = Published(
         _web("https://storage.googleapis.com/cvdf-datasets/mnist/", _MNIST_GZ),
     ),
     classes=10,
-    recipe=Recipe((0.1307,), (0.3081,)),
+    augmentation=Augmentation((0.1307,), (0.3081,)),
 )
 FASHION = Published(
     "fashion-mnist",
     _read_fashion,
     (
-        Local("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
+        SystemFolder("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
         _web("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", _FASHION_GZ),
     ),
     classes=10,
-    recipe=Recipe((0.2860,), (0.3530,)),
+    augmentation=Augmentation((0.2860,), (0.3530,)),
 )
 
 

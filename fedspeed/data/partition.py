@@ -1,11 +1,11 @@
 """Who owns which sample: every split has a name and is a pure function of (labels, clients, seed).
 
     iid                  equal shares, class-balanced as exactly as the numbers allow
-    dirichlet:A          a class prior Dir(A) a client, equal sizes, every sample used once
+    dirichlet:A          a class prior Dir(A) per client, equal sizes, every sample used once
     dirichlet-refill:A   the released code's: an empty class is refilled; samples repeat, others stay unused
     dirichlet-class:A    every class shared out by Dir(A) over the clients; unequal sizes (flwr-datasets)
-    pathological:C       C classes a client
-    shards:S             labels sorted, cut into S shards a client
+    pathological:C       C classes per client
+    shards:S             labels sorted, cut into S shards per client
     lognormal-size:S     sizes proportional to exp(S z), z ~ N(0, 1); labels at random
     natural              the client ids that came with the data
 
@@ -44,14 +44,14 @@ SPLITS: dict[str, Callable[..., Rows]] = {
     "natural": natural,
 }
 WHOLE = {
-    "pathological": "the number of classes a client, 2 say",
-    "shards": "the number of shards a client, 2 say",
+    "pathological": "the number of classes per client, for example 2",
+    "shards": "the number of shards per client, for example 2",
 }
 REAL = {
     "dirichlet": "the Dirichlet concentration, 0.6 in the paper",
     "dirichlet-refill": "the Dirichlet concentration, 0.6 in the paper",
-    "dirichlet-class": "the Dirichlet concentration, 0.5 say",
-    "lognormal-size": "the standard deviation of the log size, 1 say",
+    "dirichlet-class": "the Dirichlet concentration, for example 0.5",
+    "lognormal-size": "the standard deviation of the log size, for example 1",
 }
 
 

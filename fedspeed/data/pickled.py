@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import UserError
 
 AXES = 4
-"""An array has at most so many."""
+"""The most dimensions an array may have."""
 
 
 class Refused(Exception):

@@ -57,8 +57,10 @@ CARDS = {
         "problems:logistic", "generated", "2 x d", "2", "known constants and optimum; model vector", here=True
     ),
     "images": Card("images:images", "yours", "yours", "yours", "--data-dir: pictures, one folder per class"),
-    "arrays": Card("own:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files"),
-    "huggingface": Card("own:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"),
+    "arrays": Card("user_data:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files"),
+    "huggingface": Card(
+        "user_data:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"
+    ),
 }
 """A data set of this package is one entry here and its loader."""
 

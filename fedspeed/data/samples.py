@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
 from .convert import check_labels, labelled
 
 Progress = Callable[[str, int, int], None]
@@ -33,7 +33,7 @@ class Samples:
         x_test, y_test: the held-out set, or None.
         classes: number of classes, or None for regression.
         owner: the natural client id of every training row, or None.
-        recipe: normalisation constants and the augmentation that goes with these pictures.
+        augmentation: what normalisation and augmentation mean for these pictures.
         labels: names of the classes, if they have any.
     """
 
@@ -44,7 +44,7 @@ class Samples:
     y_test: np.ndarray | None = None
     classes: int | None = None
     owner: np.ndarray | None = None
-    recipe: Recipe = field(default_factory=Recipe)
+    augmentation: Augmentation = field(default_factory=Augmentation)
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Samples:
             self,
             x=_average(self.x, factor),
             x_test=None if self.x_test is None else _average(self.x_test, factor),
-            recipe=replace(self.recipe, padding=-(-self.recipe.padding // factor)),
+            augmentation=replace(self.augmentation, padding=-(-self.augmentation.padding // factor)),
         )
 
 

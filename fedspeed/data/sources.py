@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
 from .fetch import Home, Unreachable, cache_dir, locked
 from .samples import Progress, Samples, silent
 
@@ -35,7 +35,7 @@ class Published:
     Args:
         read: decodes and verifies a folder or an archive.
         homes: where to get it from, in order.
-        classes, recipe: what is known about it beside the arrays.
+        classes, augmentation: what is known about it beside the arrays.
         slow: decoding takes so long that the user's own copy, too, is kept decoded in the cache.
     """
 
@@ -43,7 +43,7 @@ class Published:
     read: Reader
     homes: tuple[Home, ...]
     classes: int
-    recipe: Recipe
+    augmentation: Augmentation
     slow: bool = False
 
     def obtain(
@@ -57,7 +57,7 @@ class Published:
             folder = cache_dir() / self.name
             with locked(folder):
                 found = restore(folder, self.name) or self._fetch(folder, progress)
-        return replace(found, classes=found.classes or self.classes, recipe=self.recipe)
+        return replace(found, classes=found.classes or self.classes, augmentation=self.augmentation)
 
     def _own(self, path: Path, part: bool, progress: Progress) -> Samples:
         if not self.slow or not path.exists():
@@ -94,7 +94,7 @@ class Published:
                 "to a folder you can write to"
             ) from error
         with contextlib.suppress(OSError):
-            downloads.rmdir()  # stays if it holds something the next attempt can go on with
+            downloads.rmdir()  # stays if it holds something the next attempt can continue
         raise UserError(
             f"data {self.name}: no source could be used; tried the cache {folder}; {'; '.join(tried)}. Give a copy "
             "you have with data_dir (--data-dir PATH: the published archive, or its folder)"

@@ -60,7 +60,7 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
 
 
 def _priors(alpha: float, clients: int, classes: int, stream: np.random.Generator) -> np.ndarray:
-    """One draw of Dir(alpha) a client; where that leaves the float range, its limit (uniform)."""
+    """One draw of Dir(alpha) per client; where that leaves the float range, its limit (uniform)."""
     priors = stream.dirichlet(np.full(classes, alpha), clients)
     return np.where(np.isfinite(priors).all(1, keepdims=True), priors, 1 / classes)
 
@@ -135,7 +135,7 @@ def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -
 
 
 def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> Rows:
-    """Exactly `classes` classes a client; a class is shared equally by the clients that hold it.
+    """Exactly `classes` classes per client; a class is shared equally by the clients that hold it.
 
     Every class is held by as many clients as any other (or one more), so sizes are equal when classes are.
     """
@@ -143,7 +143,7 @@ def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> R
     pools = _pools(labels, stream)
     name = f"split pathological:{classes}"
     if classes > len(pools):
-        raise UserError(f"{name}: expected at most {len(pools)} classes a client, the number in the data")
+        raise UserError(f"{name}: expected at most {len(pools)} classes per client, the number in the data")
     if clients * classes < len(pools):
         raise UserError(
             f"{name}: {clients} clients hold at most {clients * classes} of the {len(pools)} classes and the rest "
@@ -159,7 +159,7 @@ def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> R
         if len(pool) < len(holders[c]):
             raise UserError(
                 f"{name}: class {labels[pool[0]]} has {len(pool)} samples for {len(holders[c])} clients; use fewer "
-                "clients or fewer classes a client"
+                "clients or fewer classes per client"
             )
     owner = np.concatenate([np.resize(held, len(pool)) for held, pool in zip(holders, pools, strict=True)])
     return _gather(owner, np.concatenate(pools), clients)
@@ -194,11 +194,11 @@ def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) ->
 def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None) -> Rows:
     """One client an id, numbered by the sorted ids; `clients` must be their number, or 0 for "as many"."""
     if owner is None:
-        raise UserError("split natural: these data have no client ids; use another split, or give one id a row")
+        raise UserError("split natural: these data have no client ids; use another split, or give one id per row")
     rows = by_owner(owner)
     if clients not in (0, len(rows)):
         raise UserError(
-            f"split natural: the data come with {len(rows)} clients, found clients = {clients}; say {len(rows)}, or "
+            f"split natural: the data come with {len(rows)} clients, found clients = {clients}; set {len(rows)}, or "
             "leave the number out"
         )
     return rows

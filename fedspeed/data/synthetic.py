@@ -40,7 +40,9 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: 
         if not (np.isfinite(value) and value >= least):
             raise UserError(f"data synthetic: {name} must be a number >= {least}, found {value}")
     spread = np.sqrt(np.arange(1, FEATURES + 1) ** -1.2)
-    xs, ys, train = [], [], []
+    xs = []
+    ys = []
+    train = []
     for k in range(clients):
         stream = rng(seed, "synthetic", k)
         u, shift = alpha * stream.standard_normal(), beta * stream.standard_normal()
@@ -52,6 +54,8 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: 
         xs.append(x.astype(np.float32))
         ys.append(np.argmax(x @ weight + bias, axis=1))
         train.append(np.arange(n) < (size or int(0.9 * n)))
-    x, y, keep = np.concatenate(xs), np.concatenate(ys), np.concatenate(train)
+    x = np.concatenate(xs)
+    y = np.concatenate(ys)
+    keep = np.concatenate(train)
     owner = np.repeat(np.arange(clients), [len(part) for part in ys])[keep]
     return Samples("synthetic", x[keep], y[keep], x[~keep], y[~keep], classes=CLASSES, owner=owner)

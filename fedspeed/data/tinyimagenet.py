@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
+from .decode import decode
 from .fetch import Remote, Web
-from .pictures import decode
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import Tree, candidates
+from .tree import FileTree, candidates
 
 SIDE = 64
 FULL = (500, 50)
@@ -30,7 +30,7 @@ PICTURES = 4 * 110_000
 """Pictures, at most: many names in an archive can share a few bytes."""
 
 
-def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
+def _plan(tree: FileTree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
     """Class ids, and (name, label) of every training and validation picture."""
     names = tree.names
     listed = next((n for n in names if n.endswith("wnids.txt")), None)
@@ -58,19 +58,19 @@ def _plan(tree: Tree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str,
     return wnids, train, val
 
 
-def _words(tree: Tree, wnids: list[str]) -> tuple[str, ...]:
+def _words(tree: FileTree, wnids: list[str]) -> tuple[str, ...]:
     listed = next((n for n in tree.names if n.endswith("words.txt")), None)
     lines = tree.text(listed).splitlines() if listed else []
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     return tuple(words.get(wnid, wnid).split(",")[0] for wnid in wnids)
 
 
-def _complete(tree: Tree, classes: int, train: list[tuple[str, int]], val: list[tuple[str, int]]) -> None:
+def _complete(tree: FileTree, classes: int, train: list[tuple[str, int]], val: list[tuple[str, int]]) -> None:
     counts = [np.bincount([label for _, label in part], minlength=classes) for part in (train, val)]
     if classes != 200 or any((count != full).any() for count, full in zip(counts, FULL, strict=True)):
         raise UserError(
             f"data tinyimagenet: {tree.path} holds {len(train)} training and {len(val)} validation pictures of "
-            f"{classes} classes, expected 100000 and 10000 of 200; if a part is what you want, say part=true"
+            f"{classes} classes, expected 100000 and 10000 of 200; if a part is what you want, set part=true"
         )
 
 
@@ -113,7 +113,7 @@ TINY = Published(
         ),
     ),
     classes=200,
-    recipe=Recipe(
+    augmentation=Augmentation(
         (0.4802, 0.4481, 0.3975),
         (0.2770, 0.2691, 0.2821),
         padding=8,

@@ -29,7 +29,7 @@ MOST = 2**28
 HEADER = 2**20
 """Bytes of a header inside a tar file, at most."""
 WHOLE = 4
-"""An archive unpacks to so many times the longest file, at most."""
+"""An archive may unpack to at most this many times the longest file."""
 
 
 def too_long(where: str, most: int) -> UserError:
@@ -55,7 +55,9 @@ class Unpacked:
     """A compressed stream that ends in an error once more than `most` bytes came out of it."""
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path, self.most, self.left = path, most, most
+        self.path = path
+        self.most = most
+        self.left = most
         with path.open("rb") as file:
             begins = file.read(6)
         kinds = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
@@ -81,7 +83,7 @@ class Member(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-class Tree:
+class FileTree:
     """A read-only view of the files below a path.
 
     Args:
@@ -91,7 +93,7 @@ class Tree:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "a.txt").write_bytes(b"hello")
-        >>> Tree(folder).read("a.txt")
+        >>> FileTree(folder).read("a.txt")
         b'hello'
     """
 
@@ -201,10 +203,10 @@ class Tree:
         return {name: found[wanted[name]] for name in basenames}
 
 
-def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[Tree]:
+def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[FileTree]:
     """Where a copy may be: the path itself, or folders and archives of these names within it."""
     if not path.is_dir():
-        yield Tree(path, most)
+        yield FileTree(path, most)
         return
-    yield from (Tree(path / name, most) for name in inside if (path / name).exists())
-    yield Tree(path, most)
+    yield from (FileTree(path / name, most) for name in inside if (path / name).exists())
+    yield FileTree(path, most)

@@ -40,7 +40,7 @@ def parse_validation(spec: str | float) -> Validation:
     good = value >= 1 if isinstance(value, int) else 0 < value < 1
     if not good or kind not in ("", "clients") or bool(colon) != bool(kind) or isinstance(spec, bool):
         raise UserError(
-            "validation: expected 0.1 (that fraction of every client's samples), clients:0.1 or clients:5 (so many "
+            "validation: expected 0.1 (that fraction of every client's samples), clients:0.1 or clients:5 (that many "
             f"clients, who do not train), found {spec!r}"
         )
     return Validation(value, bool(kind))

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..client import Failed, Job, Reply, Work
-from ..contract import not_block_safe
 from ..data.federated import Federated
 from ..method import Method
+from ..origin import not_block_safe
 from ..plan import Plan
 from ..vec import Loss
 from .block import Block

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Hooks, built_in, defined, reason
+from ..contract import Hooks
 from ..errors import UserError
 from ..method import Grad, Local
+from ..origin import built_in, defined, reason
 from ..vec import tree_leaves, tree_map
 
 
@@ -28,7 +29,7 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """The block's oracle, writing down what some rows asked and were told."""
+    """The block's oracle, writing down what some rows asked and were given."""
 
     def __init__(self, grad: Grad, rows: list[int]) -> None:
         self.grad, self.rows = grad, rows
@@ -45,7 +46,9 @@ class Playback:
     """The oracle of one row alone: says again what the block's said, if it is asked the same."""
 
     def __init__(self, calls: list[Call], at: int) -> None:
-        self.calls, self.at, self.used = calls, at, 0
+        self.calls = calls
+        self.at = at
+        self.used = 0
 
     def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
         if self.used == len(self.calls):
@@ -73,7 +76,11 @@ class Watched:
     """
 
     def __init__(self, hooks: Hooks, clients: list[int], own: bool, everything: bool, turn: int) -> None:
-        self.hooks, self.clients, self.own, self.everything, self.turn = hooks, clients, own, everything, turn
+        self.hooks = hooks
+        self.clients = clients
+        self.own = own
+        self.everything = everything
+        self.turn = turn
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
         """`Hooks.start`, watched."""
@@ -114,7 +121,7 @@ class Watched:
         return up, kept
 
     def _rows(self, of_own: int) -> list[int]:
-        """Which rows the next call watches, so many of a user's method."""
+        """Which rows the next call watches, `of_own` of them of a user's method."""
         self.turn += 1
         n = len(self.clients)
         many = n if self.everything else min(n, of_own) if self.own else 1
@@ -128,7 +135,10 @@ class _Refusing:
     """Runs a hook on one row, with random numbers of its own; what differs or fails there refuses the block."""
 
     def __init__(self, hooks: Hooks, hook: str, client: int, rows: int) -> None:
-        self.hooks, self.hook, self.client, self.rows = hooks, hook, client, rows
+        self.hooks = hooks
+        self.hook = hook
+        self.client = client
+        self.rows = rows
 
     def __enter__(self) -> None:
         self.state = torch.get_rng_state()

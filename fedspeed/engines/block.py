@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, step_
-from ..contract import defined, not_block_safe
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
 from ..method import Local, Method
+from ..origin import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
@@ -51,7 +51,10 @@ class Block:
 
     def run(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         """The replies of one block; if its work raises, of its clients one by one, to see whose fault it is."""
-        work, lr, t, seed = self.work, jobs[0].lr, jobs[0].t, self.work.plan.seed
+        work = self.work
+        lr = jobs[0].lr
+        t = jobs[0].t
+        seed = self.work.plan.seed
         clients = [job.client for job in jobs]
         hooks = watch(work.hooks, clients, first=not self.blocks, turn=clients[0] + t)  # whoever runs it
         owned = np.stack([work.data.rows(job.client) for job in jobs])
@@ -120,7 +123,9 @@ class BlockOracle:
     """Gradients of every client's current minibatch at every client's point."""
 
     def __init__(self, work: Work) -> None:
-        self.flat, self.clip, self.precision = work.flat, work.gradient_clip, work.plan.precision
+        self.flat = work.flat
+        self.clip = work.gradient_clip
+        self.precision = work.plan.precision
         self.gradient = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
 
     def begin(self) -> None:
@@ -130,7 +135,10 @@ class BlockOracle:
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to new minibatches and dropout masks."""
-        self.inputs, self.targets, self.mask_seed, self.first = inputs, targets, mask_seed, True
+        self.inputs = inputs
+        self.targets = targets
+        self.mask_seed = mask_seed
+        self.first = True
 
     def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
         rows = self.inputs.shape[1]

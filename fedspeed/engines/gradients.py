@@ -16,7 +16,7 @@ from torch import nn
 from ..vec import FlatModel, Loss
 
 Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and a loss a client."""
+"""Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and one loss per client."""
 Slope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
 
 

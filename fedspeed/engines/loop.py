@@ -17,7 +17,9 @@ class Loop:
     most = 1
 
     def __init__(self, work: Work, buffers: list[torch.Tensor] | None = None) -> None:
-        self.work, self.buffers, self.dtype = work, buffers, work.flat.dtype
+        self.work = work
+        self.buffers = buffers
+        self.dtype = work.flat.dtype
 
     def chunks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
         """Every job by itself."""

@@ -43,7 +43,7 @@ WRAPPERS: dict[str, type[Method]] = {"fedinit": FedInit}
 """Methods around a method."""
 
 
-def find(name: str, code: str = "", origin: str = "") -> type[Method]:
+def find_method(name: str, code: str = "", origin: str = "") -> type[Method]:
     """The class of a name in `METHODS` or `WRAPPERS`, of an entry point, or of `path/to/file.py:Class`.
 
     Args:
@@ -78,7 +78,7 @@ def class_of(table: dict[str, Any]) -> tuple[type[Method], dict[str, Any]]:
     about = {key: fields.pop(key) for key in ("code", "origin") if key in fields and ".py:" in name}
     if not all(isinstance(value, str) for value in about.values()):
         raise UserError(f"method {name}: expected text as code and origin, found {about!r}")
-    return find(name, **about), fields
+    return find_method(name, **about), fields
 
 
 def require_name(method: Method) -> None:

@@ -33,7 +33,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPD(Method):
-    """FedADMM with full participation whose local solves go on from the client's own last point.
+    """FedADMM with full participation whose local solves start from the client's own last point.
 
         1  server sends x^t to ALL clients
         2  client i, from x_i0 = its own x_i, for k = 0..K-1:

@@ -61,7 +61,7 @@ class FedSpeed(Method):
     Args:
         lam: the paper's lambda, 1/w of its experiments' prox weight w and 1/alpha of FedDyn (0.1 there: lam = 10).
         rho: rho_0, length of the ascent step (not decayed with the learning rate).
-        alpha: weight of the perturbed gradient; 1 uses g2 alone, 0 is one plain gradient a step.
+        alpha: weight of the perturbed gradient; 1 uses g2 alone, 0 is one plain gradient per step.
         normalise: divide rho by the gradient's norm, as in the paper's experiments; False is plain rho of the box.
         correction: the prox-correction term g_hat_i; False sets it to 0 and averages x_iK.
         prox: the prox term; False needs correction=False.

@@ -33,7 +33,7 @@ def chunks(g: Vec, *others: Vec) -> Iterable[tuple[Vec, ...]]:
 
 
 def norm(v: Vec) -> Vec:
-    """||v|| over the last axis, which is kept: global L2 norm, one a client."""
+    """||v|| over the last axis, which is kept: global L2 norm, one per client."""
     length: Vec = v.norm(dim=-1, keepdim=True)
     return length
 

@@ -71,7 +71,9 @@ class Logistic:
     @cached_property
     def optimum(self) -> np.ndarray:
         """x*, by Newton's method to rounding; separable data have none (UserError)."""
-        a, y, x = self.a.reshape(-1, self.d), self.y.reshape(-1), np.zeros(self.d)
+        a = self.a.reshape(-1, self.d)
+        y = self.y.reshape(-1)
+        x = np.zeros(self.d)
         for _ in range(100):
             H, g = self.hessian(x), a.T @ (_sigmoid(a @ x) - y) / len(y)
             if np.linalg.eigvalsh(H)[0] < 1e-9 * self.L:  # flat in some direction: the minimiser is at infinity

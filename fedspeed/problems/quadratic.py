@@ -137,7 +137,7 @@ def random_quadratic(
     if mu > L:
         raise UserError(f"quadratic: mu must be at most L, got mu {mu:g} and L {L:g}; they bound the eigenvalues")
     if sigma_l and n < 2:
-        raise UserError("quadratic: noise needs at least 2 samples a client, got 1; raise n, or set sigma_l=0")
+        raise UserError("quadratic: noise needs at least 2 samples per client, got 1; raise n, or set sigma_l=0")
     r = np.random.default_rng(seed)
     spectrum = np.geomspace(L, mu, d)
     draws = 1 if shared else m

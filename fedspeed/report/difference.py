@@ -103,7 +103,7 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _summary(run: RunDir) -> dict[str, Any]:
-    """What a run came to, nothing where it is not finished."""
+    """The outcome of a run, nothing where it is not finished."""
     found = run.told()
     if found == {}:
         raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")

@@ -58,7 +58,7 @@ def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = []
-    with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG are drawn anew every time
+    with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG change every time
         for kind in kinds:
             path = stem.with_name(f"{stem.name}.{kind}")
             with atomic(path) as file:

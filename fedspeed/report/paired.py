@@ -16,7 +16,10 @@ from .runs import Row, measured
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""
 
-YES, NO, UNDECIDED, UNKNOWN = "yes", "no", "undecided", "unknown: 1 seed"
+YES = "yes"
+NO = "no"
+UNDECIDED = "undecided"
+UNKNOWN = "unknown: 1 seed"
 DIVERGED = "undecided: diverged"
 T_975 = (
     12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
@@ -73,12 +76,12 @@ class Gap:
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
     """All methods but the baseline (the first row unless named) against it, metric by metric."""
-    against = find(rows, baseline)
+    against = find_row(rows, baseline)
     metrics = METRICS[measured(rows)]
     return [_gap(row, against, metric) for row in rows if row is not against for metric in metrics]
 
 
-def find(rows: Sequence[Row], label: str) -> Row:
+def find_row(rows: Sequence[Row], label: str) -> Row:
     """The row of a label, the first for ""."""
     for row in rows:
         if row.label == label or not label:

@@ -66,7 +66,7 @@ class RunFiles:
         return [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
 
     def numbers(self, targets: Sequence[float] = ()) -> dict[str, float | None]:
-        """Everything the run came to, by machine names; None for what was not measured or not reached."""
+        """Every result of the run, by machine names; None for what was not measured or not reached."""
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
         for target in targets:
@@ -136,7 +136,7 @@ def measured(rows: Iterable[Row]) -> str:
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number with so many decimals; a huge one, a loss that diverges for example, in short form.
+    """A number with this many decimals; a huge one, a loss that diverges for example, in short form.
 
     Example:
         >>> short(0.51234), short(3.0617e25)

@@ -229,7 +229,9 @@ def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int)
     titles = [_halves(table[0][i]) if stacked else ("", table[0][i]) for i in left]
     body = [[line[i] for i in left] for line in table[1:]]
     if apart:
-        titles, names, body = titles[1:], [line[0] for line in body], [line[1:] for line in body]
+        titles = titles[1:]
+        names = [line[0] for line in body]
+        body = [line[1:] for line in body]
     widths = [
         max(map(len, cells)) for cells in zip(*(list(pair) for pair in zip(*titles, strict=True)), *body, strict=True)
     ]

@@ -48,7 +48,10 @@ class Reproduction:
     """
 
     def __init__(self, preset: str, out: Path, seeds: int | None = None, overrides: Tables | None = None) -> None:
-        self.preset, self.store, self.seeds, self.overrides = preset, Store(out), seeds, overrides or {}
+        self.preset = preset
+        self.store = Store(out)
+        self.seeds = seeds
+        self.overrides = overrides or {}
         self._digests: dict[str, tuple[str, bool]] = {}
         self._measured: dict[str, tuple[str, ...]] | None = None
 
@@ -76,7 +79,7 @@ class Reproduction:
         return sorted(left, key=lambda run: -run.cost)
 
     def sheet(self, recipe: Recipe) -> Sheet:
-        """What is there of a recipe, as cells."""
+        """The stored runs of a recipe, as cells."""
         rows, columns = recipe.names(self.preset)
         cells = {cell_name(cell.row, cell.column, columns): cell for cell in self._cells(recipe)}
         chosen = recipe.preset(self.preset)
@@ -132,7 +135,9 @@ class Reproduction:
         return max(scored, key=lambda pair: (pair[0] and pair[0]["final"]["accuracy"]) or 0.0)[1]
 
     def _points(self, recipe: Recipe, cell: Cell) -> list[tuple[Tables, Run]]:
-        tune, name, changes = recipe.tune, cell.tables["method"]["name"], recipe.preset(self.preset).tune
+        tune = recipe.tune
+        name = cell.tables["method"]["name"]
+        changes = recipe.preset(self.preset).tune
         if tune is None or name not in tune.grid or not changes.get("data", {}).get("held_out"):
             raise UserError(
                 f"recipe {recipe.name}: a tuned cell needs a grid for {name} in [tune.grid], and data.held_out clients "

@@ -17,7 +17,10 @@ from ..errors import UserError
 from ..report.paired import interval
 from .table import Sheet, censored, check_metric, metrics
 
-HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run"
+HOLDS = "holds"
+FAILS = "does not hold"
+UNDECIDED = "undecided"
+NOT_RUN = "not run"
 PARTIAL = "no verdict: part of the data set"
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -191,7 +194,10 @@ def _contrast(expression: Expression, metric: str, sheet: Sheet) -> Contrast:
         return Contrast(expression.text, (), math.nan, -math.inf, math.inf, NOT_RUN, note=note, paper=paper)
     by_seed = {name: {result["seed"]: result for result in cell.results} for name, cell in cells.items() if cell}
     shared = sorted(set.intersection(*(set(results) for results in by_seed.values())))
-    values, below, above, notes = [], False, False, dict[str, None]()
+    values = []
+    below = False
+    above = False
+    notes = dict[str, None]()
     for seed in shared:
         total = 0.0
         for factor, name in expression.terms:
@@ -241,4 +247,4 @@ def _are_names(value: Any) -> bool:
 def _wrong(claim: str, expected: str, found: str, whole: str = "") -> UserError:
     """An error that names the claim and the piece."""
     where = f" in {whole!r}" if whole else ""
-    return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; put it right in the recipe")
+    return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; correct it in the recipe")

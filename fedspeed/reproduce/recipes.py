@@ -154,7 +154,7 @@ def recipes() -> Mapping[str, Recipe]:
     return {recipe.name: recipe for recipe in sorted(found, key=lambda recipe: (recipe.order, recipe.name))}
 
 
-def find(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """A recipe by name."""
     if name not in recipes():
         raise unknown("recipe", name, recipes())

@@ -36,7 +36,7 @@ def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
 
 
 def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verdict]) -> None:
-    """Write NAME.md, .csv, .tex, .png, .svg of what is there."""
+    """Write NAME.md, .csv, .tex, .png, .svg from the stored runs."""
     out = work.store.out
     out.mkdir(parents=True, exist_ok=True)
     with work.store.alone():
@@ -61,7 +61,9 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
 def index(work: Reproduction) -> Path | None:
     """README.md of a results folder: every recipe that was rendered with its claim, the paper's numbers beside ours,
     the figure and the verdicts, and what all runs took. None, and nothing is written, where it would lose numbers."""
-    out, summary, walk = work.store.out, list[tuple[str, ...]](), list[str]()
+    out = work.store.out
+    summary = list[tuple[str, ...]]()
+    walk = list[str]()
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (out / f"{recipe.name}.md").exists():
             continue

@@ -57,7 +57,7 @@ def make(
     on_round: Callable[[Run, int], None],
     on_done: Callable[[Run], None],
 ) -> None:
-    """Make runs, `jobs` at a time in processes of their own; a run that was stopped goes on from its checkpoint.
+    """Make runs, `jobs` at a time in processes of their own; a run that was stopped continues from its checkpoint.
 
     Args:
         on_round: called with the run and how many of its rounds are done.
@@ -71,11 +71,11 @@ def make(
     def stop(run: Run, told: str) -> None:
         raise UserError(f"{run.label}: {told}")
 
-    pool.carry_out(runs, partial(_work, store.work), jobs, on_told=on_round, on_done=keep, on_failed=stop)
+    pool.run_tasks(runs, partial(_work, store.work), jobs, on_told=on_round, on_done=keep, on_failed=stop)
 
 
 def _work(place: Path, run: Run, tell: pool.Tell) -> Result:
-    return carry_out(run, place / run.key, _Watch(tell))
+    return make_run(run, place / run.key, _Watch(tell))
 
 
 class _Watch(Observer):
@@ -88,8 +88,8 @@ class _Watch(Observer):
         self.tell(record.round)
 
 
-def carry_out(run: Run, place: Path, observer: Observer) -> Result:
-    """Make, or go on with, one run in its directory, and pack what came of it."""
+def make_run(run: Run, place: Path, observer: Observer) -> Result:
+    """Make or continue one run in its directory, and pack the outcome."""
     from ..run import resume, run_config
     from ..vec import one_thread
 

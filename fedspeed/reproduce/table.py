@@ -76,7 +76,7 @@ def _plain(result: Result) -> list[float | None]:
     """In the order of `PLAIN`."""
     rounds, diverged = result["rounds"], is_diverged(result)
     final, measures = result.get("final") or {}, result.get("measures") or {}
-    accuracies = [100 * (_finite(a) or 0.0) for a in rounds["test_accuracy"]]  # no number is no accuracy at all
+    accuracies = [100 * (_finite(a) or 0.0) for a in rounds["test_accuracy"]]  # not a number: counted as accuracy 0
     if not accuracies and diverged:
         accuracies = [0.0]
     last = accuracies[-1] if accuracies else None
@@ -181,7 +181,7 @@ class Sheet:
     """One reproduced table or figure: its words, its cells, and the paper's numbers.
 
     Args:
-        paper: where in the paper; "" for a finding of ours.
+        paper: where in the paper; "" for our own finding.
         metric: the primary metric, the one the paper's numbers are in.
         show: other metrics of the table.
         targets: accuracies in (0, 1) of `rounds_to_A` etc.

@@ -94,7 +94,9 @@ def break_printed_bound(
         raise UserError(f"counterexample: b must lie in (0, 1), got {b:g}; F = (1-b)/2 w must be bounded below")
     s = Setting(eta=2 * lam / K, lam=lam, K=K, L=1.0, m=2, T=T, sigma_g=(1 + b) / 2)
     coefficients, ghat = (1.0, -b), [0.0, 0.0]
-    x, ends, first = x0, [], (0.0, 0.0)
+    x = x0
+    ends = []
+    first = (0.0, 0.0)
     for t in range(T):
         y = [local_steps(x, g, a, s) for a, g in zip(coefficients, ghat, strict=True)]
         ghat = [g - (end - x) / lam for g, end in zip(ghat, y, strict=True)]

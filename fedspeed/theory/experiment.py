@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from ..problems import Problem
 from .bounds import Bound, Start, bound, schedule
-from .numpy_runs import METHODS, run
+from .numpy_runs import NAMES, run
 from .setting import Setting
 
 CONDITIONS = ("printed", "corrected", "tracking", "free")
@@ -37,7 +37,7 @@ class Curve(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """One experiment: settings and bounds by T (none under `free`), a curve a method, and the fits."""
+    """One experiment: settings and bounds by T (none under `free`), one curve per method, and the fits."""
 
     form: str
     settings: tuple[Setting, ...]
@@ -94,7 +94,9 @@ def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
     def slope(part: np.ndarray) -> float:
         return float(t @ np.log(part.mean(1)) / (t @ t))
 
-    best, n, seeds = slope(values), len(t), values.shape[1]
+    best = slope(values)
+    n = len(t)
+    seeds = values.shape[1]
     y = np.log(values.mean(1))
     residual = y - y.mean() - best * t
     variance = float(residual @ residual / (n - 2) / (t @ t)) if n > 2 else 0.0
@@ -150,11 +152,11 @@ def rate(
     )
     repeats, first = seeds if noise else 1, 1 if form == "printed" else 0
     bounds: list[Bound] = []
-    averages: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {name: ([], []) for name in METHODS}
+    averages: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {name: ([], []) for name in NAMES}
     for s in settings:
         if form != "free":
             bounds.append(bound(s, _start(problem, s, x0, batch, repeats, seed, first), form))
-        for name in METHODS:
+        for name in NAMES:
             if progress:
                 progress(name, s.T)
             trace = run(name, problem, s, x0, batch=batch if noise else 0, seeds=repeats, seed=seed)

@@ -117,7 +117,10 @@ def printed(s: Setting) -> Form:
 
 def consistent(s: Setting) -> Form:
     """The printed derivation without its slips of algebra (errata 2, 4, 5, 6, 8, 10); errata 11-13 and 15 stay open."""
-    base, q, x, r = printed(s), s.q, s.eta**2 * s.L**2 * s.K, s.shift
+    base = printed(s)
+    q = s.q
+    x = s.eta**2 * s.L**2 * s.K
+    r = s.shift
     k, a1 = _inverse(base.kappa), 2 * (1 - s.s) ** 2 + 32 * s.eta**2 * s.L**2
     conditions = (
         _common(s),
@@ -159,7 +162,10 @@ def drift_factor(s: Setting) -> float:
 
 def corrected(s: Setting) -> Form:
     """The paper's route with every step proved; conditions and constants are this package's (docs/theory.md)."""
-    q, r2, g, p = s.q, (s.L * s.shift) ** 2, s.gamma, P(s)
+    q = s.q
+    r2 = (s.L * s.shift) ** 2
+    g = s.gamma
+    p = P(s)
     noisy = 2 if s.sigma_l else 1  # E||V + N||^2 <= 2 E||V||^2 + 2 E||N||^2, erratum 11
     v = (1 + math.sqrt(q)) ** 2  # erratum 15
     p1 = (11 * p - 2) / 3  # erratum 12
@@ -200,7 +206,9 @@ def tracking(s: Setting) -> Form:
     Needs lam L below a constant and eta <= lam only; with eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
     for a fixed lam, which is the corollary's claim. Derived in docs/theory.md.
     """
-    g, lL, noisy = s.gamma, s.lam * s.L, 2 if s.sigma_l else 1
+    g = s.gamma
+    lL = s.lam * s.L
+    noisy = 2 if s.sigma_l else 1
     groups = 3 if s.sigma_l else 2  # how many parts Young's inequality splits
     q = s.q
     ell = 1.0 if q == 0 else 2.0 if s.normalise else 2 + 4 * q

@@ -11,7 +11,7 @@ from ..files import read_text, read_toml
 from ..rundir import RunDir
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
-"""Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem speaks of them, too."""
+"""Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them too."""
 
 
 class Fact(NamedTuple):
@@ -43,7 +43,7 @@ def read_run(path: Path, K: int | None = None) -> RunSetting:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"theory: {path} is not a run of ours, or was changed ({type(error).__name__}: {error}); expected what "
+            f"theory: {path} is not a run of fedspeed, or was changed ({type(error).__name__}: {error}); expected what "
             f"`fedspeed run` writes"
         ) from None
 
@@ -138,7 +138,7 @@ def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
         return max(1, round(float(first["grad_evals"]) / gradients / len(first["cohort"])))
     except (StopIteration, ValueError, KeyError):
         raise UserError(
-            f"theory: {path} gives local_epochs and has no finished round to count steps in; say --K"
+            f"theory: {path} gives local_epochs and has no finished round to count steps in; give --K"
         ) from None
 
 

@@ -15,9 +15,9 @@ from ..errors import Diverged, UserError, unknown
 from ..problems import Grad, Problem
 from .setting import Setting
 
-METHODS = ("fedspeed", "fedavg", "scaffold")
+NAMES = ("fedspeed", "fedavg", "scaffold")
 CHUNK = 256
-"""So many steps' minibatches are drawn at once."""
+"""How many steps' minibatches are drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +93,19 @@ def run(
         >>> bool(np.allclose(trace.x[-1, 0], problem.optimum))
         True
     """
-    if method not in METHODS:
-        raise unknown("method of the theory's runs", method, METHODS)
+    if method not in NAMES:
+        raise unknown("method of the theory's runs", method, NAMES)
     if seeds < 1 or batch < 0:
         raise UserError(f"run: expected seeds >= 1 and batch >= 0, got seeds {seeds} and batch {batch}")
     shape, s = (seeds, problem.m, problem.d), setting
     x = np.broadcast_to(np.asarray(x0, dtype=np.float64), (seeds, 1, problem.d)).copy()
     kept, c = np.zeros(shape), np.zeros_like(x)  # g_hat_i, or c_i and c of SCAFFOLD
     streams = [np.random.default_rng([seed + r, 7]) for r in range(seeds)]
-    xs, ends, ghats, points, quasi = [x[:, 0]], [], [], [], []
+    xs = [x[:, 0]]
+    ends = []
+    ghats = []
+    points = []
+    quasi = []
     for t in range(s.T):
         y = np.broadcast_to(x, shape).copy()
         for k in range(s.K):

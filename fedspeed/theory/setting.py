@@ -17,7 +17,7 @@ FORMS = ("printed", "consistent", "corrected", "tracking")
 
 @dataclass(frozen=True)
 class Setting(Params):
-    """Everything the theorem speaks of but the starting point; symbols as in the paper.
+    """Everything in the theorem except the starting point; symbols as in the paper.
 
     Args:
         eta, lam, K: local rate, penalty parameter (1/w), local steps; eta <= lam (erratum 8).

@@ -25,7 +25,7 @@ from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.engines import make_engine
 from fedspeed.errors import ClientFailed, Diverged, UserError
-from fedspeed.evaluate import score_shard, shards, total
+from fedspeed.evaluate import score_slice, slices, total
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSpeed
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
@@ -49,7 +49,7 @@ class Threads:
             yield from replies
 
     def evaluate(self, x, validation=False):
-        pieces = shards(self.data, validation)
+        pieces = slices(self.data, validation)
         scores = self.pool.map(lambda piece: self._on_a_worker(self._score, x, piece, validation), pieces)
         return total(scores, pieces[-1][1])
 
@@ -67,7 +67,7 @@ class Threads:
         return self.engines[id(work)].run(chunk, down, lambda client: copy[client]())
 
     def _score(self, work, x, piece, validation):
-        return score_shard(work.flat, x, work.data, work.loss, *piece, validation)
+        return score_slice(work.flat, x, work.data, work.loss, *piece, validation)
 
 
 def _copy(tree):

@@ -52,8 +52,8 @@ BAD = [
     ("run --set method.rho=", "rho must be a number, got ''"),
     ("run --set method.rho=big", "rho must be a number, got 'big'"),
     ("run --set model.hidden=32", "hidden must be a list of whole numbers"),
-    ("run --set model.seed=32", "model.seed is no option of the model"),
-    ("run --set data.clients=3", "data.clients is no option of the data"),
+    ("run --set model.seed=32", "model.seed is not an option of the model"),
+    ("run --set data.clients=3", "data.clients is not an option of the data"),
     ("run --lr -0.1", "lr must be in (0, inf), got -0.1"),
     ("run --lr nan", "lr must be in (0, inf), got nan"),
     ("run --lr 1e999", "lr must be in (0, inf), got inf"),
@@ -82,7 +82,7 @@ BAD = [
     ("run binary.toml", "binary.toml is not valid TOML"),
     ("run key.toml", "unknown config key 'round'; did you mean 'rounds'?"),
     ("run type.toml", "rounds must be a whole number, got 'three'"),
-    ("run number.toml --set data.x=1", "data must be a name or a table, got 5; put it right in number.toml"),
+    ("run number.toml --set data.x=1", "data must be a name or a table, got 5; correct it in number.toml"),
     ("run --out held", "held already holds a run; choose another --out, or --overwrite it"),
     ("run --out empty.toml", "cannot make the output folder empty.toml"),
     ("run --rnds 3", "unrecognized arguments: --rnds; did you mean --rounds? see `fedspeed run --help`"),
@@ -312,7 +312,8 @@ def test_an_interrupted_run_ends_with_130(capsys, monkeypatch):
 
     monkeypatch.setattr("fedspeed.cli.run.run_config", interrupt)
     assert main(["run", *QUICK]) == 130
-    assert capsys.readouterr().err == "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n"
+    err = capsys.readouterr().err
+    assert err == "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` continues it\n"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -366,7 +367,7 @@ def test_control_c_keeps_what_was_done():
     assert (process.returncode, out, err) == (
         130,
         "",
-        "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` goes on\n",
+        "fedspeed: interrupted; what was done is kept, `fedspeed resume RUN` continues it\n",
     )
     summary = json.loads(Path("a/summary.json").read_text())
     assert summary["status"] == "interrupted"

@@ -172,7 +172,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
         patched.setattr(batch._Watch, "round", stop)
         assert main([*given, "--quiet", "--out", "c", "--overwrite"]) == 130
     again = " ".join([*given, "--quiet", "--out", "c"])
-    assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` goes on\n"
+    assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` continues it\n"
     assert sorted(path.name for path in Path("c").iterdir()) == ["fedavg-s0", "fedspeed-s0"]
     kept = Path("c/fedavg-s0/summary.json").stat().st_mtime_ns
     rounds = []
@@ -190,7 +190,7 @@ def test_without_out_the_message_names_the_folder(monkeypatch, capsys):
     monkeypatch.setattr(batch._Watch, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["compare", "fedavg", *QUICK, "--quiet"]) == 130
     (folder,) = Path("runs").iterdir()
-    assert f"--quiet --out {folder}` goes on\n" in capsys.readouterr().err
+    assert f"--quiet --out {folder}` continues it\n" in capsys.readouterr().err
 
 
 def test_other_targets_and_another_place_are_no_other_run(capsys):
@@ -226,7 +226,7 @@ def test_control_c_of_runs_side_by_side_and_then_the_same_command(tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == f"fedspeed: interrupted; what was done is kept, `fedspeed {' '.join(given)}` goes on\n"
+    assert err == f"fedspeed: interrupted; what was done is kept, `fedspeed {' '.join(given)}` continues it\n"
     before = {path: path.read_text() for path in Path("c").glob("*/rounds.jsonl")}
     assert before
     assert main([*given, "--quiet"]) == 0

@@ -79,7 +79,7 @@ def test_diverging_losses_are_short(clock):
 
 
 @dataclass
-class Order:
+class Several:
     """A run of several."""
 
     key: str
@@ -89,15 +89,15 @@ class Order:
 
 def test_time_left_is_by_work_and_not_by_what_was_there_before(clock):
     """Half of `a` was there before; its other half and `b` are 1.5 runs of work, of which a third took 10 s."""
-    console, orders = plain(), [Order("a", "a"), Order("b", "b")]
-    with progress.Runs(console, "both", orders, True) as runs:
+    console, several = plain(), [Several("a", "a"), Several("b", "b")]
+    with progress.Runs(console, "both", several, True) as runs:
         clock[0] += 25  # what it takes to start does not count
-        runs.on_part(orders[0], 0.5)
+        runs.on_part(several[0], 0.5)
         clock[0] += 10
-        runs.on_done(orders[0], "done")
+        runs.on_done(several[0], "done")
         clock[0] += 31
-        runs.on_part(orders[1], 0.5, "round 5/10")
-        runs.on_done(orders[1], "diverged", bad=True)
+        runs.on_part(several[1], 0.5, "round 5/10")
+        runs.on_done(several[1], "diverged", bad=True)
     assert console.file.getvalue().splitlines() == [
         "a: done  (1/2 runs, 20 s left)",
         "b: round 5/10  (1/2 runs, 41 s left)",

@@ -191,7 +191,7 @@ def test_unreadable_runs(tmp_path, runs):
     with pytest.raises(UserError, match="lacks method"):
         read_run(tmp_path)
     (tmp_path / "config.toml").write_text((runs / "usual" / "config.toml").read_text())
-    with pytest.raises(UserError, match="say --K"):
+    with pytest.raises(UserError, match="give --K"):
         read_run(tmp_path)
     assert read_run(tmp_path, K=7).fields["K"] == 7
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedspeed.data.augment import Pipeline, Recipe
+from fedspeed.data.augment import Augmentation, Pipeline
 from fedspeed.data.cifar import PUBLISHED_10, PUBLISHED_100
 from fedspeed.data.tinyimagenet import TINY
 from fedspeed.errors import UserError
 from fedspeed.sampling import rng
 
-CIFAR = PUBLISHED_10.recipe
+CIFAR = PUBLISHED_10.augmentation
 
 
 def pictures(n: int = 40, side: int = 32) -> torch.Tensor:
@@ -40,9 +40,9 @@ def by_hand(x: torch.Tensor, p: Pipeline, stream: np.random.Generator) -> torch.
 
 
 @pytest.mark.parametrize("augment", ["paper", "released"])
-@pytest.mark.parametrize("recipe", [CIFAR, PUBLISHED_100.recipe, TINY.recipe])
-def test_batches_equal_the_loop(augment: str, recipe: Recipe) -> None:
-    x, pipeline = pictures(), recipe.pipeline(augment)
+@pytest.mark.parametrize("augmentation", [CIFAR, PUBLISHED_100.augmentation, TINY.augmentation])
+def test_batches_equal_the_loop(augment: str, augmentation: Augmentation) -> None:
+    x, pipeline = pictures(), augmentation.pipeline(augment)
     kept = x.clone()
     found = pipeline(x, rng(0, "augment", 3, 7))
     assert torch.allclose(found.double(), by_hand(x, pipeline, rng(0, "augment", 3, 7)), atol=1e-5)
@@ -65,20 +65,20 @@ def test_without_a_stream_nothing_is_augmented() -> None:
 
 def test_constants_of_the_paper() -> None:
     assert (CIFAR.mean, CIFAR.std) == ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
-    assert PUBLISHED_100.recipe.mean == (0.5071, 0.4867, 0.4408)
-    assert PUBLISHED_100.recipe.std == (0.2675, 0.2565, 0.2761)
-    assert (CIFAR.padding, PUBLISHED_100.recipe.padding, TINY.recipe.padding) == (4, 4, 8)
-    assert TINY.recipe.pipeline("released").mean == (0.5, 0.5, 0.5)
+    assert PUBLISHED_100.augmentation.mean == (0.5071, 0.4867, 0.4408)
+    assert PUBLISHED_100.augmentation.std == (0.2675, 0.2565, 0.2761)
+    assert (CIFAR.padding, PUBLISHED_100.augmentation.padding, TINY.augmentation.padding) == (4, 4, 8)
+    assert TINY.augmentation.pipeline("released").mean == (0.5, 0.5, 0.5)
 
 
 def test_flip_and_crop_rates() -> None:
     """Half of the pictures are mirrored; `paper` crops all, `released` half of them."""
     ramp = torch.arange(32, dtype=torch.uint8).repeat(2000, 3, 32, 1) + 100
-    found = Recipe(flip=True).pipeline("flip")(ramp, rng(0, "a"))
+    found = Augmentation(flip=True).pipeline("flip")(ramp, rng(0, "a"))
     assert float((found[:, 0, 0, 0] > found[:, 0, 0, -1]).double().mean()) == pytest.approx(0.5, abs=0.04)
     still = {}
     for augment in ("paper", "released"):
-        moved = Recipe(padding=4).pipeline(augment)(ramp, rng(0, "a"))
+        moved = Augmentation(padding=4).pipeline(augment)(ramp, rng(0, "a"))
         still[augment] = float((moved == ramp / 255).flatten(1).all(1).double().mean())
     assert still["paper"] == pytest.approx(1 / 81, abs=0.01)
     assert still["released"] == pytest.approx(0.5 + 0.5 / 81, abs=0.04)

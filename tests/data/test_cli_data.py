@@ -34,7 +34,7 @@ def test_show_prints_numbers_and_writes_figures(tmp_path: Path, capsys: pytest.C
     assert main(["data", "show", "digits", "--split", "dirichlet:0.6", "--clients", "20", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "1,437 training samples, 360 for testing" in shown
-    assert "71 to 72 samples a client" in shown
+    assert "71 to 72 samples per client" in shown
     assert "of 10 hold half of a client's data" in shown
     assert "unused        0 (0.0%)" in shown
     assert "fingerprint" in shown
@@ -56,10 +56,10 @@ def test_show_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 def test_options_reach_the_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "alpha=0.5", "--set", "size=20", "--split", "natural", "--clients", "5", "--no-figures"]
     assert main(["data", "show", "synthetic", *options]) == 0
-    assert "20 to 20 samples a client" in capsys.readouterr().out
+    assert "20 to 20 samples per client" in capsys.readouterr().out
     as_in_run = [text.replace("alpha", "data.alpha").replace("size", "data.size") for text in options]
     assert main(["data", "show", "synthetic", *as_in_run]) == 0
-    assert "20 to 20 samples a client" in capsys.readouterr().out
+    assert "20 to 20 samples per client" in capsys.readouterr().out
 
 
 def test_fetch_checks_your_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_fetch_checks_your_copy(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to do"),
+        ([], "expected an action"),
         (["show", "cifr10"], "did you mean 'cifar10'"),
         (["show", "digits", "--split", "dirichlet:-1"], "a number > 0"),
         (["show", "digits", "--clients", "5000"], "5000 clients but only 1437 samples"),

@@ -94,7 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"y": np.array(list("abc") * 4)}, "number your classes from 0"),
     ({"y": Y[:, None]}, r"write y\[:, 0\] for classes"),
     ({"y": Y - 1}, "class labels must be 0, 1, 2, ..., found -1 in row 0"),
-    ({"y": at((7,), 10**7, Y)}, r"found 10000000 with 12 samples; .* say classes=10000001"),
+    ({"y": at((7,), 10**7, Y)}, r"found 10000000 with 12 samples; .* set classes=10000001"),
     ({"classes": 2}, r"labels must lie in 0\.\.1, found 2 in row 2 of the training set \(4 such rows\)"),
     ({"classes": 2.5}, "classes must be a whole number >= 1, found 2.5"),
     ({"test": (X, Y[:5])}, "test set: 12 inputs but 5 targets"),

@@ -23,7 +23,7 @@ import pytest
 
 from fedspeed.data import cifar as cifar_module
 from fedspeed.data import load
-from fedspeed.data.fetch import Local, Npm, Remote, Unreachable, Web, cache_dir, download
+from fedspeed.data.fetch import Npm, Remote, SystemFolder, Unreachable, Web, cache_dir, download
 from fedspeed.data.samples import silent
 from fedspeed.data.sources import Published, keep, restore
 from fedspeed.errors import UserError
@@ -231,12 +231,12 @@ def test_an_altered_archive_is_refused_and_named(server: Server, tens: dict[str,
 
 def test_a_package_of_the_operating_system(tens: dict[str, bytes], tmp_path: Path) -> None:
     place = layouts.folder(tens, tmp_path / "share")
-    assert len(published(tens, Local(str(tmp_path / "none")), Local(str(place))).obtain().x) == 30
+    assert len(published(tens, SystemFolder(str(tmp_path / "none")), SystemFolder(str(place))).obtain().x) == 30
     assert len(list(place.iterdir())) == 6, "it is left alone"
 
 
 def test_a_damaged_cache_is_named(tens: dict[str, bytes], tmp_path: Path) -> None:
-    source = published(tens, Local(str(layouts.folder(tens, tmp_path / "share"))))
+    source = published(tens, SystemFolder(str(layouts.folder(tens, tmp_path / "share"))))
     source.obtain()
     array = cache_dir() / "cifar10" / "x.npy"
     blob = bytearray(array.read_bytes())
@@ -264,7 +264,7 @@ def test_keeping_is_all_or_nothing(tens: dict[str, bytes], tmp_path: Path, monke
             keep(tmp_path / "cache" / "cifar10", samples, "here")
         assert list((tmp_path / "cache").iterdir()) == []
         with pytest.raises(UserError, match=r"cannot write to the cache .* \(No space left on device\)"):
-            published(tens, Local(str(tmp_path / "mine"))).obtain()
+            published(tens, SystemFolder(str(tmp_path / "mine"))).obtain()
     keep(tmp_path / "cache" / "cifar10", samples, "here")
     found = restore(tmp_path / "cache" / "cifar10", "cifar10")
     assert found is not None

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.data import load, pictures, read, tinyimagenet, tree
+from fedspeed.data import decode, load, read, tinyimagenet, tree
 from fedspeed.data import mnist as mnist_module
 from fedspeed.data.cifar import CIFAR_10
 from fedspeed.data.fetch import MIRRORS, Npm, npm_environment
@@ -185,11 +185,11 @@ def packed(members: dict[str, bytes], how: str) -> bytes:
 def test_an_archive_that_unpacks_to_too_much_is_refused(how: str, tmp_path: Path) -> None:
     path = tmp_path / f"bomb.tar.{how}"
     path.write_bytes(packed({"a": b"hello", "b": ZEROS}, how))
-    assert tree.Tree(path, 2**20).read("a") == b"hello"
+    assert tree.FileTree(path, 2**20).read("a") == b"hello"
     with pytest.raises(UserError, match=r"bomb\.tar\..*: b is longer than 1 MB, expected less"):
-        tree.Tree(path, 2**20).read("b")
+        tree.FileTree(path, 2**20).read("b")
     path.write_bytes(packed({f"b{i}": ZEROS for i in range(5)} | {"z": b"last"}, how))
-    for ask in (lambda: tree.Tree(path, 2**20).names, lambda: tree.Tree(path, 2**20).read("z")):
+    for ask in (lambda: tree.FileTree(path, 2**20).names, lambda: tree.FileTree(path, 2**20).read("z")):
         with pytest.raises(UserError, match=r"what .*bomb.* unpacks to is longer than 4 MB"):
             ask()
 
@@ -203,7 +203,7 @@ def test_a_header_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "header.tar.gz"
     path.write_bytes(gzip.compress(out.getvalue()))
     with pytest.raises(UserError, match=r"header\.tar\.gz is truncated or damaged \(ReadError: a header of"):
-        _ = tree.Tree(path).names
+        _ = tree.FileTree(path).names
 
 
 def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"bits.tar.{how}"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=r"bits\.tar\..*is truncated or damaged"):
-            tree.Tree(path).read("a")
+            tree.FileTree(path).read("a")
 
 
 def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", ZEROS)
     with pytest.raises(UserError, match=r"a\.zip: a is longer than 1 MB"):
-        tree.Tree(path, 2**20).read("a")
+        tree.FileTree(path, 2**20).read("a")
     plain = path.read_bytes()
     at = plain.index(b"PK\1\2")
     for place, value, message in [(8, 1, "encrypted"), (10, 99, "compression"), (24, 16, "CRC")]:
@@ -233,7 +233,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
             blob[at + 26 : at + 28] = b"\0\0"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=rf"a\.zip is truncated or damaged \(.*{message}"):
-            tree.Tree(path).read("a")
+            tree.FileTree(path).read("a")
 
 
 def mnist_files() -> dict[str, bytes]:
@@ -272,7 +272,7 @@ def test_pictures_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"data_batch_2\.png is not a readable picture \(.*decompression bomb"):
         read("cifar10", data_dir=layouts.folder(blobs, tmp_path / "png"), part=True)
     with pytest.raises(UserError, match=r"cannot decode the picture here \(10000 x 9500 pixels, expected at most"):
-        pictures.decode(png(10_000, 9500), "here")  # and here a warning
+        decode.decode(png(10_000, 9500), "here")  # and here a warning
 
 
 def test_a_picture_in_name_only_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_no_room_for_images_is_an_error_with_the_number(tmp_path: Path, monkeypa
     root = pets(tmp_path / "pets")
     with monkeypatch.context() as patch:
         patch.setattr(np, "empty", lambda shape, *a: full() if shape != 0 else np.zeros(0, *a))
-        with pytest.raises(UserError, match=r"6 pictures of 64 x 64 need 0\.0 GB of memory; say size=N"):
+        with pytest.raises(UserError, match=r"6 pictures of 64 x 64 need 0\.0 GB of memory; set size=N"):
             read("images", data_dir=root, size=64)
 
 

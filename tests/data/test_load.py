@@ -129,8 +129,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "digits", "shrink": "much"}, "shrink must be a whole number"),
     ({"name": "synthetic", "shrink": 2}, "shrink must divide"),
     ({"name": "cifar10", "data_dir": "nowhere"}, "found nothing at nowhere"),
-    ({"name": "images"}, "say where the pictures are"),
-    ({"name": "arrays"}, "say where they are"),
+    ({"name": "images"}, "give the folder of pictures"),
+    ({"name": "arrays"}, "give their file"),
 ]
 
 

@@ -101,8 +101,8 @@ def test_tinyimagenet_pictures(tiny: str) -> None:
     assert len(per_class) == 200
     assert len(np.bincount(np.asarray(samples.y_test))) == 200
     first = samples.x[: 40 * 200] / np.float32(255)
-    assert first.mean((0, 2, 3)) == pytest.approx(samples.recipe.mean, abs=0.02)
-    assert first.std((0, 2, 3)) == pytest.approx(samples.recipe.std, abs=0.02)
+    assert first.mean((0, 2, 3)) == pytest.approx(samples.augmentation.mean, abs=0.02)
+    assert first.std((0, 2, 3)) == pytest.approx(samples.augmentation.std, abs=0.02)
 
 
 def test_tinyimagenet_trains_a_few_rounds(tiny: str, tmp_path: Path) -> None:

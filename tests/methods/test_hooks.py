@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.methods import find
+from fedspeed.methods import find_method
 
 METHOD = '''
 from dataclasses import dataclass
@@ -242,5 +242,5 @@ def test_the_file_without_a_mistake_runs(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(METHOD))
     fails(tmp_path, path, code=0)
-    momentum = find(f"{path}:Mine")
+    momentum = find_method(f"{path}:Mine")
     assert momentum().mu == 0.1

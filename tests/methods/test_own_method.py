@@ -14,7 +14,7 @@ from federations import Softmax, package
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
-from fedspeed.methods import METHODS, FedAvg, FedInit, find
+from fedspeed.methods import METHODS, FedAvg, FedInit, find_method
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
 
@@ -33,7 +33,7 @@ def skeleton(tmp_path) -> Path:
 
 def test_skeleton_without_momentum_is_fedavg_and_with_it_is_not(skeleton):
     plan = Plan(rounds=3, active=3, local_steps=2, batch_size=4)
-    own, avg = find(f"{skeleton}:FedAvgM"), METHODS["fedavg"]
+    own, avg = find_method(f"{skeleton}:FedAvgM"), METHODS["fedavg"]
 
     def final(method):
         run = package(Softmax(), method, plan)
@@ -119,4 +119,4 @@ def test_bad_names(skeleton, tmp_path, name, says):
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_the_kind\n")
     with pytest.raises(UserError, match=says):
-        find(name.format(file=skeleton, broken=broken))
+        find_method(name.format(file=skeleton, broken=broken))

@@ -18,7 +18,7 @@ from fedspeed import Config, FedAvg, FedInit, FedSpeed, Method, Scaffold, UserEr
 from fedspeed.cli import main
 from fedspeed.client import Job, run_client
 from fedspeed.method import Local, dense_bytes
-from fedspeed.methods import find, wrappers
+from fedspeed.methods import find_method, wrappers
 from fedspeed.methods.fedavg import Up
 from fedspeed.plan import Plan
 from fedspeed.run import resume
@@ -42,7 +42,7 @@ def files(tmp_path_factory) -> dict[str, str]:
 
 
 def wrap(files, name, base):
-    return find(files[name])(base, **({"clip": CLIP, "sigma": 0.5} if name == "dp" else {}))
+    return find_method(files[name])(base, **({"clip": CLIP, "sigma": 0.5} if name == "dp" else {}))
 
 
 def ended(method, problem=EQUAL, **changes):

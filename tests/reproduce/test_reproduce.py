@@ -22,7 +22,7 @@ from fedspeed.data import load
 from fedspeed.errors import UserError
 from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
-from fedspeed.reproduce.recipes import find, merge, recipes, run_key, settings
+from fedspeed.reproduce.recipes import find_recipe, merge, recipes, run_key, settings
 from fedspeed.reproduce.runs import Run, commit, make, same
 from fedspeed.reproduce.stored import Store
 
@@ -52,7 +52,7 @@ def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
 def test_every_table_and_figure_of_the_paper_has_a_recipe():
     assert set(recipes()) >= PAPERS | {"serverrule", "cheap-perturbation", "mechanism", "fair"}
     for name in PAPERS:
-        assert {"paper", "cnn", "smoke"} <= set(find(name).presets), name
+        assert {"paper", "cnn", "smoke"} <= set(find_recipe(name).presets), name
 
 
 @pytest.mark.parametrize(("recipe", "preset"), PRESETS, ids=IDS)
@@ -70,14 +70,14 @@ def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
 
 @pytest.mark.parametrize("name", sorted(PAPERS))
 def test_the_papers_numbers_belong_to_cells_of_the_paper_preset(name):
-    recipe = find(name)
+    recipe = find_recipe(name)
     known = set().union(*(recipe.cell_names(preset) for preset in recipe.presets if preset.startswith("paper")))
     assert set(recipe.values) <= known
 
 
 def test_runs_that_recipes_share_have_one_key(tmp_path):
     work = Reproduction("smoke", tmp_path)
-    keys = [{run.key for run in work.runs(find(name))} for name in ("fig1", "table5")]
+    keys = [{run.key for run in work.runs(find_recipe(name))} for name in ("fig1", "table5")]
     assert keys[0] & keys[1]
 
 
@@ -115,8 +115,8 @@ def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch
     assert not there
     assert digest  # the published digest is known, so stored results are still found
     work = Reproduction("cnn", tmp_path / "out")
-    assert work.runs(find("table7")) == []
-    assert {cell.note for cell in work.sheet(find("table7")).cells.values()} == {UNAVAILABLE}
+    assert work.runs(find_recipe("table7")) == []
+    assert {cell.note for cell in work.sheet(find_recipe("table7")).cells.values()} == {UNAVAILABLE}
 
 
 def test_another_copy_of_the_data_is_refused(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = dict(Store(tmp_path / "a").results())
-    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).runs(find("table2")))
+    assert 0 < len(before) < len(Reproduction("smoke", tmp_path).runs(find_recipe("table2")))
     for folder in "ab":
         subprocess.run([*command, str(tmp_path / folder)], check=True)
     after, undisturbed = (Store(tmp_path / folder).results() for folder in "ab")

@@ -9,13 +9,15 @@ import pytest
 
 from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.page import markdown
-from fedspeed.reproduce.recipes import find, recipes
+from fedspeed.reproduce.recipes import find_recipe, recipes
 from fedspeed.reproduce.render import judged
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
 STORED = ROOT / "results" / "iclr2023"
-PAGES = [path for path in sorted(STORED.glob("*/*.md")) if path.name != "README.md" and find(path.stem).kind == "runs"]
+PAGES = [
+    path for path in sorted(STORED.glob("*/*.md")) if path.name != "README.md" and find_recipe(path.stem).kind == "runs"
+]
 
 
 @pytest.mark.parametrize("preset", sorted({path.parent.name for path in PAGES}))
@@ -25,7 +27,7 @@ def test_pages_show_the_stored_runs(preset, tmp_path, monkeypatch):
     work = Reproduction(preset, STORED / preset)
     for path in PAGES:
         if path.parent.name == preset:
-            shown = markdown(*judged(work, find(path.stem)))
+            shown = markdown(*judged(work, find_recipe(path.stem)))
             assert path.read_text("utf-8").startswith(shown), f"fedspeed reproduce {path.stem} --preset {preset}"
 
 

@@ -50,7 +50,7 @@ class Moments(NamedTuple):
 
 
 def moments(trace: Trace, problem: Problem) -> Moments:
-    """What the lemmas speak of, measured on a trace made with `keep=True, steps=True`."""
+    """The quantities of the lemmas, measured on a trace made with `keep=True, steps=True`."""
     s, z = trace.setting, trace.z
     weights = gamma_k(s.eta, s.lam, s.K) / s.gamma
     ghat = np.concatenate([np.zeros_like(trace.ghat[:1]), trace.ghat])

@@ -100,7 +100,7 @@ def test_bad_picture_folders_are_named(pets: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot decode the picture .*bad\.jpeg .*; replace or remove it"):
         read("images", data_dir=pets, size=16)
     colour(pets / "emu" / "bad.jpeg", (17, 16), 3)
-    with pytest.raises(UserError, match=r"bad\.jpeg is 17 x 16, .* is 16 x 16; say size=N"):
+    with pytest.raises(UserError, match=r"bad\.jpeg is 17 x 16, .* is 16 x 16; set size=N"):
         read("images", data_dir=pets)
 
 
@@ -227,9 +227,9 @@ def test_a_hugging_face_dataset(pets: Path, tmp_path: Path) -> None:
     assert read("huggingface", data_dir=tmp_path / "saved", client="who").digest() == samples.digest()
     with pytest.raises(UserError, match="no column 'whom'; there are picture, kind, who"):
         from_hugging_face(hub, client="whom")
-    with pytest.raises(UserError, match="no column 'pic'; say image=COLUMN"):
+    with pytest.raises(UserError, match="no column 'pic'; set image=COLUMN"):
         from_hugging_face(hub, image="pic")
-    with pytest.raises(UserError, match="say either path"):
+    with pytest.raises(UserError, match="give either path"):
         read("huggingface")
     with pytest.raises(UserError, match="cannot load"):
         read("huggingface", data_dir=tmp_path / "missing")

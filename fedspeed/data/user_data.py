@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .augment import Recipe
+from .augment import Augmentation
 from .convert import convert, hold_out, owner_ids
 from .samples import Progress, Samples, silent
 
 
-def own_recipe(shape: Sequence[int]) -> Recipe:
+def own_augmentation(shape: Sequence[int]) -> Augmentation:
     """For pictures of unknown kind: 0.5 / 0.5 a channel, flip, and a crop padded by 1/8 of the side.
 
     That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. Use `augment="none"` where a mirrored picture means
     something else. Anything but pictures (three axes) is used as it is.
     """
     if len(shape) != 3:
-        return Recipe()
+        return Augmentation()
     half = (0.5,) * shape[0]
-    return Recipe(half, half, padding=shape[1] // 8, flip=True)
+    return Augmentation(half, half, padding=shape[1] // 8, flip=True)
 
 
 def from_arrays(
@@ -75,8 +75,8 @@ def from_arrays(
         train, held = hold_out(found.y, holdout, name)
         found = found._replace(x=found.x[train], y=found.y[train], x_test=found.x[held], y_test=found.y[held])
         ids = None if ids is None else ids[train]
-    recipe = own_recipe(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
-    return Samples(name, *found, ids, recipe, labels)
+    augmentation = own_augmentation(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
+    return Samples(name, *found, ids, augmentation, labels)
 
 
 def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | None = None) -> Samples:
@@ -88,7 +88,7 @@ def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | Non
         data_dir: the file or the folder.
     """
     if data_dir is None:
-        raise UserError("data arrays: say where they are with data_dir (--data-dir FILE.npz)")
+        raise UserError("data arrays: give their file with data_dir (--data-dir FILE.npz)")
     path = Path(data_dir).expanduser()
     names = ("x", "y", "x_test", "y_test", "client")
     try:
@@ -143,7 +143,9 @@ def from_torch(
 
 
 def _stack(pairs: Any, name: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    xs, ys, total = [], [], len(pairs)
+    xs = []
+    ys = []
+    total = len(pairs)
     for i in range(total):
         x, y = pairs[i]
         xs.append(np.asarray(x))
@@ -195,7 +197,7 @@ def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str
     found = [given] if given in kinds else [c for c, k in kinds.items() if k == kind and not given]
     if len(found) != 1:
         raise UserError(
-            f"data {name}: {f'no column {given!r}' if given else f'{len(found)} columns of type {kind}'}; say "
+            f"data {name}: {f'no column {given!r}' if given else f'{len(found)} columns of type {kind}'}; set "
             f"{option}=COLUMN, one of {', '.join(kinds)}"
         )
     return found[0]
@@ -205,7 +207,9 @@ class _Pairs:
     """(picture, label) of a Hugging Face dataset, as a torch `Dataset` would give them."""
 
     def __init__(self, part: Any, image: str, label: str) -> None:
-        self.part, self.image, self.label = part, image, label
+        self.part = part
+        self.image = image
+        self.label = label
 
     def __len__(self) -> int:
         return len(self.part)
@@ -237,7 +241,7 @@ def huggingface(
     except ImportError as error:
         raise UserError("data huggingface: needs the package `datasets`; pip install 'fedspeed[hf]'") from error
     if bool(path) == (data_dir is not None):
-        raise UserError("data huggingface: say either path (a name on the hub) or data_dir (saved on disk)")
+        raise UserError("data huggingface: give either path (a name on the hub) or data_dir (saved on disk)")
     try:
         found = datasets.load_from_disk(str(data_dir)) if data_dir else datasets.load_dataset(path, config or None)
     except Exception as error:  # the package raises dozens of kinds
