@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .contract import Hooks, reason
+from .contract import Hooks
 from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
 from .method import Local, Method
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
+from .usercode import reason
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -47,7 +48,8 @@ class Work:
         """Found by one call of the hooks at x^0, where the work was made; it travels with it."""
         hooks, x0 = self.hooks, self.flat.x
         down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
-        up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
+        with hooks.hook("upload"):
+            up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
 
     def local_steps(self, n: int) -> int:

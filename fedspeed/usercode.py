@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import UserError, unknown
+from .errors import UserError, one_line, unknown
 from .files import read_bytes
 
 LOADED: dict[str, tuple[str, str]] = {}
@@ -106,7 +107,7 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
     sys.modules[name] = module
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if before is None:
             del sys.modules[name]
         else:
@@ -117,7 +118,7 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
     return module
 
 
-def raised(error: Exception, path: Path) -> str:
+def raised(error: BaseException, path: Path) -> str:
     """An error of a user's code in one line, with the last line of the file that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -131,9 +132,31 @@ def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:
         return function(**options)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = raised(error, Path(file_of(name)).resolve())
         raise UserError(f"{kind} {name}: failed with {options}: {told}") from error
 
 
+def reason(error: BaseException) -> str:
+    """An exception in one line, with the user's own line where there is one."""
+    told = one_line(error)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(Path(f.filename))]
+    return f"{told} ({short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else told
+
+
+def _own(file: Path) -> bool:
+    """Whether a file is neither ours, nor Python's, nor an installed library's."""
+    if str(file).startswith("<") and not str(file).startswith("<ipython"):
+        return False
+    return not any(file.is_relative_to(place) for place in (PACKAGE, *LIBRARIES))
+
+
+def short(file: str) -> str:
+    """A path relative to the current folder where it lies below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+PACKAGE = Path(__file__).parent
+LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 _WANTED = {"method": "Class", "model": "build", "data": "load"}

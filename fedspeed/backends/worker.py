@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Facts, Failed, Job
-from ..contract import reason
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, score_shard
+from ..usercode import reason
 from ..vec import tree_map
 from .packing import unpack
 from .shared import Place, Segment, at, put, take
