@@ -102,19 +102,13 @@ class Observers:
 
 
 def _made(given: Any) -> Observer:
+    what, found = "observers", given
     if isinstance(given, str):
-        return _checked(f"observer {given}", _call(given, find_observer(given)))
-    return _checked("observers", given)
-
-
-def _call(name: str, make: Any) -> Any:
-    try:
-        return make()
-    except Exception as error:
-        raise UserError(f"observer {name}: cannot be made ({one_line(error)}); leave it out") from error
-
-
-def _checked(what: str, found: Any) -> Observer:
+        what, make = f"observer {given}", find_observer(given)
+        try:
+            found = make()
+        except Exception as error:
+            raise UserError(f"{what}: cannot be made ({one_line(error)}); leave it out") from error
     if isinstance(found, Observer):
         return found
     hint = f"; did you mean {found.__name__}()?" if isinstance(found, type) else "; make it a subclass"
