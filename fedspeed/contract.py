@@ -44,19 +44,19 @@ class Hooks:
 
     def init_server(self, x0: torch.Tensor) -> Any:
         """The server's first state: a NamedTuple with a field x."""
-        with self._hook("init_server"), self._untouched("init_server", x0=x0):
+        with self.hook("init_server"), self._untouched("init_server", x0=x0):
             server = self.method.init_server(x0)
         return self._declared("init_server", self._tree("init_server", server, x0.dtype, named_x=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
         """A client's first state: a NamedTuple, perhaps empty."""
-        with self._hook("init_client"), self._untouched("init_client", x0=x0):
+        with self.hook("init_client"), self._untouched("init_client", x0=x0):
             client = self.method.init_client(x0)
         return self._declared("init_client", self._tree("init_client", client, x0.dtype))
 
     def broadcast(self, server: Any) -> Any:
         """What travels down: a NamedTuple with a field x."""
-        with self._hook("broadcast"), self._untouched("broadcast", server=server):
+        with self.hook("broadcast"), self._untouched("broadcast", server=server):
             down = self.method.broadcast(server)
         return self._tree("broadcast", down, server.x.dtype, named_x=True)
 
@@ -93,14 +93,15 @@ class Hooks:
 
     def sent(self, up: Any) -> int:
         """Bytes of one client's upload."""
-        size = self.method.sent(up)
+        with self._untouched("sent", up=up):
+            size = self.method.sent(up)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise self._error("sent", f"must return a whole number of bytes >= 0, found {_kind(size)}")
         return size
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state, of the fields it had."""
-        with self._hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
+        with self.hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
             new = self.method.update(server, mean, round)
         self._tree("update", new, server.x.dtype, named_x=True)
         self._alike("update", "Server", _fields(new), _fields(server), "as before the round")
@@ -118,13 +119,13 @@ class Hooks:
         """Names and numbers of a round, after its update."""
         if "metrics" not in self.reporting:
             return {}
-        with self._hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
+        with self.hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
             told = self.method.metrics(server, mean, round)
         return numbers(told, partial(self._error, "metrics"))
 
     @contextmanager
-    def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
-        """An exception of a server's hook as one line; a client's are reported by the engine, which knows the step."""
+    def hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
+        """An exception of a server's hook as one line; in a round, a client's is told by the engine."""
         try:
             yield
         except (UserError, Diverged):
@@ -135,7 +136,7 @@ class Hooks:
     @contextmanager
     def _untouched(self, hook: str, **given: Any) -> Iterator[None]:
         """Raise if a hook changed in place what is not its own."""
-        before = [(name, a, version(a)) for name, tree in given.items() for name, a in _named(name, tree)]
+        before = [(name, a, version(a)) for name, tree in given.items() for name, a in named(name, tree)]
         try:
             yield
         except SystemExit as error:  # a hook ends no run without a word
@@ -191,7 +192,7 @@ class Hooks:
         pair = self.method.running_mean
         if pair is None:
             return tree
-        fields = [name for name, _ in _named("", tree)]
+        fields = [name for name, _ in named("", tree)]
         if not isinstance(pair, tuple) or len(pair) != 2 or pair[hook == "init_server"] not in fields:
             raise UserError(
                 f"{type(self.method).__name__}.running_mean must be None or a pair (field of the client, field of the "
@@ -221,16 +222,16 @@ class Field(NamedTuple):
 
 
 def _fields(tree: Any) -> list[Field]:
-    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in _named("", tree)]
+    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
 
 
-def _named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of a tree with its place, `down.x` for example."""
     if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, tuple):
         for field, value in zip(tree._fields, tree, strict=True):  # type: ignore[attr-defined]
-            yield from _named(f"{name}.{field}" if name else field, value)
+            yield from named(f"{name}.{field}" if name else field, value)
 
 
 def _kind(value: Any) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
+import torch
 
 from .checkpoint import Checkpoints
 from .config import GIVEN, Config, Spec
@@ -174,14 +175,8 @@ def module_digest(model: nn.Module) -> str:
     found.update(json.dumps([(name, _place(type(part))) for name, part in model.named_modules()]).encode())
     for name, a in [*model.named_parameters(), *model.named_buffers()]:
         found.update(json.dumps([name, str(a.dtype), list(a.shape), a.requires_grad]).encode())
-        found.update(a.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+        found.update(a.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def loss_name(loss: Any) -> str:

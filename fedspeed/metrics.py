@@ -13,9 +13,6 @@ from .method import Method
 if TYPE_CHECKING:
     from .client import Reply
 
-MOST = 1e300
-"""The largest number that a record is read back with."""
-
 
 def reports(method: Method, hook: str) -> bool:
     """Whether a method, or one inside it, has `metrics` or `client_metrics` of its own."""
@@ -29,7 +26,7 @@ def reports(method: Method, hook: str) -> bool:
 def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     """What a hook reported, as floats; raise unless it is names and real numbers.
 
-    One that is not finite stays as it is, and is `null` in JSON as any number of a record: it must not end a run.
+    One that is not finite stays as it is: it must not end a run. JSON has `null` for it, see `Record.to_dict`.
 
     Args:
         error: makes one of what is wrong.
@@ -43,7 +40,7 @@ def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
         number = _number(value)
         if number is None:
             raise error(f"must return numbers, found {name} = {value!r}; a vector's norm is one: v.norm()")
-        found[name] = math.copysign(math.inf, number) if abs(number) > MOST else number
+        found[name] = number
     return found
 
 

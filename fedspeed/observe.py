@@ -11,6 +11,7 @@ A package can offer its observers by name, as entry points of the group `fedspee
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import warnings
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, Terminated, UserError, one_line, unknown
 from .files import write
+from .record import Record
 from .registry import foreign, load
 
 if TYPE_CHECKING:
-    from .record import Record
     from .server import Simulation
 
 OBSERVERS = {"csv": "fedspeed.observe:Csv"}
@@ -62,20 +63,26 @@ class Observers:
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"observers: expected a list of observers or names, found {given!r}")
         self.all = [_made(each) for each in given]
+        self._telling = False
         self._going = False
 
     def tell(self, hook: str, *about: Any) -> None:
-        """Call a hook of everybody; whoever raises is not called again."""
+        """Call a hook of everybody, with values of their own; whoever raises is not called again."""
         for each in self.all[:]:
+            self._telling = True
             try:
-                getattr(each, hook)(*about)
+                getattr(each, hook)(*(copy.deepcopy(a) if isinstance(a, Record | dict) else a for a in about))
             except Exception as error:
                 self.all = [other for other in self.all if other is not each]
                 told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
                 warnings.warn(f"{told}; it is dropped, the run goes on", stacklevel=2)
+            finally:
+                self._telling = False
 
     def started(self, run: Simulation) -> None:
         """Rounds begin, unless they have begun already."""
+        if self._telling:
+            raise UserError("an observer is told of rounds, and runs none")
         if not self._going:
             self._going = True
             config = {**run.plan.fields(), "method": run.method.to_dict()}
@@ -95,19 +102,13 @@ class Observers:
 
 
 def _made(given: Any) -> Observer:
+    what, found = "observers", given
     if isinstance(given, str):
-        return _checked(f"observer {given}", _call(given, find_observer(given)))
-    return _checked("observers", given)
-
-
-def _call(name: str, make: Any) -> Any:
-    try:
-        return make()
-    except Exception as error:
-        raise UserError(f"observer {name}: cannot be made ({one_line(error)}); leave it out") from error
-
-
-def _checked(what: str, found: Any) -> Observer:
+        what, make = f"observer {given}", find_observer(given)
+        try:
+            found = make()
+        except Exception as error:
+            raise UserError(f"{what}: cannot be made ({one_line(error)}); leave it out") from error
     if isinstance(found, Observer):
         return found
     hint = f"; did you mean {found.__name__}()?" if isinstance(found, type) else "; make it a subclass"

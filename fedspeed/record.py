@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,6 +10,9 @@ TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
 
 PLACED = ("backend", "workers")
 """What a summary says about where a run was computed, which changes no result."""
+
+MOST = 1e300
+"""Numbers of records are smaller than this; one that is not, or is no number at all, is not written down."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it: a number that is not finite becomes None; fields a run lacks are left out."""
+        """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
         plain = asdict(self)
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]
@@ -72,7 +74,7 @@ _LATER: dict[str, Any] = {
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not -MOST < value < MOST else value
 
 
 def _fits(kind: str, name: str, value: Any) -> bool:
@@ -88,4 +90,4 @@ def _fits(kind: str, name: str, value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether a value that JSON held is a number one can compute with."""
-    return type(value) in (int, float) and -1e300 < value < 1e300
+    return type(value) in (int, float) and -MOST < value < MOST

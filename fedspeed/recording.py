@@ -6,6 +6,7 @@ This is the one place that writes them, for a config and for objects given to `s
 from __future__ import annotations
 
 import atexit
+import copy
 import hashlib
 import inspect
 import json
@@ -127,7 +128,7 @@ class Recording:
                             with together():
                                 lines.write(line(record))
                                 lines.flush()
-                                self.records.append(record)
+                                self.records.append(copy.deepcopy(record))  # others have it too
                                 written = (simulation.t, simulation.server)
                             checkpoints.offer(simulation.t, simulation.server, simulation.states)
                             simulation.observers.tell("round", record, simulation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -154,14 +153,15 @@ class Simulation:
         try:
             while self.t < self.plan.rounds:
                 yield self.step()
-        finally:
-            self.observers.over(self, sys.exception())
+        except BaseException as error:
+            self.observers.over(self, error)
+            raise
+        self.observers.over(self, None)
         self.backend.close()
 
     def step(self) -> Record:
         """One round, written down if the run has a directory; see `advance`."""
         if self.recording is None:
-            self.observers.started(self)
             record = self.advance()
             self.observers.tell("round", record, self)
             return record
@@ -172,6 +172,7 @@ class Simulation:
     def advance(self) -> Record:
         """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
         before or as after it, never between."""
+        self.observers.started(self)
         try:
             server, record = self._round()
         except BaseException:

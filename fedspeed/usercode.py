@@ -106,7 +106,7 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
     sys.modules[name] = module
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if before is None:
             del sys.modules[name]
         else:
@@ -117,7 +117,7 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
     return module
 
 
-def raised(error: Exception, path: Path) -> str:
+def raised(error: BaseException, path: Path) -> str:
     """An error of a user's code in one line, with the last line of the file that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -131,7 +131,7 @@ def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:
         return function(**options)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = raised(error, Path(file_of(name)).resolve())
         raise UserError(f"{kind} {name}: failed with {options}: {told}") from error
 

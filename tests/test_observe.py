@@ -117,6 +117,15 @@ def test_a_run_that_diverges_says_so():
     assert diary.told[-1][1].startswith("diverged: FedAvg")
 
 
+def test_a_run_made_where_another_error_is_handled_is_finished():
+    diary = Diary()
+    try:
+        raise ValueError("mine")
+    except ValueError:
+        list(plain(observers=[diary]))
+    assert diary.told[-1] == ("ended", "finished", 3)
+
+
 def fail_in_the_loop(run):
     with run:
         for _ in run:
@@ -170,6 +179,60 @@ def test_one_that_raises_is_named_and_dropped_and_the_run_goes_on(tmp_path, hook
     run_config(small(), tmp_path / "b")
     assert differences(tmp_path / "a", tmp_path / "b") == []
     assert verify(tmp_path / "a").broken == []
+
+
+class Meddler(Observer):
+    """Changes all that it is told."""
+
+    def started(self, run, config):
+        config.clear()
+
+    def round(self, record, run):
+        record.cohort.clear()
+        record.metrics["mine"] = 1.0
+
+    def ended(self, status, summary):
+        summary.clear()
+
+
+def test_what_an_observer_is_told_is_its_own(tmp_path):
+    diary = Diary()
+    summary = run_config(small(), tmp_path / "a", observers=[Meddler(), diary])
+    assert summary["status"] == "finished"
+    assert diary.told[0][:3] == ("started", 0, 3)
+    assert diary.told[-1] == ("ended", "finished", 3)
+    assert verify(tmp_path / "a").broken == []
+    run_config(small(), tmp_path / "b")
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+
+
+def test_a_record_that_the_caller_changes_is_written_as_it_was(tmp_path):
+    digests = []
+    for name in ("a", "b"):
+        for record in plain(out=tmp_path / name):
+            if name == "a":
+                record.cohort.clear()
+        digests.append(json.loads((tmp_path / name / "summary.json").read_text())["digests"])
+    assert digests[0] == digests[1]
+
+
+class Eager(Observer):
+    """Runs rounds of its own."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, lambda *_: self.run.step())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_observer_runs_no_rounds(hook):
+    eager = Eager(hook)
+    run = plain(observers=[eager])
+    eager.run = run
+    with pytest.warns(UserWarning, match="Eager.* runs none"):
+        assert [record.round for record in run] == [1, 2, 3]
+    alone = plain()
+    assert [record.round for record in alone] == [1, 2, 3]
+    assert run.x.equal(alone.x)
 
 
 @pytest.mark.parametrize("hook", HOOKS)

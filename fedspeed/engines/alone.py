@@ -8,12 +8,11 @@ hook is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Hooks
+from ..contract import Hooks, named
 from ..errors import UserError
 from ..method import Grad, Local
 from ..origin import built_in, defined, reason
@@ -168,17 +167,8 @@ def row(tree: Any, i: int) -> Any:
 
 
 def _compare_trees(what: str, block: Any, alone: Any, *scale: torch.Tensor) -> None:
-    names = _names(block)
-    for name, a, b in zip(names, tree_leaves(block), tree_leaves(alone), strict=True):
+    for (name, a), b in zip(named("", block), tree_leaves(alone), strict=True):
         _compare(f"{what}.{name}", a, b, *scale)
-
-
-def _names(tree: Any) -> Iterator[str]:
-    for name, value in zip(tree._fields, tree, strict=True):
-        if isinstance(value, tuple):
-            yield from (f"{name}.{inner}" for inner in _names(value))
-        else:
-            yield name
 
 
 def _compare(what: str, block: torch.Tensor, alone: torch.Tensor, *scale: torch.Tensor) -> None:

@@ -96,12 +96,14 @@ def require_name(method: Method) -> None:
 def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:
     """A class from the text of a file, which is executed, whatever the file holds by now."""
     cls = _checked(load_text(path, text, "method", name), f"{path}:{name}")
-    cls.code, cls.origin = code_digest(text), origin or cls.__dict__.get("origin") or str(path)
+    if cls.source:
+        cls.code, cls.origin = code_digest(text), origin or cls.__dict__.get("origin") or str(path)
     return cls
 
 
 def _checked(cls: Any, name: str) -> type[Method]:
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UserError(f"method {name}: expected a subclass of fedspeed.Method, found {cls!r}")
-    cls.source = name
+    if not cls.__module__.startswith("fedspeed."):  # one of ours that is only imported there has its name
+        cls.source = name
     return cls

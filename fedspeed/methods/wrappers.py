@@ -43,8 +43,8 @@ class Wrapper(Method):
 
     def __getattr__(self, name: str) -> Any:
         """What no class here knows: a field of the base."""
-        if name.startswith("_") or name == "base":  # asked for before there is a base, when a copy is made
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name.startswith("_") or name == "base" or hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # no base yet, in a copy being made; or a property that failed
         return getattr(self.base, name)
 
     @property

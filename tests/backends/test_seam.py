@@ -241,6 +241,18 @@ def test_a_worker_that_dies_in_a_block_is_replaced_and_the_bits_stay(tmp_path):
     assert torch.equal(run.x, serial.x)
 
 
+@pytest.mark.parametrize("backend", ["auto", "process"])
+def test_an_upload_that_fails_when_shapes_are_looked_for_is_one_line(backend, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("mine")
+
+    monkeypatch.setattr(FedAvg, "upload", fail)
+    monkeypatch.setattr(backends, "worth_processes", lambda work: True)
+    plan = Plan(rounds=1, active=2, backend=backend, workers=2, engine="loop")
+    with pytest.raises(UserError, match=r"^FedAvg.* round 1.*: RuntimeError: mine \(.*test_seam\.py, line"):
+        list(simulate(FedAvg(), nn.Linear(6, 4), federation([4] * 6), plan))
+
+
 def test_shapes_are_found_once_where_the_work_was_made(monkeypatch):
     """Nothing that was sent calls a hook to look at what it returns."""
     data = federation([4] * 6)

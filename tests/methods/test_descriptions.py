@@ -11,7 +11,7 @@ from federations import Softmax, package
 
 from fedspeed import METHODS, Config, FedAvg, FedInit, FedSpeed, Method, Plan, Scaffold, UserError, Wrapper, load_data
 from fedspeed.cli import options
-from fedspeed.contract import _named
+from fedspeed.contract import named
 from fedspeed.data.registry import CARDS
 from fedspeed.method import Local, Round
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
@@ -50,8 +50,8 @@ def trained(method: Method):
 def means(method: Method) -> set[tuple[str, str]]:
     """Which fields of the server are, after some rounds, the mean over all clients of which of their fields."""
     run = trained(method)
-    clients = [dict(_named("", run.client_state(i))) for i in range(7)]
-    server = dict(_named("", run.server))
+    clients = [dict(named("", run.client_state(i))) for i in range(7)]
+    server = dict(named("", run.server))
     found = set()
     for field in clients[0]:
         mean = torch.stack([client[field] for client in clients]).mean(0)

@@ -14,6 +14,7 @@ from federations import Softmax, package
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
+from fedspeed.method import Method
 from fedspeed.methods import METHODS, FedAvg, FedInit, find_method
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
@@ -112,11 +113,25 @@ def test_an_entry_point_makes_it_a_name(skeleton, tmp_path):
         ("{file}:FedAvgN", "did you mean 'FedAvgM'"),
         ("{file}:Server", "subclass of fedspeed.Method"),
         ("{broken}:X", "cannot be imported"),
+        ("{ends}:X", r"cannot be imported: SystemExit: 0 \(.*ends.py, line 2\)"),
         ("fedspedd", "did you mean 'fedspeed'"),
     ],
 )
 def test_bad_names(skeleton, tmp_path, name, says):
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_the_kind\n")
+    ends = tmp_path / "ends.py"
+    ends.write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=says):
-        find_method(name.format(file=skeleton, broken=broken))
+        find_method(name.format(file=skeleton, broken=broken, ends=ends))
+
+
+def test_a_class_of_ours_that_a_file_imports_keeps_its_name(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from fedspeed import FedAvg, FedInit, Method\nMine = FedAvg\n")
+    before = FedAvg().to_dict()
+    for name in ("FedAvg", "Mine", "FedInit", "Method"):
+        find_method(f"{file}:{name}")
+    assert find_method(f"{file}:Mine") is FedAvg
+    assert FedAvg().to_dict() == before == find_method("fedavg")().to_dict()
+    assert (FedInit().name, Method.source) == ("fedinit", "")

@@ -118,6 +118,17 @@ def test_super_is_the_base_and_a_subclass_says_what_it_means():
     assert Half(FedSpeed()).running_mean == ("h", "H")  # writes no hook that could end it
 
 
+def test_a_property_that_fails_is_not_the_bases():
+    @dataclass(frozen=True)
+    class Misspelt(Wrapper):
+        @property
+        def mix(self):
+            return self.alpa
+
+    with pytest.raises(AttributeError, match="alpa"):
+        _ = Misspelt(FedSpeed()).mix
+
+
 def test_tables_and_back(files):
     table = {"name": files["dp"], "clip": 2.0, "base": {"name": "fedinit", "base": "fedspeed"}}
     method = Config.from_dict({"method": table}).method
@@ -299,6 +310,24 @@ def test_a_size_that_is_no_number_of_bytes(size, engine):
         r"^Wrong\.sent must return a whole number of bytes >= 0, found .*test_wrappers\.py, line \d+\)$",
         str(told.value),
     )
+
+
+@pytest.mark.parametrize("engine", ["loop", "block"])
+@pytest.mark.parametrize(
+    ("do", "says"),
+    [(lambda up: up.D.zero_(), r"must not change up\.D in place"), (lambda up: exit(), "must not end the program")],
+)
+def test_asking_for_the_size_changes_nothing_and_ends_nothing(do, says, engine):
+    @dataclass(frozen=True)
+    class Bad(Wrapper):
+        block_safe = True
+
+        def sent(self, up):
+            do(up)
+            return 1
+
+    with pytest.raises(UserError, match=rf"Bad\.sent {says}.*test_wrappers.py"):
+        ended(Bad(FedAvg()), engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["loop", "block"])
