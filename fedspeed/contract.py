@@ -95,7 +95,8 @@ class Hooks:
 
     def sent(self, up: Any) -> int:
         """Bytes of one client's upload."""
-        size = self.method.sent(up)
+        with self._untouched("sent", up=up):
+            size = self.method.sent(up)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise self._error("sent", f"must return a whole number of bytes >= 0, found {_kind(size)}")
         return size
@@ -190,7 +191,8 @@ class Hooks:
 
     def _declared(self, hook: str, tree: Any) -> Any:
         """Raise unless a first state has the field that `running_mean` says it has; returns the state."""
-        pair = self.method.running_mean
+        with self._hook("running_mean"):
+            pair = self.method.running_mean
         if pair is None:
             return tree
         fields = [name for name, _ in _named("", tree)]

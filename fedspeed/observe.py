@@ -15,6 +15,7 @@ import csv
 import io
 import warnings
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, Terminated, UserError, one_line, unknown
@@ -69,7 +70,9 @@ class Observers:
         for each in self.all[:]:
             try:
                 getattr(each, hook)(*about)
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
                 self.all = [other for other in self.all if other is not each]
                 told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
                 warnings.warn(f"{told}; it is told no more, the run goes on", stacklevel=2)
@@ -85,7 +88,7 @@ class Observers:
         """Rounds end, if they had begun."""
         if self._going:
             self._going = False
-            self.tell("ended", status, summary)
+            self.tell("ended", status, deepcopy(summary))
 
     def over(self, run: Simulation, error: BaseException | None) -> None:
         """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
@@ -103,7 +106,7 @@ def _made(given: Any) -> Observer:
 def _call(name: str, make: Any) -> Any:
     try:
         return make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"observer {name}: cannot be made ({one_line(error)}); leave it out") from error
 
 

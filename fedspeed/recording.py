@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ class Recording:
                             with together():
                                 lines.write(line(record))
                                 lines.flush()
-                                self.records.append(record)
+                                self.records.append(deepcopy(record))  # who is handed it may change it
                                 written = (simulation.t, simulation.server)
                             checkpoints.offer(simulation.t, simulation.server, simulation.states)
                             simulation.observers.tell("round", record, simulation)

@@ -24,5 +24,5 @@ def load(kind: str, name: str, place: str, fix: str = "install it, or leave it o
     """
     try:
         return EntryPoint(name, place, "").load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{kind} {name}: {place} cannot be loaded ({one_line(error)}); {fix}") from error
