@@ -103,8 +103,8 @@ class Config(Plan):
     """
 
     method: Method = field(default_factory=FedSpeed)
-    model: Spec = local_work(Spec("mlp"), None, "model (`fedspeed models`)")  # noqa: RUF009
-    data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`)")  # noqa: RUF009
+    model: Spec = local_work(Spec("mlp"), None, "model (`fedspeed models`), or file.py:build")  # noqa: RUF009
+    data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`), or file.py:load")  # noqa: RUF009
     split: str = federation("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
     clients: int = federation(
         0, "[0, inf)", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"

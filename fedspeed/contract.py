@@ -189,7 +189,8 @@ class Hooks:
 
     def _declared(self, hook: str, tree: Any) -> Any:
         """Raise unless a first state has the field that `running_mean` says it has; returns the state."""
-        pair = self.method.running_mean
+        with self.hook("running_mean"):
+            pair = self.method.running_mean
         if pair is None:
             return tree
         fields = [name for name, _ in named("", tree)]

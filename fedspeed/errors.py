@@ -69,7 +69,10 @@ def one_line(error: BaseException) -> str:
         >>> one_line(ValueError("no\\nand why"))
         'ValueError: no'
     """
-    first = (str(error).splitlines() or [""])[0]
+    try:
+        first = (str(error).splitlines() or [""])[0]
+    except Exception:  # of a class of somebody's own
+        first = ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
@@ -83,4 +86,4 @@ def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     near = nearest(str(found), names)
     hint = f"did you mean {near!r}? " if near else ""
-    return UserError(f"unknown {kind} {found!r}; {hint}Known: {', '.join(names)}")
+    return UserError(f"unknown {kind} {found!r}; {hint}Known: {', '.join(names) or 'none'}")

@@ -16,6 +16,7 @@ import csv
 import io
 import warnings
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, Terminated, UserError, one_line, unknown
@@ -92,7 +93,7 @@ class Observers:
         """Rounds end, if they had begun."""
         if self._going:
             self._going = False
-            self.tell("ended", status, summary)
+            self.tell("ended", status, deepcopy(summary))
 
     def over(self, run: Simulation, error: BaseException | None) -> None:
         """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
@@ -107,7 +108,7 @@ def _made(given: Any) -> Observer:
         what, make = f"observer {given}", find_observer(given)
         try:
             found = make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{what}: cannot be made ({one_line(error)}); leave it out") from error
     if isinstance(found, Observer):
         return found

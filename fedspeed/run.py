@@ -93,8 +93,9 @@ def run_config(
         if fresh:
             run.claim()
             clear_code(out)
-            write_config(out, config)
         try:
+            if fresh:
+                write_config(out, config)
             simulation = prepare(config, progress, run.states)
         except Exception:
             if fresh:

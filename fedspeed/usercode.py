@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import UserError, unknown
+from .errors import UserError, one_line, unknown
 from .files import read_bytes
 
 LOADED: dict[str, tuple[str, str]] = {}
@@ -112,7 +112,7 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
         else:
             sys.modules[name] = before
         hint = f"; a {kind} is one file: install what else it needs" if isinstance(error, ImportError) else ""
-        raise UserError(f"{kind} {path}: {path} cannot be imported: {raised(error, path)}{hint}") from error
+        raise UserError(f"{kind} {path}: cannot be imported: {raised(error, path)}{hint}") from error
     LOADED[name] = (str(path), code)
     return module
 
@@ -121,8 +121,8 @@ def raised(error: BaseException, path: Path) -> str:
     """An error of a user's code in one line, with the last line of the file that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    told = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {told}" + (f" ({path}, line {line})" if line else "")
+    told = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else one_line(error)
+    return told + (f" ({path}, line {line})" if line else "")
 
 
 def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import UserError, unknown
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
 """Name -> "module:Class"; imported when a run asks for it."""
+_OURS = frozenset(BACKENDS)
 GROUP = "fedspeed.backends"
 REQUIRED = ("run", "evaluate", "close")
 
@@ -90,6 +92,7 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     """
     from ..engines import resolve_engine
     from ..environment import cores
+    from .held import Held
     from .packing import can_be_sent
 
     plan = work.plan
@@ -99,7 +102,8 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     if name == "auto":
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
     workers = 1 if name == "serial" else workers
-    return Opened(find_backend(name)(work, workers, touched), name, workers, work)
+    make = partial(find_backend(name), work, workers, touched)
+    return Opened(make() if name in _OURS else Held(name, make), name, workers, work)
 
 
 def worth_processes(work: Work) -> bool:

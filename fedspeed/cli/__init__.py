@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import Diverged, Terminated, UserError, nearest
+from ..errors import Diverged, Terminated, UserError, nearest, one_line
 from ..methods import METHODS
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ def _main(argv: Sequence[str] | None) -> int:
             try:
                 code: int = args.main(args, console)
                 return code
+            except SystemExit as stopped:  # of an observer for example; it must not look like success
+                raise KeyboardInterrupt(f"somebody's code asked for an exit ({stopped.code!r})") from stopped
             finally:
                 with suppress(OSError):  # what the command made for its output and did not use
                     for folder in getattr(args, "made", ()):
@@ -201,8 +203,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except MemoryError as error:
         return _failed(f"error: not enough memory ({error or 'no more said'}); use smaller sizes", argv, 2)
     except Exception as error:
-        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return _failed(f"error: {told}; a defect: please report it with what --traceback shows", argv, 3)
+        return _failed(f"error: {one_line(error)}; a defect: please report it with what --traceback shows", argv, 3)
 
 
 def _console() -> Console:

@@ -7,9 +7,11 @@ import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import UserError, one_line
 from ..method import Local, Method
-from ..methods import METHODS, WRAPPERS, find_method
+from ..methods import METHODS, WRAPPERS, build
 from ..presets import paper_decay
+from ..registry import foreign
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +65,9 @@ def _names(tree: Any) -> str:
 def configure(parser: argparse.ArgumentParser) -> None:
     """An optional name."""
     parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n"
-    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this one: its box, its maths, its fields")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
+    )
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
@@ -83,15 +87,26 @@ def main(args: argparse.Namespace, console: Console) -> int:
             )
         console.print(table, soft_wrap=False)
         console.print(LEGEND)
+        others = foreign("fedspeed.methods")
+        if others:
+            console.print(f"of other packages: {', '.join(others)}")
         return 0
-    cls = find_method(args.name)
+    method = build({"name": args.name})
+    cls = type(method)
+    try:
+        c = cost(method)
+    except Exception as error:
+        if "source" not in vars(cls):
+            raise
+        raise UserError(
+            f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
+        ) from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
-    c = cost(cls())
     console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:g} gradient(s) per step; learning-rate decay {paper_decay(cls())}")  # fmt: skip
+                  f"{c.grads:g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
-        allowed, default = field.metadata.get("allowed", ""), getattr(cls(), field.name)
+        allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)
         flag = "true | false" if isinstance(default, bool) else ""
         choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or flag
         table.add_row(field.name, str(default), choice, field.metadata.get("about", ""))

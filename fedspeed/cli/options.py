@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
 
 def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """The option of commands that run something."""
-    about = "tell an observer of the run, by name; may be repeated. csv writes rounds.csv beside the run"
+    about = "tell an observer of the run, by name; may be repeated. csv writes rounds.csv into the run directory"
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
@@ -146,10 +146,13 @@ def as_given(config: Config) -> list[str]:
         ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
     """
     found: list[str] = []
+    left_open = {field.name: field.default for field in dataclasses.fields(Config)}
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
         value = getattr(config, name)
         default = getattr(Config(), name)
         flag = "--" + name.replace("_", "-")
+        if value == left_open[name]:  # 0 clients: as many as the data have
+            continue
         if name in TABLES:
             found += [flag, value.name] if value.name != default.name else []
         elif value != default and isinstance(value, bool):

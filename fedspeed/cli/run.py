@@ -34,7 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `run`."""
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config; options given here override it")
-    parser.add_argument("--method", metavar="NAME", help="method (`fedspeed methods`); default fedspeed")
+    parser.add_argument(
+        "--method", metavar="NAME", help="method (`fedspeed methods`), or file.py:Class; default fedspeed"
+    )
     parser.add_argument("--resume", choices=["auto"], help="continue the run in --out, if there is one")
     options.configure(parser)
 

@@ -28,9 +28,11 @@ def check(args: argparse.Namespace, console: Console) -> None:
         given["normalise"] = args.normalise
     found = th.read_run(Path(args.run), given.get("K")) if args.run else None
     known = "L" in given or found is None or found.L is not None
+    measured: dict[str, float] = {}
     if found:
-        measured = {"L": found.L, "sigma_g": found.sigma_g}
-        given = {**found.fields, **{k: v for k, v in measured.items() if v is not None and v > 0}, **given}
+        seen = {"L": found.L, "sigma_g": found.sigma_g}
+        measured = {k: v for k, v in seen.items() if v is not None and v > 0 and k not in given}
+        given = {**found.fields, **measured, **given}
     if args.gap < 0:
         raise UserError(f"theory: --gap must be >= 0, got {args.gap:g}; it is F(x^0) - F*")
     setting = th.Setting(**given)
@@ -40,7 +42,7 @@ def check(args: argparse.Namespace, console: Console) -> None:
         dump(console, _as_json(setting, start, found, known))
         return
     if found:
-        _facts(console, found, args.run, known, args.verbose)
+        _facts(console, found, args.run, " and ".join(measured), known, args.verbose)
     if args.verbose:
         console.print(f"sum of squared weights {setting.W:.3g}, P {th.P(setting):.4g}")
     at = f"gamma {setting.gamma:.4g}, lam L {setting.lam * setting.L:.4g}"
@@ -64,7 +66,7 @@ def _verdict(setting: Setting, found: RunSetting | None) -> str:
     return f"covered by {' and '.join(proved)}{open_}" if proved else "no proof covers this setting"
 
 
-def _facts(console: Console, found: RunSetting, run: str, known: bool, verbose: bool) -> None:
+def _facts(console: Console, found: RunSetting, run: str, measured: str, known: bool, verbose: bool) -> None:
     """What a run has of the theorem's assumptions; without `verbose` those that it does not meet."""
     console.print(f"{run}: " + ", ".join(f"{k} {v}" for k, v in found.fields.items()))
     table = new_table("what the theorem assumes", "this run", "since")
@@ -73,9 +75,9 @@ def _facts(console: Console, found: RunSetting, run: str, known: bool, verbose: 
             table.add_row(fact.name, {True: "yes", False: "NO", None: "?"}[fact.holds], fact.why)
     if table.row_count:
         console.print(table, soft_wrap=False)
-    if found.L is not None:
-        console.print("L and sigma_g: from inspect.json, curvature and dissimilarity at the last model alone, so at "
-                      "least these")  # fmt: skip
+    if measured:
+        console.print(f"{measured}: from inspect.json, curvature and dissimilarity at the last model alone, so at "
+                      f"least these")  # fmt: skip
     elif not known:
         console.print("L: unknown; give --L, or run `fedspeed inspect` on it first")
 

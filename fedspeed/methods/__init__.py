@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, unknown
+from ..errors import UserError, one_line, unknown
 from ..method import Method
 from ..registry import foreign, load
 from ..usercode import code_digest, file_of, load_text, read_code, require_part
@@ -66,7 +66,14 @@ def find_method(name: str, code: str = "", origin: str = "") -> type[Method]:
 def build(table: dict[str, Any]) -> Method:
     """A method from `{"name": ..., field: value}`; one from a file may also carry `code` and `origin`, see `find`."""
     cls, fields = class_of(table)
-    return cls.from_fields(fields)
+    try:
+        return cls.from_fields(fields)
+    except UserError:
+        raise
+    except Exception as error:
+        if "source" not in vars(cls):
+            raise
+        raise UserError(f"method {table['name']}: cannot be made with {fields} ({one_line(error)})") from error
 
 
 def class_of(table: dict[str, Any]) -> tuple[type[Method], dict[str, Any]]:

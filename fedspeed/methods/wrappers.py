@@ -31,7 +31,7 @@ class Wrapper(Method):
         (0.5, 0.5)
     """
 
-    base: Method = field(default_factory=FedAvg)
+    base: Method = field(default_factory=FedAvg, metadata={"about": "the method inside"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
