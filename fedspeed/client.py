@@ -47,7 +47,8 @@ class Work:
         """Found by one call of the hooks at x^0, where the work was made; it travels with it."""
         hooks, x0 = self.hooks, self.flat.x
         down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
-        up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
+        with hooks.told("upload"):
+            up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
 
     def local_steps(self, n: int) -> int:

@@ -46,19 +46,19 @@ class Hooks:
 
     def init_server(self, x0: torch.Tensor) -> Any:
         """The server's first state: a NamedTuple with a field x."""
-        with self._hook("init_server"), self._untouched("init_server", x0=x0):
+        with self.told("init_server"), self._untouched("init_server", x0=x0):
             server = self.method.init_server(x0)
         return self._declared("init_server", self._tree("init_server", server, x0.dtype, named_x=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
         """A client's first state: a NamedTuple, perhaps empty."""
-        with self._hook("init_client"), self._untouched("init_client", x0=x0):
+        with self.told("init_client"), self._untouched("init_client", x0=x0):
             client = self.method.init_client(x0)
         return self._declared("init_client", self._tree("init_client", client, x0.dtype))
 
     def broadcast(self, server: Any) -> Any:
         """What travels down: a NamedTuple with a field x."""
-        with self._hook("broadcast"), self._untouched("broadcast", server=server):
+        with self.told("broadcast"), self._untouched("broadcast", server=server):
             down = self.method.broadcast(server)
         return self._tree("broadcast", down, server.x.dtype, named_x=True)
 
@@ -103,7 +103,7 @@ class Hooks:
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state, of the fields it had."""
-        with self._hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
+        with self.told("update", f"round {round.t + 1}"), self._untouched("update", server=server):
             new = self.method.update(server, mean, round)
         self._tree("update", new, server.x.dtype, named_x=True)
         self._alike("update", "Server", _fields(new), _fields(server), "as before the round")
@@ -121,12 +121,12 @@ class Hooks:
         """Names and numbers of a round, after its update."""
         if "metrics" not in self.reporting:
             return {}
-        with self._hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
+        with self.told("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
             told = self.method.metrics(server, mean, round)
         return numbers(told, partial(self._error, "metrics"))
 
     @contextmanager
-    def _hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
+    def told(self, hook: str, when: str = "before round 1") -> Iterator[None]:
         """An exception of a server's hook as one line; a client's are told by the engine, which knows the step."""
         try:
             yield
@@ -191,7 +191,7 @@ class Hooks:
 
     def _declared(self, hook: str, tree: Any) -> Any:
         """Raise unless a first state has the field that `running_mean` says it has; returns the state."""
-        with self._hook("running_mean"):
+        with self.told("running_mean"):
             pair = self.method.running_mean
         if pair is None:
             return tree

@@ -7,11 +7,11 @@ import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..method import Local, Method
 from ..errors import UserError, one_line
+from ..method import Local, Method
 from ..methods import METHODS, WRAPPERS, build
-from ..registry import foreign
 from ..presets import paper_decay
+from ..registry import foreign
 
 if TYPE_CHECKING:
     from rich.console import Console

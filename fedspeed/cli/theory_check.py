@@ -76,8 +76,8 @@ def _facts(console: Console, found: RunSetting, run: str, measured: str, known: 
     if table.row_count:
         console.print(table, soft_wrap=False)
     if measured:
-        console.print(f"{measured}: from inspect.json, curvature and dissimilarity at the last model alone, so at least "
-                      f"these")  # fmt: skip
+        console.print(f"{measured}: from inspect.json, curvature and dissimilarity at the last model alone, so "
+                      f"at least these")  # fmt: skip
     elif not known:
         console.print("L: unknown; say --L, or run `fedspeed inspect` on it first")
 
