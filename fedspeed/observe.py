@@ -73,7 +73,7 @@ class Observers:
             self._telling = True
             try:
                 getattr(each, hook)(*(copy.deepcopy(a) if isinstance(a, Record | dict) else a for a in about))
-            except Exception as error:
+            except (Exception, GeneratorExit) as error:  # what stops a program passes
                 self.all = [other for other in self.all if other is not each]
                 told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
                 warnings.warn(f"{told}; it is dropped, the run goes on", stacklevel=2)

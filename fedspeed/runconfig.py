@@ -124,7 +124,13 @@ def write_config(out: Path, config: Config) -> None:
         copy = out / _copy_name(file_of(table["name"]), table["code"])
         copy.parent.mkdir(exist_ok=True)
         write(copy, text_of(kind, table["name"], table["code"]), durable=True)
-    RunDir(out).write_config(as_stored(config))
+    tables = as_stored(config)
+    try:
+        RunDir(out).write_config(tables)
+    except TypeError as error:  # tomli_w, of a field of somebody's own method
+        raise UserError(
+            f"config: a config.toml holds numbers, texts, lists and tables, found others ({error})"
+        ) from None
 
 
 def amend(out: Path, rounds: int, data_dir: str) -> None:

@@ -184,6 +184,8 @@ def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows
 
 def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) -> Rows:
     """Quantity skew: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); which samples is drawn uniformly."""
+    if sigma > 1e6:
+        raise UserError(f"split lognormal-size: expected a standard deviation up to 1e6, found {sigma:g}")
     stream = rng(seed, "split")
     z = sigma * stream.standard_normal(clients)
     weights = np.exp(z - z.max())
