@@ -129,7 +129,7 @@ def write_config(out: Path, config: Config) -> None:
         RunDir(out).write_config(tables)
     except TypeError as error:  # tomli_w, of a field of somebody's own method
         raise UserError(
-            f"config: a config.toml holds numbers, texts, lists and tables, found others ({error})"
+            f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"
         ) from None
 
 

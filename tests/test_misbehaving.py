@@ -267,7 +267,7 @@ class Raises(Wrapper):
     [
         ("Arguments", "method own.py:Arguments: cannot be made", ""),
         ("Refuses", "method own.py:Refuses: cannot be made with {} (RuntimeError: no)", ""),
-        ("Thing", "a config.toml holds numbers, texts, lists and tables", ""),
+        ("Thing", "a config in TOML holds numbers, texts, lists and tables", ""),
         ("Mean", "Mean.running_mean: before round 1: RuntimeError: no mean", ""),
         ("Leaves", "Leaves.sent must not end the program", ""),
         ("Raises", "Raises.upload: before round 1: ValueError: boom", "--backend process --workers 2"),
