@@ -17,7 +17,7 @@ import torch
 
 from .compat import version
 from .errors import Diverged, UserError
-from .method import Grad, Local, Method, Round, nested
+from .method import Grad, Local, Method, Round, dense_bytes, nested
 from .metrics import numbers, reports
 from .origin import defined, reason
 
@@ -36,7 +36,7 @@ class Hooks:
         self.d = d
         self.dtype = dtype
         self._up: list[Field] | None = None
-        self.reporting = {hook for hook in ("metrics", "client_metrics") if reports(method, hook)}
+        self.reporting = {hook for hook in ("metrics", "client_metrics", "sent") if reports(method, hook)}
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
@@ -93,6 +93,8 @@ class Hooks:
 
     def sent(self, up: Any) -> int:
         """Bytes of one client's upload."""
+        if "sent" not in self.reporting:
+            return dense_bytes(up)
         with self._untouched("sent", up=up):
             size = self.method.sent(up)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:

@@ -84,8 +84,9 @@ class Block:
                     for i, own in enumerate(x)
                 ]
             up, kept = hooks.upload(x, down, client, local)
-            ups = unstack(up, len(jobs))
-            sent = [work.hooks.sent(each) for each in ups]
+            alike = "sent" not in work.hooks.reporting
+            sent = [work.hooks.sent(each) for each in unstack(up, 1 if alike else len(jobs))]
+            sent *= len(jobs) if alike else 1
         except UserError:
             raise
         except Exception as error:
@@ -102,6 +103,7 @@ class Block:
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
+            ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
         if not good:
             return [Failed(job, diverged(work, job, K)) for job in jobs]
