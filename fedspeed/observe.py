@@ -11,7 +11,6 @@ A package can offer its observers by name, as entry points of the group `fedspee
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import warnings
@@ -72,7 +71,7 @@ class Observers:
         for each in self.all[:]:
             self._telling = True
             try:
-                getattr(each, hook)(*(copy.deepcopy(a) if isinstance(a, Record | dict) else a for a in about))
+                getattr(each, hook)(*(deepcopy(a) if isinstance(a, Record | dict) else a for a in about))
             except (Exception, GeneratorExit) as error:  # what stops a program passes
                 self.all = [other for other in self.all if other is not each]
                 told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
@@ -93,7 +92,7 @@ class Observers:
         """Rounds end, if they had begun."""
         if self._going:
             self._going = False
-            self.tell("ended", status, deepcopy(summary))
+            self.tell("ended", status, summary)
 
     def over(self, run: Simulation, error: BaseException | None) -> None:
         """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
