@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from watching import Rounds
+from watching import Rounds, Stop, stop_after
 
 from fedspeed import checkpoint, config
 from fedspeed.cli import main
@@ -91,16 +91,9 @@ def test_format_1_ends_with_the_same_bits(tmp_path, states):
     tables = {"rounds": 5, "clients": 6, "active": 2, "local_steps": 1, "engine": "loop", "backend": "serial",
               "method": "fedsmoo", "model": "linear", "states": states}  # fmt: skip
 
-    class Stop(BaseException):
-        pass
-
-    def stop(record):
-        if record.round == 3:
-            raise Stop
-
     run_config(config.Config.from_dict(tables), tmp_path / "whole")
     with pytest.raises(Stop):
-        run_config(config.Config.from_dict(tables), tmp_path / "run", observers=[Rounds(stop)])
+        run_config(config.Config.from_dict(tables), tmp_path / "run", observers=[stop_after(3)])
     as_format_1(tmp_path / "run")
     resume(tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
@@ -223,9 +216,6 @@ def test_only_its_own_files_are_removed(old):
 
 def test_the_older_checkpoint_stays_whole_over_a_resume(old):
     """A run that is stopped right after it was resumed still has two good checkpoints."""
-
-    class Stop(BaseException):
-        pass
 
     def stop(record):
         raise Stop

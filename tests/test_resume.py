@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from watching import Rounds
+from watching import Rounds, Stop, stop_after
 
 from fedspeed import checkpoint
 from fedspeed.cli import main
@@ -49,27 +49,15 @@ def bytes_of(saved, client: int) -> bytes:
     return saved.log.read_bytes()[entry.start : entry.start + entry.length]
 
 
-class Stop(BaseException):
-    """Something stops the run from outside."""
-
-
-def stop_after(rounds: int):
-    def on_round(record):
-        if record.round == rounds:
-            raise Stop
-
-    return on_round
-
-
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedspeed", "fedsmoo"])
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, method, states):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_config(config(method, states=states), whole)
     with pytest.raises(Stop):
-        run_config(config(method, states=states), broken, observers=[Rounds(stop_after(1))])
+        run_config(config(method, states=states), broken, observers=[stop_after(1)])
     with pytest.raises(Stop):
-        resume(broken, observers=[Rounds(stop_after(5))])
+        resume(broken, observers=[stop_after(5)])
     resume(broken)
     assert outcome(broken) == outcome(whole)
 
@@ -77,7 +65,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, method, states):
 def test_sparse_checkpoints_replay_what_was_lost(tmp_path):
     run_config(config(), tmp_path / "whole")
     with pytest.raises(Stop):
-        run_config(config(checkpoint_every=3), tmp_path / "broken", observers=[Rounds(stop_after(5))])
+        run_config(config(checkpoint_every=3), tmp_path / "broken", observers=[stop_after(5)])
     assert [p.stem for p in checkpoint.Checkpoints(tmp_path / "broken").manifests()] == ["3"]
     resume(tmp_path / "broken")
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
@@ -143,7 +131,7 @@ VICTIMS = [
 @pytest.mark.parametrize(("states", "victim"), VICTIMS)
 def test_a_damaged_checkpoint_is_named_and_an_older_one_offered(tmp_path, states, victim):
     with pytest.raises(Stop):
-        run_config(config(states=states), tmp_path, observers=[Rounds(stop_after(5))])
+        run_config(config(states=states), tmp_path, observers=[stop_after(5)])
     kept = checkpoint.Checkpoints(tmp_path)
     newest, older = kept.manifests()
     new, old = (kept.read(path) for path in (newest, older))
@@ -169,7 +157,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_offered(tmp_path, states
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     with pytest.raises(Stop):
-        run_config(config(), tmp_path, observers=[Rounds(stop_after(2))])
+        run_config(config(), tmp_path, observers=[stop_after(2)])
     newest = checkpoint.Checkpoints(tmp_path).manifests()[0]
     manifest = json.loads(newest.read_text())
     for part, name in (("log", "states/../../log@1"), ("log", "checkpoints/server@1"), ("server", "../server@2"),

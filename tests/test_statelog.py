@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from watching import Rounds
+from watching import Stop, stop_after
 
 from fedspeed import checkpoint, statelog
 from fedspeed.checkpoint import Checkpoints
@@ -138,15 +138,8 @@ def test_states_are_hashed_once_over_a_resume(tmp_path, monkeypatch):
     config = {"rounds": 4, "clients": 8, "active": 2, "local_steps": 1, "engine": "loop", "model": "linear",
               "backend": "serial", "method": "fedspeed", "states": "disk"}  # fmt: skip
 
-    class Stop(BaseException):
-        pass
-
-    def stop(record):
-        if record.round == 3:
-            raise Stop
-
     with pytest.raises(Stop):
-        run_config(Config.from_dict(config), tmp_path, observers=[Rounds(stop)])
+        run_config(Config.from_dict(config), tmp_path, observers=[stop_after(3)])
     saved = Checkpoints(tmp_path).latest()
     hashed: Counter[str] = Counter()
     for name in ("digest", "prefix"):
@@ -170,15 +163,8 @@ def test_a_resume_reads_a_state_once_and_writes_what_changes(tmp_path, monkeypat
               "backend": "serial", "method": "feddyn", "states": where, "checkpoint_every": 1}  # fmt: skip
     read: Counter[str] = Counter()
 
-    class Stop(BaseException):
-        pass
-
-    def stop(record):
-        if record.round == 3:
-            raise Stop
-
     with pytest.raises(Stop):
-        run_config(Config.from_dict(config), tmp_path, observers=[Rounds(stop)])
+        run_config(Config.from_dict(config), tmp_path, observers=[stop_after(3)])
     run, real, saved = RunDir(tmp_path), builtins.open, Checkpoints(tmp_path).latest()
     size = {path.name: path.stat().st_size for path in run.states.iterdir()}
 

@@ -1,4 +1,4 @@
-"""An observer that is one function."""
+"""Observers that are one function, and one that stops a run."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ class Clients(Observer):
 
     def __init__(self, call) -> None:
         self.client = call
+
+
+class Stop(BaseException):
+    """Something stops the run from outside."""
+
+
+def stop_after(rounds: int) -> Rounds:
+    """Stops a run when a round is done."""
+
+    def call(record) -> None:
+        if record.round == rounds:
+            raise Stop
+
+    return Rounds(call)
