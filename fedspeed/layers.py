@@ -17,6 +17,7 @@ Neural Networks, CVPR 2016.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,41 +45,56 @@ class Layout(nn.Module):
 
 
 class Bilinear(NamedTuple):
-    """y = A [(G w) * (B x)] on flattened maps; B may have several tiles for each row of G, row by row."""
+    """y = A [(G w) * (B x)] on flattened maps; where a map is cut into tiles, A is of one of them, B of all."""
 
-    A: torch.Tensor  # (outputs, products tiles)
+    A: torch.Tensor  # (outputs of a tile, products)
     G: torch.Tensor  # (products, taps)
-    B: torch.Tensor  # (products tiles, inputs)
+    B: torch.Tensor  # (tiles products, inputs)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles a map is cut into, in two dimensions."""
+        return len(self.B) // len(self.G)
 
 
 class Conv(nn.Conv2d):
     """A 3x3 convolution with padding 1, or a 1x1 without, that is quick on the small maps of a CPU.
+
+    Maps are wanted with channels last, and come out so.
 
     Example:
         >>> Conv(8, 16)(torch.zeros(5, 8, 2, 2)).shape
         torch.Size([5, 16, 2, 2])
     """
 
+    laid = True  # a vector holds its filters as they lie in memory
+
     def __init__(self, channels: int, out: int, size: int = 3, stride: int = 1) -> None:
         super().__init__(channels, out, size, stride, size // 2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution; on a GPU, on other maps and in low precision the stock one."""
-        rule = self._rule(x)
+        if _special(x, self.weight) or x.ndim != 4 or not x.numel():
+            return super().forward(x)
+        if self.kernel_size == (1, 1):
+            step = self.stride[0]
+            y = nn.functional.linear(x[:, :, ::step, ::step].permute(0, 2, 3, 1), self.weight.flatten(1))
+            return y.permute(0, 3, 1, 2)
+        rule = bilinear(x.shape[-1], self.stride[0], x.dtype) if x.shape[-2] == x.shape[-1] else None
         if rule is None:
             return super().forward(x)
         if compat.transforming():
-            y, _, _ = _convolve(x, self.weight, rule)
+            y, _, _ = _convolve(_pixels(x), self.weight, rule)
         else:
-            y = _Convolve.apply(x, self.weight, rule)  # type: ignore[no-untyped-call]
+            y = _Convolve.apply(_pixels(x), self.weight, rule)  # type: ignore[no-untyped-call]
         new = (x.shape[-1] - 1) // self.stride[0] + 1
-        return y.view(len(x), self.out_channels, new, new)
+        return y.view(len(x), new, new, self.out_channels).permute(0, 3, 1, 2)
 
-    def _rule(self, x: torch.Tensor) -> Bilinear | None:
-        square = x.ndim == 4 and x.shape[-2] == x.shape[-1] and x.numel() > 0
-        if not square or _special(x, self.weight):
-            return None
-        return bilinear(x.shape[-1], self.kernel_size[0], self.stride[0], x.dtype)
+    def lay_out(self, side: int) -> None:
+        """Put equal taps of all filters together in memory, as the products want them, where maps of this side have
+        such; values and shape stay."""
+        if self.kernel_size == (3, 3) and bilinear(side, self.stride[0], self.weight.dtype):
+            self.weight.data = self.weight.data.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
 def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -90,51 +106,44 @@ def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 @cache
-def bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
-    """The matrices for a map of side x side; None where there is nothing better than the stock layer."""
+def bilinear(side: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
+    """The matrices for 3x3 filters on a map of side x side; None where there is nothing better than the stock layer."""
     # they outlive the modes of the first call
     with torch.inference_mode(False), torch.no_grad(), compat.outside_transforms(), torch.device("cpu"):
-        return _bilinear(side, taps, stride, dtype)
+        return _bilinear(side, stride, dtype)
 
 
-def _bilinear(side: int, taps: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
-    line = _line(side, taps, stride)
+def _bilinear(side: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
+    line = _line(side, stride)
     if line is None:
         return None
     A, G, B = (torch.as_tensor(rows, dtype=torch.float64).contiguous() for rows in line)
     products, tiles = len(G), len(B) // len(G)
-    two = torch.kron(A, A).reshape(len(A) ** 2, products, tiles, products, tiles)
-    A = two.transpose(2, 3).reshape(len(A) ** 2, -1)
-    B = torch.kron(B, B).reshape(products, tiles, products, tiles, -1).transpose(1, 2).reshape(len(B) ** 2, -1)
-    return Bilinear(A.to(dtype), torch.kron(G, G).to(dtype), B.to(dtype))
+    B = torch.kron(B, B).reshape(tiles, products, tiles, products, -1).transpose(1, 2).flatten(0, 3)
+    return Bilinear(torch.kron(A, A).to(dtype), torch.kron(G, G).to(dtype), B.to(dtype).contiguous())
 
 
-def _line(side: int, taps: int, stride: int) -> tuple[Any, Any, Any] | None:
-    """A, G, B of one dimension."""
-    match side, taps, stride:
-        case 1, 3, 1:
+def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:
+    """A, G, B of one dimension; the rows of B tile by tile."""
+    match side, stride:
+        case 1, 1:
             return [[1]], [[0, 1, 0]], [[1]]
-        case 2, 3, 1:  # w1 (x0 + x1), (w2 - w1) x1, (w0 - w1) x0
+        case 2, 1:  # w1 (x0 + x1), (w2 - w1) x1, (w0 - w1) x0
             return [[1, 1, 0], [1, 0, 1]], [[0, 1, 0], [0, -1, 1], [1, -1, 0]], [[1, 1], [0, 1], [1, 0]]
-        case 4, 3, 1:
+        case 4, 1:
             A, G, B = _toom_cook(4)
             return A, G, B[:, 1:5]
-        case 8, 3, 1:  # two tiles of four outputs: a map with its padding is 0..9, a tile sees 0..5 or 4..9
+        case 8, 1:  # two tiles of four outputs: a map with its padding is 0..9, a tile sees 0..5 or 4..9
             A, G, B = _toom_cook(4)
-            seen = torch.zeros(6, 2, 10, dtype=torch.float64)
-            seen[:, 0, 0:6], seen[:, 1, 4:10] = B, B
-            made = torch.zeros(2, 4, 6, 2, dtype=torch.float64)
-            made[0, :, :, 0], made[1, :, :, 1] = A, A
-            return made.view(8, 12), G, seen.view(12, 10)[:, 1:9]
-        case 2, 3, 2:
+            seen = torch.zeros(2, 6, 10, dtype=torch.float64)
+            seen[0, :, 0:6], seen[1, :, 4:10] = B, B
+            return A, G, seen.view(12, 10)[:, 1:9]
+        case 2, 2:
             return [[1, 1]], [[0, 1, 0], [0, 0, 1]], [[1, 0], [0, 1]]
-        case 4, 3, 2:
+        case 4, 2:
             taps_met = [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
             inputs = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
             return [[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], taps_met, inputs
-        case ((2 | 4 | 8), 1, 2):  # every other pixel, all with the one tap
-            every_other = torch.eye(side)[::2]
-            return torch.eye(side // 2), [[1]], every_other
     return None
 
 
@@ -150,36 +159,52 @@ def _toom_cook(outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return values(outputs).T.contiguous(), values(3) * size, B / size
 
 
-def _transform(a: torch.Tensor, matrix: torch.Tensor, rows: int) -> torch.Tensor:
-    """matrix @ a of every map, from (n, c, h, w) to (rows, n tiles, c)."""
-    n, c = a.shape[:2]
-    return (matrix @ a.reshape(n * c, -1).t()).view(rows, -1, c)
+def _pixels(x: torch.Tensor) -> torch.Tensor:
+    """(n, c, h, w) as (n, pixels, c); no copy of maps with channels last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def _taps(w: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
-    """G @ w of every filter, from (out, c, h, w) to (rows, out, c); of one row only the centre is not zero."""
-    if len(G) > 1:
-        return _transform(w, G, len(G))
-    side = w.shape[-1] // 2
-    return w[None, :, :, side, side].contiguous()
+    """G @ w of every filter, from (out, c, 3, 3) to (rows, out, c); of one row only the centre is not zero."""
+    out, c = w.shape[:2]
+    if len(G) == 1:
+        return w[None, :, :, 1, 1].contiguous()
+    taps = w.reshape(out * c, -1).t() if w.is_contiguous() else w.permute(2, 3, 0, 1).reshape(-1, out * c)
+    return (G @ taps).view(-1, out, c)
 
 
-def _centre(gU: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """(1, out, c) as filters that are zero but for their centre."""
-    side = shape[-1] // 2
-    return nn.functional.pad(gU.view(*shape[:2], 1, 1), (side, side, side, side))
+def _cut(y: torch.Tensor, tiles: int) -> torch.Tensor:
+    """Maps (n, pixels, c) as tiles (n tiles, pixels of one, c)."""
+    if tiles == 1:
+        return y
+    n, pixels, c = y.shape
+    across, side = math.isqrt(tiles), math.isqrt(pixels // tiles)
+    return y.reshape(n, across, side, across, side, c).transpose(2, 3).reshape(n * tiles, side * side, c)
+
+
+def _join(y: torch.Tensor, tiles: int) -> torch.Tensor:
+    """The inverse of `_cut`."""
+    if tiles == 1:
+        return y
+    n, (pixels, c) = len(y) // tiles, y.shape[1:]
+    across, side = math.isqrt(tiles), math.isqrt(pixels)
+    return y.reshape(n, across, across, side, side, c).transpose(2, 3).reshape(n, tiles * pixels, c)
+
+
+def _seen(x: torch.Tensor, rule: Bilinear) -> torch.Tensor:
+    """B @ x of every map, from (n, pixels, c) to (products, n tiles, c)."""
+    return (rule.B @ x).view(len(x) * rule.tiles, len(rule.G), -1).transpose(0, 1)
 
 
 def _convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs as (n out, pixels), and both transforms."""
-    products = len(rule.G)
-    V, U = _transform(x, rule.B, products), _taps(w, rule.G)
+    """Outputs as (n, pixels, out), and both transforms."""
+    V, U = _seen(x, rule), _taps(w, rule.G)
     M = torch.bmm(V, U.transpose(1, 2))
-    return M.view(rule.A.shape[1], -1).t() @ rule.A.t(), V, U
+    return _join(rule.A @ M.transpose(0, 1), rule.tiles), V, U
 
 
 class _Convolve(torch.autograd.Function):
-    """`_convolve` with a backward pass that never transposes in memory."""
+    """`_convolve` with a backward pass that copies nothing but tiles."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
@@ -191,17 +216,20 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, w, V, U = ctx.saved_tensors
-        rule, products = ctx.rule, len(ctx.rule.G)
+        rule = ctx.rule
+        products, tiles = len(rule.G), rule.tiles
         if torch.is_grad_enabled():  # to be differentiated again: as functions of x and w
-            V, U = _transform(x, rule.B, products), _taps(w, rule.G)
-        out = len(w)
-        gM = (rule.A.t() @ gy.t()).view(products, -1, out)
+            V, U = _seen(x, rule), _taps(w, rule.G)
+        out, c = w.shape[:2]
+        gM = (rule.A.t() @ _cut(gy, tiles)).transpose(0, 1)
         gx = gw = None
         if ctx.needs_input_grad[0]:
-            gx = (torch.bmm(gM, U).view(len(rule.B), -1).t() @ rule.B).view(x.shape)
+            gV = torch.bmm(gM, U).view(products, len(x), tiles, c).permute(1, 2, 0, 3)
+            gx = rule.B.t() @ gV.reshape(len(x), tiles * products, c)
         if ctx.needs_input_grad[1]:
             gU = torch.bmm(gM.transpose(1, 2), V)
-            gw = _centre(gU, w.shape) if products == 1 else (rule.G.t() @ gU.view(products, -1)).t().view(w.shape)
+            taps = nn.functional.pad(gU, (0, 0, 0, 0, 4, 4)) if products == 1 else rule.G.t() @ gU.view(products, -1)
+            gw = taps.view(3, 3, out, c).permute(2, 3, 0, 1)
         return gx, gw, None
 
 

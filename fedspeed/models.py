@@ -140,8 +140,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
-        y = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = torch.relu_(self.norm1(self.conv1(x)))
+        return torch.relu_(self.norm2(self.conv2(y)).add_(self.shortcut(x)))
 
 
 STARTS = ("usual", "zero-residual")
@@ -164,7 +164,6 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual"
         nn.GroupNorm(groups, 64),
         nn.MaxPool2d(3, 2, 1),
         nn.ReLU(),
-        Layout(last=False),
     ]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     for i, (a, b) in enumerate(pairwise(widths)):
