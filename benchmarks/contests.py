@@ -77,6 +77,9 @@ class Contest:
 
 
 _FEDAVG = Entry(OURS, "ours", ("fedavg",), against="")
+_IN_WORKERS = Entry("fedspeed: FedAvg, two workers", "ours", ("fedavg", "--backend", "process"))
+_SPEED = Entry(SPEED, "ours", ("fedspeed",))
+_QUARTER = Entry("fedspeed: FedSpeed, ascent_fraction 1/4", "ours", ("fedspeed-quarter",))
 _BARE = (
     Entry("bare loop 1x2", "bare", rival=True),
     Entry("bare loop 2x1", "bare", ("--processes", str(CORES)), rival=True),
@@ -91,13 +94,14 @@ _PEERS = (
     Entry("Flower", "peer_flower", rival=True, peer="flower", frozen=True),
     Entry("FedJAX", "peer_fedjax", rival=True, peer="fedjax"),
 )
+_TWO_GRADIENTS = Entry("bare loop 2x1, two gradients per step", "bare", ("--processes", "2", "--gradients", "2"), SPEED)
 _FEDSPEED = (
-    Entry(SPEED, "ours", ("fedspeed",)),
-    Entry("fedspeed: FedSpeed, ascent_fraction 1/4", "ours", ("fedspeed-quarter",)),
+    _SPEED,
+    _QUARTER,
     Entry("bare loop 1x2, two gradients a step", "bare", ("--gradients", "2"), against=SPEED),
 )
 _W3_METHODS = (
-    Entry(SPEED, "ours", ("fedspeed",)),
+    _SPEED,
     Entry("fedspeed: SCAFFOLD", "ours", ("scaffold",)),
 )
 
@@ -107,8 +111,10 @@ CONTESTS = {
         Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=50),
         Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=55),
         Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=30),
-        Contest("W3", "W3", (_FEDAVG, *_BARE, *_PEERS), quick_seconds=20),
+        Contest("W3", "W3", (_FEDAVG, _IN_WORKERS, *_BARE, *_PEERS), quick_seconds=20),
         Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),
+        Contest("W4", "W4", (_FEDAVG, *_BARE, *_PEERS[:2]), quick_active=4, quick_seconds=40),
+        Contest("W4-fedspeed", "W4", (_FEDAVG, _SPEED, _QUARTER, _TWO_GRADIENTS), quick_active=4, quick_seconds=40),
         Contest("smoke", "smoke", (_FEDAVG, *_BARE), quick_seconds=20),
     )
 }

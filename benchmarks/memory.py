@@ -19,7 +19,7 @@ from . import machine
 from .runner import ROOT
 from .workloads import cache
 
-PARAMETERS = {"resnet18_gn": 11_181_642, "cnn": 145_834}
+PARAMETERS = {"resnet18_gn": 4_234_826, "cnn": 145_834}
 BATCH = {"resnet18_gn": 50, "cnn": 5}  # 10,000 clients of CIFAR-10 have five pictures each
 FULL, SCALED = 500, 40
 FEW, MANY, QUICK_MANY = 100, 10_000, 500

@@ -42,7 +42,7 @@ def main() -> None:
     rounds = -(-args.turns // ACTIVE) + AGAIN
     run = simulate(
         fedspeed.FedSpeed(),
-        fedspeed.build_model(args.model, data),
+        fedspeed.build_model(args.model, data, **({"trim": True} if args.model == "resnet18_gn" else {})),
         data,
         rounds=rounds,
         eval_every=rounds,
