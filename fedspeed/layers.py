@@ -67,8 +67,6 @@ class Conv(nn.Conv2d):
         torch.Size([5, 16, 2, 2])
     """
 
-    laid = True  # a vector holds its filters as they lie in memory
-
     def __init__(self, channels: int, out: int, size: int = 3, stride: int = 1) -> None:
         super().__init__(channels, out, size, stride, size // 2, bias=False)
 
@@ -89,12 +87,6 @@ class Conv(nn.Conv2d):
             y = _Convolve.apply(_pixels(x), self.weight, rule)  # type: ignore[no-untyped-call]
         new = (x.shape[-1] - 1) // self.stride[0] + 1
         return y.view(len(x), new, new, self.out_channels).permute(0, 3, 1, 2)
-
-    def lay_out(self, side: int) -> None:
-        """Put equal taps of all filters together in memory, as the products want them, where maps of this side have
-        such; values and shape stay."""
-        if self.kernel_size == (3, 3) and bilinear(side, self.stride[0], self.weight.dtype):
-            self.weight.data = self.weight.data.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
 def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -169,8 +161,12 @@ def _taps(w: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
     out, c = w.shape[:2]
     if len(G) == 1:
         return w[None, :, :, 1, 1].contiguous()
-    taps = w.reshape(out * c, -1).t() if w.is_contiguous() else w.permute(2, 3, 0, 1).reshape(-1, out * c)
-    return (G @ taps).view(-1, out, c)
+    return (G @ w.reshape(out * c, -1).t()).view(-1, out, c)
+
+
+def _centre(gU: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """(1, out, c) as filters that are zero but for their centre."""
+    return nn.functional.pad(gU.view(*shape[:2], 1, 1), (1, 1, 1, 1))
 
 
 def _cut(y: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -220,7 +216,7 @@ class _Convolve(torch.autograd.Function):
         products, tiles = len(rule.G), rule.tiles
         if torch.is_grad_enabled():  # to be differentiated again: as functions of x and w
             V, U = _seen(x, rule), _taps(w, rule.G)
-        out, c = w.shape[:2]
+        c = w.shape[1]
         gM = (rule.A.t() @ _cut(gy, tiles)).transpose(0, 1)
         gx = gw = None
         if ctx.needs_input_grad[0]:
@@ -228,8 +224,7 @@ class _Convolve(torch.autograd.Function):
             gx = rule.B.t() @ gV.reshape(len(x), tiles * products, c)
         if ctx.needs_input_grad[1]:
             gU = torch.bmm(gM.transpose(1, 2), V)
-            taps = nn.functional.pad(gU, (0, 0, 0, 0, 4, 4)) if products == 1 else rule.G.t() @ gU.view(products, -1)
-            gw = taps.view(3, 3, out, c).permute(2, 3, 0, 1)
+            gw = _centre(gU, w.shape) if products == 1 else (rule.G.t() @ gU.view(products, -1)).t().view(w.shape)
         return gx, gw, None
 
 

@@ -42,5 +42,5 @@ def load_vector(flat: FlatModel, path: Path) -> torch.Tensor:
         if name not in tensors or tensors[name].shape != shape:
             found = tuple(tensors[name].shape) if name in tensors else "nothing"
             raise UserError(f"{path} does not fit its {CONFIG}: expected {name} of shape {tuple(shape)}, found {found}")
-        parts.append(tensors[name])
-    return flat.join(parts).to(flat.device)
+        parts.append(tensors[name].reshape(-1).to(flat.dtype))
+    return torch.cat(parts).to(flat.device)

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from .errors import UserError
-from .layers import Conv
 
 
 def live(side: int, taps: int, stride: int, padding: int) -> range:
@@ -55,8 +54,6 @@ class TrimmedConv(nn.Conv2d):
         torch.Size([16, 8, 1, 1])
     """
 
-    laid = True
-
     def __init__(self, full: nn.Conv2d, size: tuple[int, int]) -> None:
         half = [taps // 2 for taps in full.kernel_size]
         rows, columns = map(live, size, full.kernel_size, full.stride, half)
@@ -65,7 +62,7 @@ class TrimmedConv(nn.Conv2d):
         stride = (full.stride[0], full.stride[1])
         super().__init__(full.in_channels, full.out_channels, kept, stride, padding, bias=False, device="meta")
         values = full.weight.detach()[:, :, rows.start : rows.stop, columns.start : columns.stop]
-        self.weight = nn.Parameter(values.clone(memory_format=torch.channels_last))
+        self.weight = nn.Parameter(values.clone(memory_format=torch.contiguous_format))
         self.size = tuple(size)
         dead = [(a.start, taps - a.stop) for a, taps in zip((rows, columns), full.kernel_size, strict=True)]
         self.dead = (*dead[1], *dead[0])  # left, right, above, below
@@ -80,8 +77,7 @@ class TrimmedConv(nn.Conv2d):
             )
         if not self.product:
             return super().forward(x)
-        return nn.functional.linear(
-            x.permute(0, 2, 3, 1).flatten(1), self.weight.permute(0, 2, 3, 1).flatten(1))[..., None, None]
+        return nn.functional.linear(x.flatten(-3), self.weight.flatten(1))[..., None, None]
 
     def untrimmed(self, weight: torch.Tensor) -> torch.Tensor:
         """Such a weight as full filters, zero in their dead taps."""
@@ -111,8 +107,6 @@ def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         smaller = TrimmedConv(module, sizes[module])
         if smaller.kernel_size != module.kernel_size:
             net.set_submodule(name, smaller)
-        elif isinstance(module, Conv):
-            module.lay_out(sizes[module][0])
     return net
 
 

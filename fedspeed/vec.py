@@ -169,9 +169,8 @@ class FlatModel:
         self.device = self.parameters[0].device
         self.sizes = [p.numel() for p in self.parameters]
         self.shapes = [p.shape for p in self.parameters]
-        self._orders = _orders(model, self.parameters)
         self.d = sum(self.sizes)
-        self.x = self.join([p.detach() for p in self.parameters])
+        self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
         self.decay = self._decay_mask(self.no_decay)
         self._buffers = {name: (b, version(b)) for name, b in model.named_buffers()}
         self.load(self.x)
@@ -188,21 +187,9 @@ class FlatModel:
 
     def load(self, x: torch.Tensor) -> None:
         """Make the parameters views of x (no copy but for parameters of another dtype)."""
-        for p, part in zip(self.parameters, self.cut(x), strict=True):
-            p.data = part if p.dtype == x.dtype else part.to(p.dtype)
-
-    def cut(self, v: torch.Tensor) -> list[torch.Tensor]:
-        """A vector's parts in the parameters' shapes, as views."""
-        parts = v.split(self.sizes)  # type: ignore[no-untyped-call]
-        return [
-            part.view(shape) if order is None else part.view([shape[i] for i in order]).permute(_inverse(order))
-            for part, shape, order in zip(parts, self.shapes, self._orders, strict=True)
-        ]
-
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The inverse of `cut`, copied, in the vector's dtype."""
-        laid = [a if order is None else a.permute(order) for a, order in zip(parts, self._orders, strict=True)]
-        return torch.cat([a.reshape(-1).to(self.dtype) for a in laid])
+        parts = x.split(self.sizes)  # type: ignore[no-untyped-call]
+        for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
+            p.data = part.view(shape) if p.dtype == x.dtype else part.view(shape).to(p.dtype)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -223,8 +210,9 @@ class FlatModel:
         with torch.enable_grad():  # the caller may be inside torch.no_grad()
             value = loss(self.model(inputs), targets)
             grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
-        for g, part in zip(grads, self.cut(out), strict=True):
-            part.copy_(g) if g is not None else part.zero_()
+        parts = out.split(self.sizes)  # type: ignore[no-untyped-call]
+        for g, part, shape in zip(grads, parts, self.shapes, strict=True):
+            part.view(shape).copy_(g) if g is not None else part.zero_()
         return value.detach()
 
     def hvp(
@@ -235,10 +223,10 @@ class FlatModel:
         grads = torch.autograd.grad(
             loss(self.model(inputs), targets), self.parameters, create_graph=True, materialize_grads=True
         )
-        parts = [a.reshape(-1) for a in self.cut(v)]
+        parts = v.split(self.sizes)  # type: ignore[no-untyped-call]
         dot = torch.stack([(g.reshape(-1).to(self.dtype) @ a) for g, a in zip(grads, parts, strict=True)])
         second = torch.autograd.grad(dot.sum(), self.parameters, materialize_grads=True)
-        return self.join(second)
+        return torch.cat([g.reshape(-1).to(self.dtype) for g in second])
 
     def refuse_changed_buffers(self) -> None:
         """Raise if a forward pass in training changed a buffer: it would differ between clients and be lost."""
@@ -249,20 +237,6 @@ class FlatModel:
                     f"model: buffer {name!r} changes in a forward pass; only parameters travel, so running "
                     f"statistics would be lost. Make it a parameter, or use a layer without it (nn.GroupNorm)"
                 )
-
-
-def _orders(model: nn.Module, parameters: list[nn.Parameter]) -> list[tuple[int, ...] | None]:
-    """The order of axes in which each parameter lies in memory where its module says that this is how it is to lie in
-    the vector too (`layers.Laid`); None for the usual one."""
-    own = {id(p) for module in model.modules() if getattr(module, "laid", False) for p in module.parameters(False)}
-    return [
-        None if id(p) not in own or p.is_contiguous() else tuple(sorted(range(p.ndim), key=lambda i, p=p: -p.stride(i)))
-        for p in parameters
-    ]
-
-
-def _inverse(order: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _refuse(model: nn.Module, named: dict[str, nn.Parameter]) -> None:

@@ -24,8 +24,10 @@ def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
     """The gradient of any module, through `torch.func`."""
 
     def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
         named = {
-            name: part.to(p.dtype) for name, part, p in zip(flat.names, flat.cut(v), flat.parameters, strict=True)
+            name: part.view(shape).to(p.dtype)
+            for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
         }
         return loss(torch.func.functional_call(flat.model, named, (inputs,)), targets)
 
