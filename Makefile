@@ -7,7 +7,7 @@ KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench check format wheel clean
+.PHONY: help setup demo test test-all soak bench profile check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test-all: test ## the tests, then the slow ones: real data, many processes (unde
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)
+
+profile: setup ## where each millisecond of a client's turn goes, beside the machine's limits
+	$(BIN)/python -m benchmarks.profile $(ARGS)
 
 soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about an hour; KILLS=12)
 	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \
