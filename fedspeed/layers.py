@@ -31,17 +31,13 @@ POINTS = (0.0, -1.0, 1.0, 0.5, -2.0)
 
 
 class Layout(nn.Module):
-    """Lays pictures out with channels last (or first again) on a CPU, where max-pooling is then ten times cheaper."""
-
-    def __init__(self, last: bool = True) -> None:
-        super().__init__()
-        self.format = torch.channels_last if last else torch.contiguous_format
+    """Lays pictures out with channels last on a CPU, where max-pooling and group norm are then up to ten times cheaper."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same values in another order of memory."""
         if x.device.type != "cpu" or not compat.can_ask() or compat.transformed(x):  # vmap knows one layout
             return x
-        return x.contiguous(memory_format=self.format)
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 class Bilinear(NamedTuple):

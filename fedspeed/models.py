@@ -164,6 +164,7 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual"
         nn.GroupNorm(groups, 64),
         nn.MaxPool2d(3, 2, 1),
         nn.ReLU(),
+        Layout(),  # nothing is left to do: parameters keep the names they had
     ]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     for i, (a, b) in enumerate(pairwise(widths)):
