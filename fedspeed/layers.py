@@ -31,7 +31,7 @@ POINTS = (0.0, -1.0, 1.0, 0.5, -2.0)
 
 
 class Layout(nn.Module):
-    """Lays pictures out with channels last on a CPU, where max-pooling and group norm are then up to ten times cheaper."""
+    """Lays pictures out with channels last on a CPU: max-pooling and group norm are then up to ten times cheaper."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same values in another order of memory."""
