@@ -43,6 +43,7 @@ CURE = {
     "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",
     "split": f"put the data and the split in {CONFIG} back as they were",
+    "layout": "filters of a trimmed network were stored in another order: use the version that wrote it",
 }
 
 
@@ -213,7 +214,7 @@ class Checkpoints:
         Environment variables that change bits are noted there, too, but bind nobody: see `other_variables`.
         """
         self.bound = bound
-        for name, then in saved.manifest.bound.items():
+        for name, then in ({"layout": "of old"} | saved.manifest.bound).items():
             if name != "variables" and bound.get(name, then) != then:
                 raise UserError(
                     f"checkpoint of round {saved.t} in {self.folder} is of another {name}: expected {name} {then}, "

@@ -41,16 +41,16 @@ class Layout(nn.Module):
 
 
 class Bilinear(NamedTuple):
-    """y = A [(G w) * (B x)] on flattened maps; where a map is cut into tiles, A is of one of them, B of all."""
+    """y = A [(G w) * (B x)] on flattened maps, tile by tile; a matrix that would be the identity is None.
 
-    A: torch.Tensor  # (outputs of a tile, products)
-    G: torch.Tensor  # (products, taps)
-    B: torch.Tensor  # (tiles products, inputs)
+    Without A the products of a tile, which has one output, are summed by the matrix product itself.
+    """
 
-    @property
-    def tiles(self) -> int:
-        """How many tiles a map is cut into, in two dimensions."""
-        return len(self.B) // len(self.G)
+    A: torch.Tensor | None  # (outputs of a tile, products)
+    G: torch.Tensor | None  # (products, taps)
+    B: torch.Tensor | None  # (tiles products, inputs)
+    tiles: int  # of a map
+    products: int  # of a tile
 
 
 class Conv(nn.Conv2d):
@@ -68,24 +68,30 @@ class Conv(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution; on a GPU, on other maps and in low precision the stock one."""
-        if _special(x, self.weight) or x.ndim != 4 or not x.numel():
+        if special(x, self.weight) or x.ndim != 4 or not x.numel():
             return super().forward(x)
         if self.kernel_size == (1, 1):
             step = self.stride[0]
             y = nn.functional.linear(x[:, :, ::step, ::step].permute(0, 2, 3, 1), self.weight.flatten(1))
             return y.permute(0, 3, 1, 2)
         rule = bilinear(x.shape[-1], self.stride[0], x.dtype) if x.shape[-2] == x.shape[-1] else None
-        if rule is None:
-            return super().forward(x)
-        if compat.transforming():
-            y, _, _ = _convolve(_pixels(x), self.weight, rule)
-        else:
-            y = _Convolve.apply(_pixels(x), self.weight, rule)  # type: ignore[no-untyped-call]
-        new = (x.shape[-1] - 1) // self.stride[0] + 1
-        return y.view(len(x), new, new, self.out_channels).permute(0, 3, 1, 2)
+        return super().forward(x) if rule is None else convolve(x, self.weight.permute(2, 3, 1, 0).flatten(0, 1), rule)
 
 
-def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
+def convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
+    """Square maps (n, c, side, side) with filters tap by tap, (taps, c, out)."""
+    pixels = x.permute(0, 2, 3, 1).flatten(1, 2)  # no copy of maps with channels last
+    if compat.transforming():
+        y, _, _ = _convolve(pixels, w, rule)
+    else:
+        y = _Convolve.apply(pixels, w, rule)  # type: ignore[no-untyped-call]
+    side = math.isqrt(y.shape[1])
+    if side == 1:  # of either layout: vmap has no rule for channels last
+        return y.view(len(x), -1, 1, 1)
+    return y.view(len(x), side, side, -1).permute(0, 3, 1, 2)
+
+
+def special(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether a layer is better left to PyTorch: on a GPU, in low or mixed precision, for a compiler."""
     if not compat.can_ask():
         return True
@@ -94,28 +100,40 @@ def _special(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 @cache
-def bilinear(side: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
-    """The matrices for 3x3 filters on a map of side x side; None where there is nothing better than the stock layer."""
+def bilinear(side: int, stride: int, dtype: torch.dtype, live: bool = False) -> Bilinear | None:
+    """The matrices for 3x3 filters on a map of side x side; None where there is nothing better than the stock layer.
+
+    Args:
+        live: filters come without their dead taps.
+    """
     # they outlive the modes of the first call
     with torch.inference_mode(False), torch.no_grad(), compat.outside_transforms(), torch.device("cpu"):
-        return _bilinear(side, stride, dtype)
+        return _bilinear(side, stride, dtype, live)
 
 
-def _bilinear(side: int, stride: int, dtype: torch.dtype) -> Bilinear | None:
+def _bilinear(side: int, stride: int, dtype: torch.dtype, live: bool) -> Bilinear | None:
     line = _line(side, stride)
     if line is None:
         return None
-    A, G, B = (torch.as_tensor(rows, dtype=torch.float64).contiguous() for rows in line)
+    A, G, B = (None if rows is None else torch.as_tensor(rows, dtype=torch.float64) for rows in line)
+    if live:
+        G = G[:, G.any(0)]
     products, tiles = len(G), len(B) // len(G)
     B = torch.kron(B, B).reshape(tiles, products, tiles, products, -1).transpose(1, 2).flatten(0, 3)
-    return Bilinear(torch.kron(A, A).to(dtype), torch.kron(G, G).to(dtype), B.to(dtype).contiguous())
+
+    def stored(matrix: torch.Tensor) -> torch.Tensor | None:
+        identity = matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).to(matrix))
+        return None if identity else matrix.to(dtype).contiguous()
+
+    together = None if A is None else torch.kron(A, A).to(dtype)
+    return Bilinear(together, stored(torch.kron(G, G)), stored(B), tiles**2, products**2)
 
 
 def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:
     """A, G, B of one dimension; the rows of B tile by tile."""
     match side, stride:
         case 1, 1:
-            return [[1]], [[0, 1, 0]], [[1]]
+            return None, [[0, 1, 0]], [[1]]
         case 2, 1:  # w1 (x0 + x1), (w2 - w1) x1, (w0 - w1) x0
             return [[1, 1, 0], [1, 0, 1]], [[0, 1, 0], [0, -1, 1], [1, -1, 0]], [[1, 1], [0, 1], [1, 0]]
         case 4, 1:
@@ -127,11 +145,10 @@ def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:
             seen[0, :, 0:6], seen[1, :, 4:10] = B, B
             return A, G, seen.view(12, 10)[:, 1:9]
         case 2, 2:
-            return [[1, 1]], [[0, 1, 0], [0, 0, 1]], [[1, 0], [0, 1]]
-        case 4, 2:
-            taps_met = [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-            inputs = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-            return [[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], taps_met, inputs
+            return None, [[0, 1, 0], [0, 0, 1]], [[1, 0], [0, 1]]
+        case ((4 | 8), 2):  # every output with the three inputs that it sees
+            padded = torch.eye(side + 2)[:, 1:-1]
+            return None, torch.eye(3), torch.cat([padded[at : at + 3] for at in range(0, side, 2)])
     return None
 
 
@@ -145,24 +162,6 @@ def _toom_cook(outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     B = torch.linalg.inv(values(outputs + 2)).T.contiguous()
     size = B.abs().amax(1, keepdim=True)  # rows of one size round best
     return values(outputs).T.contiguous(), values(3) * size, B / size
-
-
-def _pixels(x: torch.Tensor) -> torch.Tensor:
-    """(n, c, h, w) as (n, pixels, c); no copy of maps with channels last."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def _taps(w: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
-    """G @ w of every filter, from (out, c, 3, 3) to (rows, out, c); of one row only the centre is not zero."""
-    out, c = w.shape[:2]
-    if len(G) == 1:
-        return w[None, :, :, 1, 1].contiguous()
-    return (G @ w.reshape(out * c, -1).t()).view(-1, out, c)
-
-
-def _centre(gU: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """(1, out, c) as filters that are zero but for their centre."""
-    return nn.functional.pad(gU.view(*shape[:2], 1, 1), (1, 1, 1, 1))
 
 
 def _cut(y: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -184,14 +183,25 @@ def _join(y: torch.Tensor, tiles: int) -> torch.Tensor:
 
 
 def _seen(x: torch.Tensor, rule: Bilinear) -> torch.Tensor:
-    """B @ x of every map, from (n, pixels, c) to (products, n tiles, c)."""
-    return (rule.B @ x).view(len(x) * rule.tiles, len(rule.G), -1).transpose(0, 1)
+    """B @ x of every map, from (n, pixels, c) to (products, n tiles, c); without A to (n tiles, products c)."""
+    V = x if rule.B is None else rule.B @ x
+    if rule.A is None:
+        return V.reshape(len(x) * rule.tiles, -1)
+    return V.view(len(x) * rule.tiles, rule.products, -1).transpose(0, 1)
+
+
+def _met(w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
+    """G @ w of every filter, from (taps, c, out) to (products, c, out); without A to (products c, out)."""
+    U = w if rule.G is None else (rule.G @ w.flatten(1)).view(-1, *w.shape[1:])
+    return U.flatten(0, 1) if rule.A is None else U
 
 
 def _convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Outputs as (n, pixels, out), and both transforms."""
-    V, U = _seen(x, rule), _taps(w, rule.G)
-    M = torch.bmm(V, U.transpose(1, 2))
+    V, U = _seen(x, rule), _met(w, rule)
+    M = V @ U
+    if rule.A is None:
+        return M.view(len(x), rule.tiles, -1), V, U
     return _join(rule.A @ M.transpose(0, 1), rule.tiles), V, U
 
 
@@ -208,19 +218,20 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, w, V, U = ctx.saved_tensors
-        rule = ctx.rule
-        products, tiles = len(rule.G), rule.tiles
+        A, G, B, tiles, products = rule = ctx.rule
         if torch.is_grad_enabled():  # to be differentiated again: as functions of x and w
-            V, U = _seen(x, rule), _taps(w, rule.G)
-        c = w.shape[1]
-        gM = (rule.A.t() @ _cut(gy, tiles)).transpose(0, 1)
+            V, U = _seen(x, rule), _met(w, rule)
+        gM = gy.flatten(0, 1) if A is None else (A.t() @ _cut(gy, tiles)).transpose(0, 1)
         gx = gw = None
         if ctx.needs_input_grad[0]:
-            gV = torch.bmm(gM, U).view(products, len(x), tiles, c).permute(1, 2, 0, 3)
-            gx = rule.B.t() @ gV.reshape(len(x), tiles * products, c)
+            gV = gM @ U.transpose(-1, -2)
+            if A is not None:
+                gV = gV.view(products, len(x), tiles, -1).permute(1, 2, 0, 3)
+            gV = gV.reshape(len(x), tiles * products, -1)
+            gx = gV if B is None else B.t() @ gV
         if ctx.needs_input_grad[1]:
-            gU = torch.bmm(gM.transpose(1, 2), V)
-            gw = _centre(gU, w.shape) if products == 1 else (rule.G.t() @ gU.view(products, -1)).t().view(w.shape)
+            gU = (V.transpose(-1, -2) @ gM).view(products, -1)
+            gw = (gU if G is None else G.t() @ gU).view(w.shape)
         return gx, gw, None
 
 
@@ -243,7 +254,7 @@ class RowConv(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution."""
         many = self.in_channels >= 32 and x.ndim == 4 and x.numel() > 0
-        if not many or _special(x, self.weight) or compat.transforming():
+        if not many or special(x, self.weight) or compat.transforming():
             return super().forward(x)
         y: torch.Tensor = _RowConv.apply(x, self.weight, self.bias, self.padding[0])  # type: ignore[no-untyped-call]
         return y

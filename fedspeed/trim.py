@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from .errors import UserError
+from .layers import Bilinear, bilinear, convolve, special
 
 
 def live(side: int, taps: int, stride: int, padding: int) -> range:
@@ -39,11 +40,11 @@ def live(side: int, taps: int, stride: int, padding: int) -> range:
     return range(met[0], met[-1] + 1)
 
 
-class TrimmedConv(nn.Conv2d):
+class TrimmedConv(nn.Module):
     """The live taps of a convolution without bias, padded by half its filter, on maps of one size.
 
-    Its weight is (out, channels, live rows, live columns). Where they are as many as the map has pixels there is one
-    output, and the convolution is a plain matrix product.
+    Its weight is (live taps, channels, out): tap by tap, as the fast layers multiply them, so that neither the filters
+    nor their gradient are laid out anew at every step.
 
     Args:
         full: the convolution; its live values are copied, none are drawn.
@@ -51,22 +52,31 @@ class TrimmedConv(nn.Conv2d):
 
     Example:
         >>> TrimmedConv(nn.Conv2d(8, 16, 3, padding=1, bias=False), (1, 1)).weight.shape
-        torch.Size([16, 8, 1, 1])
+        torch.Size([1, 8, 16])
     """
 
+    stored_as = "tap by tap"  # how it stands in a vector: a checkpoint of another is not resumed
+
     def __init__(self, full: nn.Conv2d, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = tuple(size)
+        self.stride = full.stride
         half = [taps // 2 for taps in full.kernel_size]
         rows, columns = map(live, size, full.kernel_size, full.stride, half)
-        start, kept = (rows.start, columns.start), (len(rows), len(columns))
-        padding = (half[0] - start[0], half[1] - start[1])
-        stride = (full.stride[0], full.stride[1])
-        super().__init__(full.in_channels, full.out_channels, kept, stride, padding, bias=False, device="meta")
-        values = full.weight.detach()[:, :, rows.start : rows.stop, columns.start : columns.stop]
-        self.weight = nn.Parameter(values.clone(memory_format=torch.contiguous_format))
-        self.size = tuple(size)
+        self.kept = (len(rows), len(columns))
+        self.padding = (half[0] - rows.start, half[1] - columns.start)
         dead = [(a.start, taps - a.stop) for a, taps in zip((rows, columns), full.kernel_size, strict=True)]
         self.dead = (*dead[1], *dead[0])  # left, right, above, below
-        self.product = self.kernel_size == self.size and padding == (0, 0)
+        self.square = full.kernel_size == (3, 3) and size[0] == size[1] and full.stride[0] == full.stride[1]
+        values = full.weight.detach()[:, :, rows.start : rows.stop, columns.start : columns.stop]
+        self.weight = nn.Parameter(
+            values.permute(2, 3, 1, 0).flatten(0, 1).clone(memory_format=torch.contiguous_format)
+        )
+
+    @property
+    def pays(self) -> bool:
+        """Whether there is any use in it: a dead tap, or products tap by tap."""
+        return any(self.dead) or self._rule(torch.float32) is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution; maps of another size are refused, for which other taps are live."""
@@ -75,22 +85,30 @@ class TrimmedConv(nn.Conv2d):
                 f"trimmed network: expected maps of {self.size[0]}x{self.size[1]}, found {x.shape[-2]}x{x.shape[-1]}; "
                 f"it is trimmed for one size of pictures: build it for this one, or leave it untrimmed (trim=False)"
             )
-        if not self.product:
-            return super().forward(x)
-        return nn.functional.linear(x.flatten(-3), self.weight.flatten(1))[..., None, None]
+        plain = special(x, self.weight) or x.ndim != 4 or not x.numel()
+        rule = None if plain else self._rule(x.dtype)
+        if rule is None:
+            return nn.functional.conv2d(x, self._filters(self.weight), None, self.stride, self.padding)
+        return convolve(x, self.weight, rule)
 
     def untrimmed(self, weight: torch.Tensor) -> torch.Tensor:
-        """Such a weight as full filters, zero in their dead taps."""
-        return nn.functional.pad(weight, self.dead)
+        """Such a weight as full filters (out, channels, height, width), zero in their dead taps."""
+        return nn.functional.pad(self._filters(weight), self.dead)
+
+    def _filters(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.permute(2, 1, 0).unflatten(-1, self.kept)
+
+    def _rule(self, dtype: torch.dtype) -> Bilinear | None:
+        return bilinear(self.size[0], self.stride[0], dtype, live=True) if self.square else None
 
 
 def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """The network, with every convolution that has dead taps on inputs of this shape replaced by its live ones.
+    """The network, every convolution that has dead taps on inputs of this shape or a fast rule kept tap by tap.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False))
         >>> trimmed(net, (3, 1, 1))[0].weight.shape
-        torch.Size([4, 3, 1, 1])
+        torch.Size([1, 3, 4])
     """
     convolutions = {name: module for name, module in net.named_modules() if isinstance(module, nn.Conv2d)}
     sizes: dict[nn.Module, tuple[int, int]] = {}
@@ -105,7 +123,7 @@ def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         hook.remove()
     for name, module in convolutions.items():
         smaller = TrimmedConv(module, sizes[module])
-        if smaller.kernel_size != module.kernel_size:
+        if smaller.pays:
             net.set_submodule(name, smaller)
     return net
 

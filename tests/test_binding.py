@@ -39,11 +39,11 @@ def stopped(out: Path, **changes) -> Path:
     return out
 
 
-def refused(run: Path, match: str) -> None:
+def refused(run: Path, match: str, **how) -> None:
     """Resume says why not, and changes nothing."""
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=match):
-        resume(run)
+        resume(run, **how)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
@@ -211,6 +211,31 @@ def test_a_sealed_run_goes_on(tmp_path):
     run = stopped(tmp_path / "run")
     seal(run)
     assert resume(run)["status"] == "finished"
+
+
+TRIMMED = """
+from torch import nn
+from fedspeed.trim import trimmed
+
+def build(shape, outputs):
+    net = nn.Sequential(nn.Unflatten(1, (1, 1, 64)), nn.Conv2d(1, 4, 3, padding=1, bias=False))
+    return trimmed(nn.Sequential(nn.Flatten(), net, nn.Flatten(), nn.Linear(256, outputs)), shape)
+"""
+
+
+def test_a_trimmed_network_that_was_stored_in_another_order_is_refused(tmp_path):
+    """As many numbers, in other places: the run would go on from nonsense."""
+    (tmp_path / "net.py").write_text(TRIMMED)
+    run = stopped(tmp_path / "run", model=f"{tmp_path / 'net.py'}:build", checkpoint_every=1)
+    newest = max((run / "checkpoints").glob("*.json"), key=lambda path: int(path.stem))
+    manifest = json.loads(newest.read_text())
+    assert manifest["bound"].pop("layout") == "tap by tap"
+    kept = newest.read_text()
+    newest.write_text(json.dumps(manifest))
+    refused(run, "another layout: expected layout of old, found tap by tap; filters of", allow_code=True)
+    newest.write_text(kept)
+    resume(run, allow_code=True)
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 5
 
 
 def test_variables_that_change_bits_are_told_and_bind_nobody(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def layer(taps, stride, dtype=torch.float64):
 
 def test_the_cases_hold_every_fast_path():
     assert [(side, stride) for side, taps, stride in CASES if taps == 3 and fast(side, taps, stride)] == [
-        *((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1))
+        *((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2))
     ]
     assert all(bilinear(side, 1, torch.float32) is None for side in (0, 16, 32))
 
@@ -116,7 +116,7 @@ def test_the_first_call_leaves_no_mode_behind():
         torch.autograd.grad(g.square().sum(), conv.weight)
     bilinear.cache_clear()
     torch.func.grad(lambda a: conv(a).sum())(x)
-    assert not any(compat.transformed(m) for m in bilinear(2, 1, torch.float64))
+    assert not any(compat.transformed(m) for m in bilinear(2, 1, torch.float64)[:3])
 
 
 def test_inside_a_transform_of_something_else():
