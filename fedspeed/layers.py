@@ -115,7 +115,8 @@ def _bilinear(side: int, stride: int, dtype: torch.dtype, live: bool) -> Bilinea
     line = _line(side, stride)
     if line is None:
         return None
-    A, G, B = (None if rows is None else torch.as_tensor(rows, dtype=torch.float64) for rows in line)
+    A = None if line[0] is None else torch.as_tensor(line[0], dtype=torch.float64)
+    G, B = (torch.as_tensor(rows, dtype=torch.float64) for rows in line[1:])
     if live:
         G = G[:, G.any(0)]
     products, tiles = len(G), len(B) // len(G)

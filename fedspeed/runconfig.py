@@ -153,9 +153,9 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
         tables.pop(name, None)
     text = json.dumps(tables, sort_keys=True, default=str)
     data = simulation.data
-    layouts = {module.stored_as for module in simulation.model.modules() if hasattr(module, "stored_as")}
+    layouts = {str(module.stored_as) for module in simulation.model.modules() if hasattr(module, "stored_as")}
     return {
-        **{"layout": str(name) for name in layouts},
+        **({"layout": ", ".join(sorted(layouts))} if layouts else {}),
         "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "data": data.fingerprint,
         "split": data.split_fingerprint,

@@ -96,7 +96,7 @@ class TrimmedConv(nn.Module):
         return nn.functional.pad(self._filters(weight), self.dead)
 
     def _filters(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.permute(2, 1, 0).unflatten(-1, self.kept)
+        return weight.permute(2, 1, 0).reshape(*weight.shape[:0:-1], *self.kept)
 
     def _rule(self, dtype: torch.dtype) -> Bilinear | None:
         return bilinear(self.size[0], self.stride[0], dtype, live=True) if self.square else None
