@@ -31,7 +31,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "observe": {"errors", "files", "record", "registry"},
     "environment": {""},
     "params": {"errors"},
-    "plan": {"backends", "params"},
+    "plan": {"backends", "method", "params", "schedule"},
     "pool": {"errors", "processes"},
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "usercode"},
@@ -74,7 +74,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "usercode",
         "vec",
     },
-    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling"},
+    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling", "schedule"},
     "server": {
         "backends",
         "client",
@@ -95,7 +95,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "states",
         "vec",
     },
-    "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "usercode"},
+    "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "schedule", "usercode"},
     "rundir": {"errors", "files", "hashing", "record"},
     "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
     "recording": {"config", "environment", "errors", "interrupts", "modelfile", "observe", "record", "rundir"},
@@ -163,6 +163,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "evaluate",
         "files",
         "inspection",
+        "methods",
         "modelfile",
         "observe",
         "pool",
@@ -170,10 +171,12 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "run",
         "runconfig",
         "rundir",
+        "schedule",
         "vec",
     },
     "compat": set(),
     "presets": {"method", "methods"},
+    "schedule": {"errors", "method"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

@@ -78,12 +78,14 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
     method = config["method"]
     full = config["active"] == config["clients"] and config["cohort"] == "fixed"
     decay = config["lr_decay"]
+    warmup = str(config.get("warmup", ""))
     facts = [
         Fact("every client in every round", full, f"active {config['active']} of {config['clients']}"),
         Fact(
             "a constant rate",
-            decay == 1,
-            f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1",
+            decay == 1 and "lr=" not in warmup,
+            (f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1")
+            + (f", warmup {warmup}" if "lr=" in warmup else ""),
         ),
         Fact(
             "the same K everywhere",
@@ -112,6 +114,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
         )
         if ascent:
             facts.append(Fact("both gradients on one minibatch", method["ascent_fraction"] == 1, "ascent_fraction"))
+        if ascent and "rho=" in warmup:
+            facts.append(Fact("a constant rho", False, f"warmup {warmup}"))
     return tuple(facts)
 
 
