@@ -190,7 +190,7 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out, but for "no warm-up", of which older runs do not know."""
+        """Plain tables, complete: every default is written out, but for no warm-up: older runs do not know of it."""
         plain = self.fields()
         if not self.warmup:
             del plain["warmup"]
