@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -51,6 +51,15 @@ class Work:
         with hooks.hook("upload"):
             up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
         return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
+
+    def at(self, t: int) -> Work:
+        """The work of round t = 0, 1, ...: with the method of that round, where a schedule changes it."""
+        method = self.plan.method_at(self.method, t)
+        if method is self.method:
+            return self
+        work = replace(self, method=method)
+        work.__dict__["hooks"] = self.hooks.of(method)
+        return work
 
     def local_steps(self, n: int) -> int:
         """K_i of a client with n samples."""
@@ -144,6 +153,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         client: a private copy of the client's state; `init_client` at first touch is the caller's part.
         buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
     """
+    work = work.at(job.t)
     hooks = work.hooks
     data = work.data
     flat = work.flat

@@ -18,6 +18,7 @@ from .method import Method
 from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
+from .schedule import require_schedulable
 from .usercode import file_of, read_code
 
 GIVEN = "given"
@@ -131,6 +132,7 @@ class Config(Plan):
             spec: Spec = getattr(self, key)
             if file_of(spec.name) and not spec.code:
                 object.__setattr__(self, key, Spec.from_table(key, spec.to_dict()))
+        require_schedulable(self.warmup, self.method)
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
             raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")
@@ -188,8 +190,10 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out."""
+        """Plain tables, complete: every default is written out, but for no warm-up: older runs do not know of it."""
         plain = self.fields()
+        if not self.warmup:
+            del plain["warmup"]
         plain["targets"] = list(self.targets)
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()

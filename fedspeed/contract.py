@@ -6,6 +6,7 @@ every call, not only in the first round.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Iterator
@@ -35,12 +36,18 @@ class Hooks:
         self.method = method
         self.d = d
         self.dtype = dtype
-        self._up: list[Field] | None = None
+        self._up: list[Field] = []  # of the first upload
         self.reporting = {hook for hook in ("metrics", "client_metrics", "sent") if reports(method, hook)}
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
-        self._up = _fields(up)
+        self._up[:] = _fields(up)
+
+    def of(self, method: Method) -> Hooks:
+        """The hooks of the same method with other values of its fields; what uploads look like, they have in common."""
+        other = copy.copy(self)
+        other.method = method
+        return other
 
     def init_server(self, x0: torch.Tensor) -> Any:
         """The server's first state: a NamedTuple with a field x."""
@@ -85,8 +92,8 @@ class Hooks:
         self._tree("upload", up, self.dtype, rows=rows, what="Up")
         self._tree("upload", kept, self.dtype, rows=rows, what="Client")
         sent = _fields(up)
-        if self._up is None:
-            self._up = sent
+        if not self._up:
+            self._up[:] = sent
         self._alike("upload", "Up", sent, self._up, "as the first client's")
         self._alike("upload", "Client", _fields(kept), _fields(client), "as before the round")
         return up, kept

@@ -21,6 +21,7 @@ class Diverged(RuntimeError):
 SYNONYMS = {
     "lr": "learning_rate local_lr step_size eta eta_l",
     "lr_decay": "decay gamma lr_schedule",
+    "warmup": "warm_up warmup_rounds lr_warmup warmup_epochs warmup_steps",
     "local_epochs": "epochs num_epochs E",
     "local_steps": "K steps num_steps iterations local_iterations",
     "batch_size": "batch B bs",

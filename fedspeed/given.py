@@ -18,6 +18,7 @@ from .methods import METHODS, build
 from .models import MODELS, build_model
 from .plan import Plan
 from .sampling import torch_seed
+from .schedule import require_schedulable
 
 
 def given_method(value: Any) -> Method:
@@ -84,8 +85,9 @@ def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
     return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
 
 
-def fitting_plan(plan: Plan, data: Federated) -> Plan:
-    """The plan with its cohort's size; data that it cannot be for are refused."""
+def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
+    """The plan with its cohort's size; data, or a method, that it cannot be for are refused."""
+    require_schedulable(plan.warmup, method)
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
     if plan.active > data.clients:
         raise UserError(

@@ -37,6 +37,7 @@ class Inspection:
         dissimilarity: mean_i ||grad F_i(x) - mean_j grad F_j(x)||^2: sigma_g^2 of (A3) at this one point.
         divergence: mean_i ||x_iK - mean_j x_jK||^2 after a round of plain local SGD from x (FedAvg's, whatever the
             method was, so that models can be compared), at the rate of the run's last round.
+        warmup: the run's, "" for none.
     """
 
     method: str
@@ -51,6 +52,7 @@ class Inspection:
     clients: int
     dissimilarity: float
     divergence: float
+    warmup: str
 
 
 def inspect_run(
@@ -112,6 +114,7 @@ def inspect_run(
             clients=len(chosen),
             dissimilarity=_spread(own),
             divergence=_spread(_local_models(simulation, config, x, chosen)),
+            warmup=config.warmup,
         )
     place = out or run
     try:

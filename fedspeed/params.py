@@ -16,7 +16,15 @@ MOST = sys.float_info.max
 Allowed = str | tuple[str, ...] | Callable[[], Iterable[str]] | None
 
 
-def param(default: Any, allowed: Allowed = "", about: str = "", *, group: str = "", placement: bool = False) -> Any:
+def param(
+    default: Any,
+    allowed: Allowed = "",
+    about: str = "",
+    *,
+    group: str = "",
+    placement: bool = False,
+    schedulable: bool = False,
+) -> Any:
     """A field: its default, the values it may take, and what it is.
 
     Args:
@@ -25,8 +33,17 @@ def param(default: Any, allowed: Allowed = "", about: str = "", *, group: str = 
         about: completes the sentence "it is ..." of an error message; also the help text.
         group: of options in `--help`.
         placement: it says where and how a run is computed, and changes no bit of the result (on one kind of device).
+        schedulable: of a method's number: a warm-up may change it from round to round (`schedule`).
     """
-    about_it = {"allowed": allowed, "about": about, "group": group, "placement": placement}
+    if schedulable and not isinstance(default, float):
+        raise UserError(f"param: a schedulable field has a float as its default such as 0.1, got {default!r}")
+    about_it = {
+        "allowed": allowed,
+        "about": about,
+        "group": group,
+        "placement": placement,
+        "schedulable": schedulable,
+    }
     return dataclasses.field(default=default, metadata=about_it)
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from . import backends
+from .method import Method
 from .params import Params, param
+from .schedule import LR, factor, fit_rounds, method_at, warmup_text
 
 federation = partial(param, group="federation")
 local_work = partial(param, group="model and local work")
@@ -35,6 +37,12 @@ class Plan(Params):
     batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
     lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
     lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
+    warmup: str = local_work(
+        "",
+        None,
+        "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed methods` "
+        "shows which fields of a method can",
+    )
     weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
     clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
     clip_mode: str = fidelity(
@@ -90,10 +98,19 @@ class Plan(Params):
         placement=True,
     )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "warmup", warmup_text(self.warmup))
+        super().__post_init__()
+        fit_rounds(self.warmup, self.rounds)
+
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
         return self.active or min(10, clients)
 
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
-        return self.lr * (self.lr_decay or own_decay) ** t
+        return self.lr * (self.lr_decay or own_decay) ** t * factor(self.warmup, LR, t)
+
+    def method_at(self, method: Method, t: int) -> Method:
+        """The method of round t = 0, 1, ..., its warm-up in force."""
+        return method_at(method, self.warmup, t)

@@ -257,6 +257,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "seconds": sum(r.seconds for r in records),
         "eval_seconds": sum(r.eval_seconds for r in records),
         "seed": config.seed,
+        **({"warmup": config.warmup} if config.warmup else {}),
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,

@@ -99,7 +99,7 @@ class Simulation:
         folder: Path | None = None,
         observers: Observers | None = None,
     ) -> None:
-        plan = fitting_plan(plan, data)
+        plan = fitting_plan(plan, data, method)
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
@@ -187,11 +187,11 @@ class Simulation:
         """The server after the next round, and its record; new client states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
-        lr = plan.rate(t, paper_decay(self.method))
+        lr, work = plan.rate(t, paper_decay(self.method)), self.work.at(t)
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
         jobs = make_jobs(self.work, [i for i in active if i not in lost], t, lr)
-        down = self._down()
+        down = self._down(work)
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
@@ -199,8 +199,8 @@ class Simulation:
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
         with one_thread():  # the bits of a sum depend on the number of threads
             result = mean.result()
-            server = self.work.hooks.update(self.server, result, told)
-            metrics = merged(self.method, self.work.hooks.metrics(server, result, told), replies)
+            server = work.hooks.update(self.server, result, told)
+            metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
             del mean, result
             update_norm = distance(server.x, self.server.x)
         if not all_finite(server):
@@ -279,9 +279,9 @@ class Simulation:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
 
-    def _down(self) -> Any:
+    def _down(self, work: Work) -> Any:
         """What the server sends, in the model's dtype."""
-        return tree_map(lambda a: a.to(self.work.flat.dtype, copy=True), self.work.hooks.broadcast(self.server))
+        return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
 
     def _weight(self, reply: Reply) -> float:
         return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import UserError
-from ..methods import METHODS, WRAPPERS
+from ..methods import METHODS, WRAPPERS, build
+from ..schedule import warmup_of
 from . import options
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100. All methods get the same splits, initial models,
 cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
+A --warmup is for all of them too: of the rate in every method, of another field in those that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
 place of methods nothing is run: table, figure and differences are made from the runs in them.
@@ -131,14 +133,15 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         find_observer(name)
     if args.jobs < 0:
         raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
-    names = expand(args.methods, base, console if show else None)
+    tables = expand(args.methods, base, console if show else None)
+    names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
     folders: dict[tuple[str, int], Path] = {}
     tasks, kept = [], 0
     for seed in seeds:  # a stopped comparison has all methods for the first seeds
-        for text in names:
-            config = Config.from_dict({**base, "method": parse_method(text), "seed": seed})
+        for text, own in tables:
+            config = Config.from_dict({**own, "seed": seed})
             folder = out / f"{folder_name(text)}-s{seed}"
             if folder in folders.values():
                 raise UserError(
@@ -183,21 +186,26 @@ def _again(args: argparse.Namespace, out: Path) -> str:
     return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
 
 
-def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[str]:
-    """`all` stands for every method that the setting allows; one that refuses it is left out with its reason."""
-    names: list[str] = []
-    for text in given:
-        for name in METHODS if text == "all" else (text,):
-            try:
-                Config.from_dict({**base, "method": parse_method(name)})
-            except UserError as error:
-                if text != "all" or name == "fedspeed":  # a bad setting, not a method that cannot run in it
-                    raise
-                if console:
-                    console.print(f"left out: {error}", style="yellow")
-            else:
-                names.append(name)
-    return names
+def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[tuple[str, dict[str, Any]]]:
+    """Every method's text and config; `all` stands for every method that the setting allows, one that refuses it is
+    left out with its reason."""
+    asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
+    rivals = {name: build(parse_method(name)) for _, name in asked} if base.get("warmup") else {}
+    found: list[tuple[str, dict[str, Any]]] = []
+    for text, name in asked:
+        tables = {**base, "method": parse_method(name)}
+        if rivals:
+            tables["warmup"] = warmup_of(base["warmup"], rivals[name], rivals.values())
+        try:
+            Config.from_dict(tables)
+        except UserError as error:
+            if text != "all" or name == "fedspeed":  # a bad setting, not a method that cannot run in it
+                raise
+            if console:
+                console.print(f"left out: {error}", style="yellow")
+        else:
+            found.append((name, tables))
+    return found
 
 
 def parse_seeds(text: str) -> list[int]:

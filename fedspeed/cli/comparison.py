@@ -75,7 +75,7 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the numbers are."""
-        return f"{self._seeds}; {_decay(self.rows)}"
+        return f"{self._seeds}; {_decay(self.rows)}{_warmup(self.rows)}"
 
     @property
     def question(self) -> str:
@@ -92,3 +92,14 @@ def _decay(rows: Sequence[Row]) -> str:
         return "learning-rate decay as in each config"
     (decay,) = found or {0.0}
     return f"learning-rate decay {decay:g} per round" if decay else "learning-rate decay of the paper, per method"
+
+
+def _warmup(rows: Sequence[Row]) -> str:
+    """The warm-ups in force, and whose they are where they differ."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for warmup in {str(run.config.get("warmup", "")) for run in row.runs}:
+            found.setdefault(warmup, []).append(row.label)
+    if len(found) < 2:
+        return "".join(f"; warm-up {warmup}" for warmup in found if warmup)
+    return "; warm-up " + "; ".join(f"{warmup or 'none'} of {', '.join(whose)}" for warmup, whose in found.items())

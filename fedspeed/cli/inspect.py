@@ -47,7 +47,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.out and len(args.runs) > 1:
         raise UserError(f"inspect: --out takes one run, got {len(args.runs)}; omit --out, or inspect one by one")
     titles = ("run", "method", "loss", "||grad||", "eigenvalue", "SAM gap", "dissimilarity", "divergence")
-    table, found = Table(*titles, box=None, pad_edge=False), {}
+    table, found, warm = Table(*titles, box=None, pad_edge=False), {}, []
     for run in args.runs:
         with console.status(f"inspecting {run}"):
             one = inspect_run(
@@ -60,6 +60,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
                 allow_code=args.allow_code,
             )
         found[run] = asdict(one)
+        warm += [f"{Path(run).name}: warm-up {one.warmup}"] if one.warmup else []
         table.add_row(
             Path(run).name, one.method, f"{one.loss:.4f}", f"{one.gradient_norm:.3g}",
             f"{one.eigenvalue:.4g} ± {one.residual:.1g}", f"{one.sam_gap:.4g}", f"{one.dissimilarity:.4g}",
@@ -69,5 +70,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print_json(json.dumps(found))
         return 0
     console.print(table)
+    for told in warm:
+        console.print(told)
     console.print(f"over {one.samples} training samples, {one.clients} clients; rho {one.rho:g}; inspect.json written")
     return 0

@@ -12,6 +12,7 @@ from ..method import Local, Method
 from ..methods import METHODS, WRAPPERS, build
 from ..presets import paper_decay
 from ..registry import foreign
+from ..schedule import own_schedulable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 LEGEND = """\
 server, client: what each keeps between rounds; down/up: vectors of length d per
 active client and round; grads: minibatch gradients per local step; decay: the
-paper's learning-rate decay. `fedspeed methods NAME` explains one."""
+paper's learning-rate decay. A field with * can rise over the first rounds, as
+the rate of every method can: --warmup lr=10,rho=10.
+`fedspeed methods NAME` explains one."""
 
 
 class Cost(NamedTuple):
@@ -78,9 +81,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
         table = Table("method", "server", "client", "down/up", "grads", "decay", box=None, pad_edge=False)
         table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
         for name, cls in (METHODS | WRAPPERS).items():
-            c, own = cost(cls()), cls().fields()
+            c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
             shown = ", ".join(
-                f"{key}={value.name if isinstance(value, Method) else value}" for key, value in own.items()
+                f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
+                for key, value in own.items()
             )
             table.add_row(
                 name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:g}", f"{paper_decay(cls())}", shown
@@ -109,6 +113,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)
         flag = "true | false" if isinstance(default, bool) else ""
         choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or flag
-        table.add_row(field.name, str(default), choice, field.metadata.get("about", ""))
+        about = field.metadata.get("about", "")
+        about += f"; --warmup {field.name}=N schedules it" if field.metadata.get("schedulable") else ""
+        table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
     return 0

@@ -86,6 +86,9 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
     if name == "targets":
         group.add_argument(flag, metavar="A,B", type=_floats, help=f"{about}; default none")
         return
+    if name == "warmup":
+        group.add_argument(flag, metavar="FIELD=N,..", help=f"{about}; default none")
+        return
     allowed = tuple(allowed()) if callable(allowed) else allowed
     shown = (about if default == "" or default is False else f"{about}; default {default}").replace("%", "%%")
     if isinstance(default, bool):

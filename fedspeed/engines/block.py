@@ -51,10 +51,10 @@ class Block:
 
     def run(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         """The replies of one block; if its work raises, of its clients one by one, to see whose fault it is."""
-        work = self.work
         lr = jobs[0].lr
         t = jobs[0].t
-        seed = self.work.plan.seed
+        work = self.work.at(t)
+        seed = work.plan.seed
         clients = [job.client for job in jobs]
         hooks = watch(work.hooks, clients, first=not self.blocks, turn=clients[0] + t)  # whoever runs it
         owned = np.stack([work.data.rows(job.client) for job in jobs])

@@ -54,7 +54,7 @@ class MoFedSAM(Method):
     """
 
     alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient")
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step")
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     reads_gradient_from_D = True

@@ -227,7 +227,8 @@ def _kind(run: RunFiles) -> dict[str, Any]:
     for table, own in (("model", "digest"), ("data", "split_fingerprint")):  # of given objects: another for every seed
         if kind.get(f"{table}.name") == "given":
             kind.pop(f"{table}.{own}", None)
-    return kind
+    parts = (part.partition("=") for part in str(kind.pop("warmup", "")).split(",") if part)
+    return kind | {f"warmup.{name}": rounds for name, _, rounds in parts}
 
 
 def _labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
@@ -238,10 +239,20 @@ def _labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> li
         alike = [other for other in kinds if other.get("method.name") == name]
         alike += [flat({"method": usual[name]})] if name in usual else []
         own = [key for key in kind if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike)]
-        rest = [key for key in kind if not key.startswith("method.") and any(o.get(key) != kind[key] for o in kinds)]
+        rest = [
+            key
+            for key in kind
+            if not key.startswith("method.")
+            and any(o.get(key) != kind[key] for o in kinds if _shares(key) or o.get("method.name") == name)
+        ]
         fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
         found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
     return found
+
+
+def _shares(key: str) -> bool:
+    """Whether all methods have a key; a warm-up of another field than the rate is for methods that have the field."""
+    return not key.startswith("warmup.") or key == "warmup.lr"
 
 
 def _plain(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -93,7 +93,8 @@ class Recipe:
         for row, column in product(chosen.rows or self.rows, chosen.columns or self.columns or ({"name": ""},)):
             tables = merge(merge(base, _without(column)), _without(row))
             found.append(Cell(row["name"], column["name"], tables=tables, tuned=bool(column.get("tuned"))))
-        return found
+        rivals = tuple(cell.tables["method"] for cell in found if "method" in cell.tables)
+        return [replace(cell, rivals=rivals) for cell in found]
 
     def names(self, preset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of rows and columns."""

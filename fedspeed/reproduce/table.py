@@ -10,6 +10,8 @@ from typing import Any
 
 from ..config import Config
 from ..errors import UserError, unknown
+from ..methods import build
+from ..schedule import warmup_of
 
 Tables = dict[str, Any]
 Result = dict[str, Any]
@@ -157,6 +159,7 @@ class Cell:
         note: why it is empty or incomplete, e.g. `not run: data unavailable` or `2 of 3 seeds run`.
         tables: of the config.
         tuned: whether its runs take the best point of the method's grid.
+        rivals: the methods of its recipe, as tables; a warm-up is for all of them, of a field for those that have it.
     """
 
     row: str
@@ -165,10 +168,15 @@ class Cell:
     note: str = ""
     tables: Tables = field(default_factory=dict)
     tuned: bool = False
+    rivals: tuple[Tables, ...] = ()
 
     def config(self, seed: int) -> Config:
         """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
-        return Config.from_dict({"lr_decay": 0.0, **self.tables, "seed": seed})
+        tables = {"lr_decay": 0.0, **self.tables, "seed": seed}
+        if tables.get("warmup"):
+            own = build(tables["method"])
+            tables["warmup"] = warmup_of(tables["warmup"], own, [own, *map(build, self.rivals)])
+        return Config.from_dict(tables)
 
     def values(self, metric: str, targets: Sequence[float]) -> list[float | None]:
         """The metric of every result; None where it was not measured or never reached."""

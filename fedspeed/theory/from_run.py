@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from ..files import read_text, read_toml
 from ..rundir import RunDir
+from ..schedule import LR, lengths, warmup_text
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them too."""
@@ -78,12 +79,15 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
     method = config["method"]
     full = config["active"] == config["clients"] and config["cohort"] == "fixed"
     decay = config["lr_decay"]
+    warmup = warmup_text(config.get("warmup", ""))
+    warmed = lengths(warmup)
     facts = [
         Fact("every client in every round", full, f"active {config['active']} of {config['clients']}"),
         Fact(
             "a constant rate",
-            decay == 1,
-            f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1",
+            decay == 1 and LR not in warmed,
+            (f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1")
+            + (f", warmup {warmup}" if LR in warmed else ""),
         ),
         Fact(
             "the same K everywhere",
@@ -112,6 +116,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
         )
         if ascent:
             facts.append(Fact("both gradients on one minibatch", method["ascent_fraction"] == 1, "ascent_fraction"))
+        if ascent and "rho" in warmed:
+            facts.append(Fact("a constant rho", False, f"warmup {warmup}"))
     return tuple(facts)
 
 

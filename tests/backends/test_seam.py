@@ -118,6 +118,16 @@ def test_a_back_end_of_ones_own(method, threads):
     assert_same_bits(loop_outcome(method), loop_outcome(method, backend="threads", workers=3))
 
 
+@pytest.mark.parametrize("run", [outcome, loop_outcome], ids=["block", "loop"])
+def test_a_schedule_has_the_same_bits_everywhere(run, threads):
+    """A round's method is made where its jobs are run."""
+    method, settings = METHODS["fedsmoo"](rho=0.3), {"warmup": "lr=2,rho=3", "rounds": 3}
+    here = run(method, **settings)
+    for backend, workers in (("process", 1), ("threads", 3)):
+        assert_same_bits(here, run(method, backend=backend, workers=workers, **settings))
+    assert not torch.equal(here[1], run(method, warmup="lr=2", rounds=3)[1])
+
+
 def test_names_come_from_the_registry(threads, monkeypatch, capsys):
     assert Plan(backend="threads").backend == Config(backend="threads").backend == "threads"
     foreign = EntryPoint("elsewhere", f"{__name__}:Threads", backends.GROUP)

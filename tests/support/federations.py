@@ -87,7 +87,7 @@ def transcription(problem, name: str, hyper: dict, plan: Plan, decay: float, **e
         x0=torch.cat([p.detach().reshape(-1) for p in x0.parameters()]).numpy(),
         m=len(rows),
         cohorts=[list(cohort(plan.seed, t, len(rows), plan.active, plan.cohort)) for t in range(plan.rounds)],
-        lrs=[plan.lr * decay**t for t in range(plan.rounds)],
+        lrs=extra.pop("lrs", None) or [plan.lr * decay**t for t in range(plan.rounds)],
         steps=[steps] * plan.rounds,
         wd=plan.weight_decay,
         weights=np.array(sizes, float) if plan.weighting == "samples" else None,

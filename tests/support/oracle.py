@@ -433,12 +433,14 @@ def run(
     weights: Sequence[float] | None = None,
     decay_mask: Vec | None = None,
     clip: float | None = None,
+    scheduled: Mapping[str, Sequence[float]] | None = None,
 ) -> list[dict]:
     """The rounds of A 1: one record {x, local, clients, server} per round, taken after the server update.
 
     hyper["relaxed_beta"] (A 3.13) starts every client at x^t + beta * (x^t - its last x_iK, or x^0). With
     hyper["relaxed_centre"] "start" (default, as released) the base method takes that point for the model it
     received and the server applies the resulting Delta_i to x^t; with "global" x^t stays the centre.
+    `scheduled` holds hyper-parameters that have another value in every round, which its clients and server see.
     """
     hyper = dict(hyper)
     beta, centre = hyper.pop("relaxed_beta", None), hyper.pop("relaxed_centre", "start")
@@ -451,6 +453,8 @@ def run(
     last: dict[int, Vec] = {}  # last local model of every client that has taken part
     records = []
     for t, cohort in enumerate(cohorts):
+        for name, values in (scheduled or {}).items():
+            setattr(alg.hp, name, values[t])
         x, local, received = alg.x, {}, {}
         for i in cohort:
             received[i], start = x, alg.start(i, x)
