@@ -17,7 +17,7 @@ from .method import Local, Method
 from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
-from .symptoms import GROWN, limit, sizes
+from .symptoms import grown
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -221,14 +221,13 @@ def diverged(work: Work, job: Job, losses: list[float], down: Any, client: Any) 
     told = f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}"
     clip = 10.0 if not plan.clip or plan.clip > 10 else plan.clip / 10
     cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {len(losses)}) or --clip {clip:g}"
-    most, first = limit(work.flat.x), losses[0]
-    norms = sizes("the server's", down) | sizes("its own", client)
-    grown = {what: size for what, size in norms.items() if most < size < math.inf}
-    if grown:
-        worst = max(grown, key=lambda what: grown[what]).replace(".", " ", 1)
+    first, x0 = losses[0], work.flat.x
+    large = {**grown("the server's", down, x0), **grown("its own", client, x0)}
+    worst = max((what for what in large if large[what] < math.inf), key=lambda what: large[what], default="")
+    if worst:
         return Diverged(
-            f"{told}; {worst} had run away before, to a norm of {max(grown.values()):.3g} (the first model's is "
-            f"{most / GROWN:.3g} or less); {cure} from the start"
+            f"{told}; {worst.replace('.', ' ', 1)} had run away before, to a norm of {large[worst]:.3g}; {cure} from "
+            f"the start"
         )
     if not math.isfinite(first):
         blamed = f"the server's step in round {job.t}" if job.t else "the first model, or the scale of the inputs,"

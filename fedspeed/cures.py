@@ -19,8 +19,9 @@ MEANS = {
     "behind them is dead, or the model does not use them.",
     "loss above guessing": "Equal odds for all classes would lose less. Local steps overshoot (the rate, or their "
     "number, is too large for this model), or clients go so far apart that their mean is worse than each of them.",
-    "chance": "The accuracy is that of always naming one class. Training has not begun (a plateau at the start, or a "
-    "rate that is far too low), or what was learned has been lost again.",
+    "chance": "The accuracy is that of always naming one class. Training is on a plateau at its start, or what was "
+    "learned has been lost again.",
+    "standing still": "The model is where it started: steps are far too small to be seen, or no gradient arrives.",
     "growing state": "A vector that server or clients carry from round to round, a correction for example, grows "
     "instead of settling. Corrections that are seldom refreshed (few active clients), or that come from local "
     "steps that overshoot, feed themselves; numbers overflow in the end.",
@@ -28,10 +29,11 @@ MEANS = {
 }
 TRY = {
     "constant outputs": ("start", "warmup", "clip", "lr", "rho", "server"),
-    "dead layer": ("he", "start", "lr", "warmup", "clip"),
-    "untrained weights": ("he", "start", "lr", "warmup"),
+    "dead layer": ("lr", "warmup", "clip", "he", "start"),
+    "untrained weights": ("lr", "warmup", "clip", "he", "start"),
     "loss above guessing": ("start", "warmup", "clip", "lr", "steps", "server"),
-    "chance": ("start", "warmup", "lr", "higher lr", "rho"),
+    "chance": ("start", "warmup", "lr", "rho", "clip"),
+    "standing still": ("higher lr", "start"),
     "growing state": ("lr", "steps", "clip", "active", "server", "warmup"),
     "diverged": ("lr", "clip", "steps", "warmup", "server"),
 }
@@ -97,12 +99,12 @@ def _clip(config: dict[str, Any]) -> Cure | None:
 
 def _lr(config: dict[str, Any], factor: float = 0.2, why: str = "smaller local steps") -> Cure | None:
     now = _number(config.get("lr"))
-    return Cure("lr", f"{factor * now:.2g}", f"{why}; now {now:g}") if now else None
+    return Cure("lr", _two_digits(factor * now), f"{why}; now {now:g}") if now else None
 
 
 def _rho(config: dict[str, Any]) -> Cure | None:
     now = _number(_table(config, "method").get("rho"))
-    return Cure("method.rho", f"{now / 10:.2g}", f"a shorter ascent step; now {now:g}") if now else None
+    return Cure("method.rho", _two_digits(now / 10), f"a shorter ascent step; now {now:g}") if now else None
 
 
 def _steps(config: dict[str, Any]) -> Cure | None:
@@ -126,7 +128,7 @@ def _server(config: dict[str, Any]) -> Cure | None:
     if method["name"] == "fedspeed" and method.get("server") == "active":
         return Cure("method.server", "all", "the mean of all corrections in place of a random part of them")
     now = _number(method.get("eta_g"))
-    return Cure("method.eta_g", f"{now / 2:.2g}", f"smaller steps of the server; now {now:g}") if now else None
+    return Cure("method.eta_g", _two_digits(now / 2), f"smaller steps of the server; now {now:g}") if now else None
 
 
 CURES: dict[str, Callable[[dict[str, Any]], Cure | None]] = {
@@ -135,12 +137,16 @@ CURES: dict[str, Callable[[dict[str, Any]], Cure | None]] = {
     "warmup": _warmup,
     "clip": _clip,
     "lr": _lr,
-    "higher lr": lambda config: _lr(config, 3.0, "if the loss hardly moves"),
+    "higher lr": lambda config: _lr(config, 10.0, "larger local steps"),
     "rho": _rho,
     "steps": _steps,
     "active": _active,
     "server": _server,
 }
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def _table(config: dict[str, Any], key: str) -> dict[str, Any]:

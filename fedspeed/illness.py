@@ -23,6 +23,12 @@ IN_ROW = 3
 GUESSES, LONG = 5, 10
 """Of guessing, which a slow start has too: evaluations in a row, and for the accuracy, rounds that they must span."""
 
+ABOVE, SAME, GROWTH = 1.05, 0.005, 2.0
+"""A loss is above guessing by this factor; the same as at first within this part; a norm that doubles grows."""
+CAUSES = ("constant outputs", "dead layer")
+FOLLOWS = ("loss above guessing", "chance", "standing still")
+"""What is not told once one of the causes is known."""
+
 
 @dataclass(frozen=True)
 class Illness:
@@ -60,8 +66,8 @@ def illnesses(records: Sequence[Record]) -> list[Illness]:
     scored = [record for record in records if _loss(record) is not None or _accuracy(record) is not None]
     found = [*_constant(scored), *_loss_above(records, scored), *_chance(scored), *_layers(records, scored)]
     found = sorted([*found, *_growing(records)], key=lambda one: one.since)
-    flat = [one.since for one in found if one.name == "constant outputs"]
-    return [one for one in found if one.name != "chance" or not flat or flat[0] > one.since]  # it follows from that
+    cause = min((one.since for one in found if one.name in CAUSES), default=None)
+    return [one for one in found if one.name not in FOLLOWS or cause is None or one.since < cause]
 
 
 def line(one: Illness, config: dict[str, Any], run: str = "RUN") -> str:
@@ -112,10 +118,10 @@ def _loss_above(records: Sequence[Record], scored: Sequence[Record]) -> Iterator
 
         def above(record: Record, loss: Callable[[Record], float | None] = loss) -> bool:
             value = loss(record)
-            return sign in record.signs and (value is None or value > record.signs[sign])
+            return sign in record.signs and (value is None or value > ABOVE * record.signs[sign])
 
         row = _streak(some, above, lambda row: len(row) >= GUESSES)
-        if row:
+        if row and not _same(loss(some[0]), loss(row[-1])):
             seen = f"the {what} loss is {_text(loss(row[-1]))} and that of guessing {row[-1].signs[sign]:.4g}"
             values = tuple((r.round, loss(r)) for r in some if above(r))
             found.append(Illness("loss above guessing", row[-1].round, seen, values=values))
@@ -126,9 +132,13 @@ def _chance(scored: Sequence[Record]) -> Iterator[Illness]:
     sign = "accuracy of guessing"
     row = _streak(scored, _has(sign), lambda row: len(row) >= GUESSES and row[-1].round - row[0].round >= LONG - 1)
     if row:
-        seen = f"the accuracy, {_accuracy(row[-1]) or 0:.1%}, is that of guessing since round {row[0].round}"
         values = tuple((r.round, _accuracy(r)) for r in scored if sign in r.signs)
-        yield Illness("chance", row[-1].round, seen, values=values)
+        seen = f"the accuracy, {_accuracy(row[-1]) or 0:.1%}, is that of guessing since round {row[0].round}"
+        if _same(_loss(scored[0]), _loss(row[-1])):
+            seen += f", and the test loss, {_text(_loss(row[-1]))}, is what it was in round {scored[0].round}"
+            yield Illness("standing still", row[-1].round, seen, values=values)
+        else:
+            yield Illness("chance", row[-1].round, seen, values=values)
 
 
 def _layers(records: Sequence[Record], scored: Sequence[Record]) -> Iterator[Illness]:
@@ -149,18 +159,19 @@ def _layers(records: Sequence[Record], scored: Sequence[Record]) -> Iterator[Ill
 
 
 def _growing(records: Sequence[Record]) -> Iterator[Illness]:
+    """The vector that was first seen to grow; others grow with it."""
+    found = []
     for sign in _signs(records, "norm "):
 
         def grows(row: list[Record], sign: str = sign) -> bool:
-            return len(row) >= IN_ROW and _size(row[-3], sign) < _size(row[-1], sign)
+            return len(row) >= IN_ROW and _size(row[-1], sign) >= GROWTH * _size(row[0], sign)
 
         row = _streak(records, _has(sign), grows)
         if row:
-            about = sign.removeprefix("norm ")
-            seen = (
-                f"the norm of {about} grows: {_size(row[-3], sign):.3g} two rounds ago, now {_size(row[-1], sign):.3g}"
-            )
-            yield Illness("growing state", row[-1].round, seen, about, _series(records, sign))
+            about, first, last = sign.removeprefix("norm "), _size(row[0], sign), _size(row[-1], sign)
+            seen = f"the norm of {about} has grown from {first:.3g} in round {row[0].round} to {last:.3g}"
+            found.append(Illness("growing state", row[-1].round, seen, about, _series(records, sign)))
+    yield from sorted(found, key=lambda one: one.since)[:1]
 
 
 def _streak(
@@ -206,6 +217,11 @@ def _train_loss(record: Record) -> float | None:
 
 def _accuracy(record: Record) -> float | None:
     return record.validation_accuracy if record.test_accuracy is None else record.test_accuracy
+
+
+def _same(first: float | None, now: float | None) -> bool:
+    """Whether a loss is where it was."""
+    return first is not None and now is not None and abs(now - first) <= SAME * abs(first)
 
 
 def _text(value: float | None) -> str:

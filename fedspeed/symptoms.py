@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .client import Work
     from .method import Method
 
-GROWN = 100.0
-"""How many times the first model's norm a vector of server or client must have to be written down."""
+GROWN = 10.0
+"""How many times the first model's norm a vector of server or client must have to be written down; healthy ones have
+a tenth of that norm. The model itself may be this many times larger again."""
 FLAT = 0.02
 """The spread of logits over pictures below which probabilities are the same for all of them to two digits."""
 STILL = 1e-4
@@ -43,7 +44,6 @@ class Symptoms:
 
     def __init__(self, work: Work, x0: torch.Tensor) -> None:
         self.work, self.x0 = work, x0
-        self.limit = limit(x0)
         self._client: dict[str, float] = {}
         data = work.data
         self.validation = not slices(data, False)
@@ -79,7 +79,7 @@ class Symptoms:
         return {name: float(f"{value:.4g}") for name, value in found.items()}
 
     def _large(self, whose: str, tree: Any) -> dict[str, float]:
-        return {f"norm {name}": size for name, size in sizes(whose, tree).items() if size > self.limit}
+        return {f"norm {name}": size for name, size in grown(whose, tree, self.x0).items()}
 
     def _still(self, x: torch.Tensor) -> dict[str, float]:
         """Weights that were scaled, by weight decay, and never trained, while others were."""
@@ -137,27 +137,25 @@ def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
     bad = [name for name, a in named("", server) if not all_finite((a,))]
     what = "the server model" if "x" in bad else f"the server's {bad[0]}"
     rate = method.fields().get("eta_g")
+    server_rate = f" (eta_g, now {rate:g})" if rate else ""
     return Diverged(
         f"{type(method).__name__}: {what} diverged (NaN or Inf) in round {t + 1}; "
-        f"try a lower server rate{f' (eta_g, now {rate:g})' if rate else ''} or a lower --lr (now {lr:.4g}): the mean of what "
-        f"clients sent is finite, the server's {', '.join(bad)} after its step not"
+        f"try a lower server rate{server_rate} or a lower --lr (now {lr:.4g}): the mean of what clients "
+        f"sent is finite, the server's {', '.join(bad)} after its step not"
     )
 
 
-def limit(x0: torch.Tensor) -> float:
-    """The norm above which a vector is written down."""
-    return GROWN * max(1.0, _norm(x0))
-
-
-def sizes(whose: str, tree: Any) -> dict[str, float]:
-    """The norm of every vector of a NamedTuple, by names such as server.c.
+def grown(whose: str, tree: Any, x0: torch.Tensor) -> dict[str, float]:
+    """The norms of those vectors of a NamedTuple that are too large beside the first model, by names: server.c.
 
     Example:
         >>> from fedspeed.methods.fedavg import Up
-        >>> sizes("up", Up(torch.tensor([3.0, 4.0])))
-        {'up.D': 5.0}
+        >>> grown("up", Up(torch.tensor([3e3, 4e3])), x0=torch.ones(2)), grown("up", Up(torch.ones(2)), torch.ones(2))
+        ({'up.D': 5000.0}, {})
     """
-    return {name: _norm(a) for name, a in named(whose, tree)}
+    most = GROWN * max(1.0, _norm(x0))
+    norms = {name: _norm(a) for name, a in named(whose, tree)}
+    return {name: size for name, size in norms.items() if size > most * (GROWN if name.endswith(".x") else 1.0)}
 
 
 def spread(logits: torch.Tensor) -> float:

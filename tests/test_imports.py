@@ -48,7 +48,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "modelfile": {"", "errors", "files", "rundir"},
     "origin": {"errors", "method"},
     "contract": {"compat", "errors", "method", "metrics", "origin"},
-    "client": {"contract", "data", "errors", "method", "origin", "plan", "sampling", "vec"},
+    "client": {"contract", "data", "errors", "method", "origin", "plan", "sampling", "symptoms", "vec"},
     "interrupts": set(),
     "record": set(),
     "hashing": set(),
@@ -93,12 +93,23 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "record",
         "sampling",
         "states",
+        "symptoms",
         "vec",
     },
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "usercode"},
     "rundir": {"errors", "files", "hashing", "record"},
     "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
-    "recording": {"config", "environment", "errors", "interrupts", "modelfile", "observe", "record", "rundir"},
+    "recording": {
+        "config",
+        "environment",
+        "errors",
+        "illness",
+        "interrupts",
+        "modelfile",
+        "observe",
+        "record",
+        "rundir",
+    },
     "givenrun": {
         "checkpoint",
         "config",
@@ -155,7 +166,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sampling",
         "sharpness",
     },
-    "report": {"errors", "files", "record", "rundir"},
+    "report": {"cures", "errors", "files", "illness", "record", "rundir"},
     "reproduce": {
         "config",
         "data",
@@ -174,6 +185,9 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "compat": set(),
     "presets": {"method", "methods"},
+    "cures": {"plan"},
+    "illness": {"cures", "observe", "record"},
+    "symptoms": {"contract", "errors", "evaluate", "sampling", "vec"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

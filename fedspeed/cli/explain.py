@@ -25,6 +25,12 @@ examples:
 """
 
 
+HEALTHY = (
+    "nothing of what is looked for was seen: outputs depend on the input, no layer is dead, loss and accuracy are "
+    "better than those of guessing or it is too early to say, no state grows, all numbers are finite"
+)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Which run."""
     parser.epilog = EPILOG
@@ -56,8 +62,7 @@ def _score(health: Health) -> str:
 
 def _long(health: Health, wide: int) -> list[str]:
     if not health.found:
-        return ["nothing of what is looked for was seen: outputs depend on the input, no layer is dead, loss and accuracy"
-                " are better than guessing's or it is too early to say, no state grows, all numbers are finite"]  # fmt: skip
+        return [textwrap.fill(HEALTHY, wide)]
     parts = []
     for one in health.found:
         numbers = [f"seen in {len(one.values)} rounds; round: value {series(one)}"] if one.values else []
