@@ -192,8 +192,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
 }
 NO_TORCH = {
     "",
+    "cures",
     "errors",
     "files",
+    "illness",
     "params",
     "plan",
     "pool",

@@ -54,8 +54,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _score(health: Health) -> str:
     scores = [(r.round, r.test_accuracy) for r in health.records if r.test_accuracy is not None]
+    if not health.records:
+        return "no round is done yet"
     if not scores:
-        return f"train loss {health.records[-1].train_loss:.4g}" if health.records else "no round is done yet"
+        loss = health.records[-1].train_loss
+        return "train loss beyond numbers" if loss is None else f"train loss {loss:.4g}"
     best = max(scores, key=lambda score: score[1])
     return f"accuracy {scores[-1][1]:.2%} in round {scores[-1][0]}, best {best[1]:.2%} in round {best[0]}"
 

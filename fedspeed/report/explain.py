@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cures import Cure, cures
+from ..files import read_bytes
 from ..illness import Illness, illnesses
 from ..record import Record
 from ..rundir import RunDir, beside
@@ -44,7 +45,7 @@ def examine(path: Path) -> Health:
     records = run.records()
     notes = []
     lines = sum(1 for _ in run.lines())
-    size = run.rounds_file.read_bytes().count(b"\n") if run.rounds_file.is_file() else 0
+    size = read_bytes(run.rounds_file).count(b"\n") if run.rounds_file.is_file() else 0
     if max(lines, size) > len(records):
         notes.append(
             f"{run.rounds_file}: the line after round {len(records)} is no round; it and later ones are not read"
