@@ -17,6 +17,7 @@ from .method import Local, Method
 from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
+from .symptoms import grown
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -183,7 +184,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         raise failed(work, job, k, steps, error) from error
     train_loss = sum(float(loss) for loss in oracle.losses) / steps
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
-        raise diverged(work, job, steps)
+        raise diverged(work, job, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
     facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics)
     return Reply(job, up, kept, facts)
@@ -211,9 +212,14 @@ def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> Client
     )
 
 
-def diverged(work: Work, job: Job, steps: int) -> Diverged:
-    """What to say when a client's update is not finite: whether its data, or its rate, is the likely cause."""
-    name, rows = type(work.method).__name__, work.data.rows(job.client)
+def diverged(work: Work, job: Job, losses: list[float], down: Any, client: Any) -> Diverged:
+    """What to say when a client's update is not finite: whether its data, what it was given, or its rate is to blame.
+
+    Args:
+        losses: at the first oracle call of each step.
+        client: the state that it began with.
+    """
+    name, rows, plan = type(work.method).__name__, work.data.rows(job.client), work.plan
     for what, a in (("inputs", work.data.x), ("targets", work.data.y)):
         own = a[torch.from_numpy(rows).to(a.device)] if a.is_floating_point() else None
         if own is not None and not all_finite((own,)):
@@ -222,10 +228,24 @@ def diverged(work: Work, job: Job, steps: int) -> Diverged:
                 f"{name}: the data of client {job.client} hold NaN or Inf (found in round {job.t + 1}: {what} of row "
                 f"{bad}); clean them, the learning rate is not to blame"
             )
-    return Diverged(
-        f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}; "
-        f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip 10"
-    )
+    told = f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}"
+    clip = 10.0 if not plan.clip or plan.clip > 10 else plan.clip / 10
+    cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {len(losses)}) or --clip {clip:g}"
+    first, x0 = losses[0], work.flat.x
+    large = {**grown("the server's", down, x0), **grown("its own", client, x0)}
+    worst = max((what for what in large if large[what] < math.inf), key=lambda what: large[what], default="")
+    if worst:
+        return Diverged(
+            f"{told}; {worst.replace('.', ' ', 1)} had run away before, to a norm of {large[worst]:.3g}; {cure} from "
+            f"the start"
+        )
+    if not math.isfinite(first):
+        blamed = f"the server's step in round {job.t}" if job.t else "the first model, or the scale of the inputs,"
+        return Diverged(f"{told}; its loss is {first} before any step: {blamed} is to blame, not the local rate")
+    bad = next((k for k, loss in enumerate(losses, 1) if not math.isfinite(loss)), 0)
+    last = losses[bad - 2 if bad else -1]
+    course = f"is {losses[bad - 1]} at step {bad}" if bad else "is finite, what came of the last step is not"
+    return Diverged(f"{told}; {cure}: its loss was {first:.3g} at first, {last:.3g} at last, and {course}")
 
 
 def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:

@@ -147,13 +147,14 @@ class Csv(Observer):
         self.recording = run.recording
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Columns are the fields of a record, then its metrics; lists are numbers with spaces between."""
+        """Columns are the fields of a record, then its metrics and signs; lists are numbers with spaces between."""
         if not summary:  # the folder was moved, and another may be in its place
             return
         rows = []
         for record in self.recording.records:
             row = record.to_dict()
-            row |= {f"metrics.{name}": value for name, value in row.pop("metrics", {}).items()}
+            for kind in ("metrics", "signs"):
+                row |= {f"{kind}.{name}": value for name, value in row.pop(kind, {}).items()}
             rows.append({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in row.items()})
         text = io.StringIO()
         table = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")

@@ -37,14 +37,15 @@ class Record:
     validation_loss: float | None = None  # as test_loss, on the validation set; None without one
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
+    signs: dict[str, float] = field(default_factory=dict)  # of illness, by name (symptoms.py); none in a healthy round
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
         plain = asdict(self)
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]
-        metrics = {name: _finite(value) for name, value in plain.pop("metrics").items()}
-        return {k: _finite(v) for k, v in plain.items()} | ({"metrics": metrics} if metrics else {})
+        tables = {key: {k: _finite(v) for k, v in plain.pop(key).items()} for key in ("metrics", "signs")}
+        return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Record:
@@ -69,6 +70,7 @@ _LATER: dict[str, Any] = {
     "validation_loss": None,
     "validation_accuracy": None,
     "metrics": {},
+    "signs": {},
 }
 """Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .config import GIVEN, Config
 from .environment import environment
 from .errors import UserError
+from .illness import illnesses
 from .interrupts import together
 from .observe import status_of
 from .record import TIMES
@@ -239,7 +240,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
             "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
         }
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
-    data = simulation.data
+    data, ills = simulation.data, {one.title: one.since for one in illnesses(records)}
     return {
         "status": status,
         "rounds": len(records),
@@ -262,7 +263,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
         "environment": environment(simulation.work.flat.device.type),
-    }
+    } | ({"illnesses": ills} if ills else {})
 
 
 def best_record(records: list[Record], chosen_on: str) -> Record | None:

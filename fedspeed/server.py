@@ -16,7 +16,7 @@ from .client import Failed, Job, Reply, Work, make_jobs
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
-from .errors import Diverged, UserError
+from .errors import UserError
 from .evaluate import Score, slices
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
@@ -28,6 +28,7 @@ from .presets import paper_decay
 from .record import Record
 from .sampling import cohort, dropped
 from .states import choose_states
+from .symptoms import Symptoms, server_diverged
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Simulation:
         self._server_dtype = accurate(device)
         self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
-        self.plan = self.work.plan
+        self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -204,18 +205,17 @@ class Simulation:
             del mean, result
             update_norm = distance(server.x, self.server.x)
         if not all_finite(server):
-            raise Diverged(
-                f"{type(self.method).__name__}: the server model diverged (NaN or Inf) in round {t + 1}; "
-                f"try a lower server rate or a lower --lr (now {lr:.4g})"
-            )
+            raise server_diverged(self.method, server, t, lr)
         trained = time.perf_counter()
         score, validation = self._evaluate(server.x, t + 1)
+        train_loss = average(replies, "train_loss")
+        signs = self.symptoms.round(t + 1, server, train_loss, (score, validation))
         evaluated = time.perf_counter()
         record = Record(
             round=t + 1,
             cohort=[int(i) for i in active],
             lr=lr,
-            train_loss=average(replies, "train_loss"),
+            train_loss=train_loss,
             test_loss=score and score.loss,
             test_accuracy=score and score.known_accuracy,
             drift=average(replies, "drift"),
@@ -230,13 +230,14 @@ class Simulation:
             validation_loss=validation and validation.loss,
             validation_accuracy=validation and validation.known_accuracy,
             metrics=metrics,
+            signs=signs,
         )
         return server, record
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
         mean = Mean(self._server_dtype)
-        replies = []
+        replies: list[Reply] = []
         bytes_up = 0
         self.states.discard()
         for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
@@ -249,6 +250,7 @@ class Simulation:
             if reply.facts.share:
                 mean.add(reply.up, self._weight(reply) * reply.facts.share)
             bytes_up += reply.facts.sent
+            self.symptoms.client(reply.client, first=not replies)
             self.states.stage(reply.job.client, reply.client, reply.job.t)
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up

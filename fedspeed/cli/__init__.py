@@ -26,6 +26,7 @@ COMMANDS = {
     "resume": "continue a run that was stopped, with the same bits",
     "verify": "check a run: digests, running sums, and rounds run again bit for bit",
     "diff": "what differs between two runs",
+    "explain": "what ails a run, what it usually means, and what to try",
     "compare": "train several methods over several seeds and print one table",
     "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",
     "methods": "list the methods, or explain one",

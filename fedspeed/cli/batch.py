@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import pool
 from ..config import Config
 from ..errors import Diverged, UserError
+from ..illness import Doctor
 from ..observe import Observer
 from ..report.difference import flat
 from ..report.runs import RunFiles
@@ -83,8 +84,11 @@ def make_runs(tasks: list[RunTask], jobs: int, console: Console, show: bool, tra
     alone = jobs == 1 or len(tasks) == 1
     begun = False
 
-    def told(task: RunTask, what: tuple[float, str]) -> None:
+    def told(task: RunTask, what: tuple[float, str] | str) -> None:
         nonlocal begun
+        if isinstance(what, str):
+            runs.on_ill(task, what)
+            return
         begun = begun or what[0] > 0
         runs.on_part(task, *what)
 
@@ -114,14 +118,15 @@ def _came_to(folder: Path) -> str:
 
 
 def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
-    """One run, new or from where it was stopped; how it ended if not well. Tells what part is done and how it goes."""
+    """One run, new or from where it was stopped; how it ended if not well. Tells what part is done and how it goes,
+    and what ails it."""
     from ..run import resume, run_config
 
     config = Config.from_dict(task.tables)
     if beside_others and config.backend == "auto":
         config = replace(config, backend="serial")  # the same bits
     watch = _Watch(config.rounds, tell)
-    calls: dict[str, Any] = {"observers": [watch, *task.log], "progress": watch.on_progress}
+    calls: dict[str, Any] = {"observers": [watch, Doctor(tell), *task.log], "progress": watch.on_progress}
     try:
         if RunDir(task.folder).config_file.exists() and not task.overwrite:
             resume(

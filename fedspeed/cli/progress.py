@@ -89,6 +89,11 @@ class Live(Observer):
         elif self.show and not self.live and passed > QUIET:
             self._say(f"round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}")
 
+    def on_ill(self, text: str) -> None:
+        """Something ails the run."""
+        if self.show:
+            self.console.print(f"{self.title}: {text}", style="yellow")
+
     def _say(self, text: str) -> None:
         self.said = time.monotonic()
         self.console.print(f"{self.title}: {text}")
@@ -172,6 +177,11 @@ class Runs:
             self.bar.update(self.task, completed=sum(self.done.values()), description=told, left=self._left())
         elif self.show and time.monotonic() - self.said > QUIET and not self.every:
             self._say(f"{told}  ({self._left()})")
+
+    def on_ill(self, run: Costly, text: str) -> None:
+        """Something ails a run."""
+        if self.show:
+            self._say(f"{run.label}: {text}", "yellow")
 
     def on_done(self, run: Costly, note: str = "", bad: bool = False) -> None:
         """A run is done; one that ended badly is named also on a terminal."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..illness import Doctor
 from ..run import longer, resume
 from ..runconfig import read_config
 from ..rundir import RunDir
@@ -51,7 +52,7 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if RunDir(out).finished(config.rounds) is not None and show:
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {"observers": [live, *args.log], "progress": live.on_progress}
+        watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
         summary = resume(out, **given, **watch)
     run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)

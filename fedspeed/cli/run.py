@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import UserError
+from ..illness import Doctor
 from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import read_config, same_run, trusted
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"`fedspeed resume {out}`"
         )
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
-        watch: dict[str, Any] = {"observers": [live, *args.log], "progress": live.on_progress}
+        watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         if going_on:
             summary = resume(out, allow_code=True, rounds=config.rounds, data_dir=config.data_dir, **watch)
         else:

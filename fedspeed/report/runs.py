@@ -61,6 +61,12 @@ class RunFiles:
         """Whether it ended with NaN or Inf."""
         return str(self.summary["status"]).startswith("diverged")
 
+    @property
+    def illnesses(self) -> list[str]:
+        """What ailed it, by name."""
+        found = self.summary.get("illnesses")
+        return [str(name) for name in found] if isinstance(found, dict) else []
+
     def curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
         """(round, value) where the value was measured."""
         return [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]

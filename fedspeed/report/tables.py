@@ -69,6 +69,8 @@ def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str
 
 def _name(row: Row, most: int) -> str:
     notes = [f"{row.diverged} of {len(row.runs)} diverged"] if row.diverged else []
+    ill = [run for run in row.runs if run.illnesses and not run.diverged]
+    notes += [f"{len(ill)} of {len(row.runs)} ill: {ill[0].illnesses[0]}"] if ill else []
     notes += [f"{len(row.runs)} of {most} seeds"] if len(row.runs) < most else []
     return row.label + (f" ({', '.join(notes)})" if notes else "")
 
@@ -186,6 +188,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
         "method": row.label,
         "seeds": [numbers.pop("seed") for numbers in of_runs],
         "status": ["diverged" if run.diverged else "finished" for run in row.runs],
+        "illnesses": [run.illnesses for run in row.runs],
     }
     for key in of_runs[0] if of_runs else ():
         values = [numbers[key] for numbers in of_runs]

@@ -1,0 +1,188 @@
+"""What is measured of a round besides its scores, to know an ill run by: `Record.signs`, empty of a healthy one.
+
+Numbers are written down where they are beyond what a healthy run has; `illness.py` says what they come to. They cost
+a norm of each server vector per round and a look at the weights in rounds 4, 8, 16, ...; only a model that scores no
+better than guessing is looked into, with one slice of the test set. They change no bit of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .contract import named
+from .errors import Diverged
+from .evaluate import Score, slices
+from .sampling import torch_seed
+from .vec import accurate, all_finite, one_thread
+
+if TYPE_CHECKING:
+    from .client import Work
+    from .method import Method
+
+GROWN = 10.0
+"""How many times the first model's norm a vector of server or client must have to be written down; healthy ones have
+a tenth of that norm. The model itself may be this many times larger again."""
+FLAT = 0.02
+"""The spread of logits over pictures below which probabilities are the same for all of them to two digits."""
+STILL = 1e-4
+"""How far a weight has moved, relative to itself, if it has only been scaled and rounded."""
+FIRST = 2
+EARLY = 5
+"""Rounds at first in which outputs may be alike, and in which loss and accuracy may be those of guessing."""
+
+
+class Symptoms:
+    """Looks at every round of a run.
+
+    Args:
+        x0: the first model, which says what is large.
+    """
+
+    def __init__(self, work: Work, x0: torch.Tensor) -> None:
+        self.work, self.x0 = work, x0
+        self._client: dict[str, float] = {}
+        data = work.data
+        self.validation = not slices(data, False)
+        held = data.validation if self.validation else None
+        labels = data.y_test if held is None else data.y[torch.from_numpy(held).to(data.y.device)]
+        self.labels = 0 if labels is None or data.classes is None else labels.numel()
+        shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
+        self.likely = max(shares, default=0.0)
+        self.entropy = -math.fsum(p * math.log(p) for p in shares)
+        is_entropy = work.loss is nn.functional.cross_entropy or type(work.loss) is nn.CrossEntropyLoss
+        self.guess = math.log(data.classes) if data.classes and is_entropy else None
+
+    def client(self, state: Any, first: bool) -> None:
+        """The new state of a client whose reply is counted; of a round only the first is looked at."""
+        if first:
+            with one_thread():
+                self._client = self._large("client", state)
+
+    def round(
+        self, t: int, server: Any, train_loss: float, scores: tuple[Score | None, Score | None]
+    ) -> dict[str, float]:
+        """The signs of round t = 1, 2, ..."""
+        score = scores[1 if self.validation else 0]
+        found, self._client = self._client, {}
+        with one_thread():
+            found |= self._large("server", server)
+            if t >= 4 and t & (t - 1) == 0:
+                found |= self._still(server.x)
+            if score is not None and t > FIRST and self._suspicious(score):
+                found |= self._inside(server.x)
+        if t > EARLY:
+            found |= self._guessing(train_loss, score)
+        return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+    def _large(self, whose: str, tree: Any) -> dict[str, float]:
+        return {f"norm {name}": size for name, size in grown(whose, tree, self.x0).items()}
+
+    def _still(self, x: torch.Tensor) -> dict[str, float]:
+        """Weights that were scaled, by weight decay, and never trained, while others were."""
+        flat, first = self.work.flat, self.x0.to(x.dtype)
+        moved = [_moved(a, b) for a, b in zip(x.split(flat.sizes), first.split(flat.sizes), strict=True)]  # type: ignore[no-untyped-call]
+        most = max((m for m in moved if m < math.inf), default=math.inf)
+        layers = zip(flat.names, flat.shapes, moved, strict=True)
+        return {f"still {name}": m for name, shape, m in layers if len(shape) > 1 and m <= min(STILL, 1e-3 * most)}
+
+    def _suspicious(self, score: Score) -> bool:
+        """Whether outputs may be the same for every input: then the loss is at least the labels' entropy."""
+        if self.guess is not None:
+            return not score.loss < 0.99 * self.entropy
+        return score.accuracy <= 1.02 * self.likely
+
+    def _inside(self, x: torch.Tensor) -> dict[str, float]:
+        """The spread of the outputs over a slice of pictures if it is none, and the first layer that gives zeros."""
+        work, dead = self.work, list[str]()
+
+        def look(name: str, given: Any, output: Any) -> None:
+            if not dead and _is_zero(output) and not any(map(_is_zero, given)):
+                dead.append(name)
+
+        hooks = []
+        try:
+            with torch_seed(0, "symptoms"), torch.no_grad():
+                work.flat.load(x.to(work.flat.dtype, copy=True))
+                work.flat.model.eval()
+                for name, module in work.flat.model.named_modules():
+                    hooks.append(module.register_forward_hook(lambda _, a, b, name=name: look(name, a, b)))
+                stop = slices(work.data, self.validation)[0][1]
+                inputs, _ = (work.data.validation_batch if self.validation else work.data.test_batch)(0, stop)
+                wide = spread(work.flat.model(inputs))
+        except Exception:  # somebody's model that cannot be looked into; the run goes on without this sign
+            return {}
+        finally:
+            for hook in hooks:
+                hook.remove()
+        found = {"spread of outputs": wide} if wide < FLAT else {}
+        return found | {f"zeros from {name}": float(stop) for name in dead}
+
+    def _guessing(self, train_loss: float, score: Score | None) -> dict[str, float]:
+        """The loss of guessing where a loss is above it; the accuracy of guessing where the accuracy is not above."""
+        found = {}
+        if self.guess is not None and not (train_loss <= self.guess and (score is None or score.loss <= self.guess)):
+            found["loss of guessing"] = self.guess
+        noise = 2 * math.sqrt(self.likely * (1 - self.likely) / max(1, self.labels))
+        if score is not None and self.labels and score.accuracy <= self.likely + noise:
+            found["accuracy of guessing"] = self.likely
+        return found
+
+
+def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
+    """What to say when the server's step in round t + 1 gives NaN or Inf; what clients send was checked before."""
+    bad = [name for name, a in named("", server) if not all_finite((a,))]
+    what = "the server model" if "x" in bad else f"the server's {bad[0]}"
+    rate = method.fields().get("eta_g")
+    server_rate = f" (eta_g, now {rate:g})" if rate else ""
+    return Diverged(
+        f"{type(method).__name__}: {what} diverged (NaN or Inf) in round {t + 1}; "
+        f"try a lower server rate{server_rate} or a lower --lr (now {lr:.4g}): the mean of what clients "
+        f"sent is finite, the server's {', '.join(bad)} after its step not"
+    )
+
+
+def grown(whose: str, tree: Any, x0: torch.Tensor) -> dict[str, float]:
+    """The norms of those vectors of a NamedTuple that are too large beside the first model, by names: server.c.
+
+    Example:
+        >>> from fedspeed.methods.fedavg import Up
+        >>> grown("up", Up(torch.tensor([3e3, 4e3])), x0=torch.ones(2)), grown("up", Up(torch.ones(2)), torch.ones(2))
+        ({'up.D': 5000.0}, {})
+    """
+    most = GROWN * max(1.0, _norm(x0))
+    norms = {name: _norm(a) for name, a in named(whose, tree)}
+    return {name: size for name, size in norms.items() if size > most * (GROWN if name.endswith(".x") else 1.0)}
+
+
+def spread(logits: torch.Tensor) -> float:
+    """How much logits, (pictures, classes), differ between pictures; what is added to all logits of one is no matter.
+
+    Example:
+        >>> spread(torch.tensor([[0.0, 2.0], [5.0, 7.0]]))
+        0.0
+    """
+    if logits.ndim != 2:
+        return math.inf
+    centred = logits.to(accurate(logits))
+    centred = centred - centred.mean(1, keepdim=True)
+    return float((centred - centred.mean(0)).square().mean().sqrt())
+
+
+def _norm(a: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(a, dtype=accurate(a)))
+
+
+def _moved(now: torch.Tensor, first: torch.Tensor) -> float:
+    """How far from every multiple of what it was, relative to its size."""
+    size = float(first @ first)
+    if not size:
+        return math.inf if _norm(now) else 0.0
+    return _norm(now - float(now @ first) / size * first) / math.sqrt(size)
+
+
+def _is_zero(a: Any) -> bool:
+    return isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel() > 0 and not bool(a.any())

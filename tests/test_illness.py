@@ -1,0 +1,356 @@
+"""Runs that really are ill say so, once, in their records, and in `fedspeed explain`; healthy ones say nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watching import Stop, stop_after
+
+from fedspeed import METHODS, Config, Diverged, FedAvg, Federated, FedSpeed, Record, build_model, run_config, simulate
+from fedspeed.cli import build_parser, main, options
+from fedspeed.cures import CURES, MEANS, TRY, cures
+from fedspeed.illness import Doctor, illnesses
+from fedspeed.report.difference import differences
+from fedspeed.report.runs import Row, RunFiles
+from fedspeed.report.tables import table
+from fedspeed.run import resume
+from fedspeed.rundir import RunDir, alone
+from fedspeed.symptoms import Symptoms, spread
+from fedspeed.verify import verify
+
+DEMO = {"data": "digits", "split": "dirichlet:0.3", "clients": 50, "active": 5, "model": "mlp", "backend": "serial"}
+DEAD = {**DEMO, "method": "fedavg", "lr": 20.0, "rounds": 8}
+ILL = {
+    "all alike": ({"method": "fedavg", "lr": 5.0}, ["constant outputs"]),
+    "killed": ({"method": "fedavg", "lr": 20.0}, ["constant outputs", "dead layer: 2"]),
+    "overshooting": ({"method": "fedavg", "lr": 100.0, "model": "linear"}, ["loss above guessing"]),
+    "c runs away": (
+        {"method": "scaffold", "lr": 10.0}, ["constant outputs", "growing state: server.x", "dead layer: 2"]),
+    "too slow": ({"method": "fedavg", "lr": 1e-6}, ["standing still"]),
+}  # fmt: skip
+
+
+def told_by(tables: dict, out: Path) -> list[str]:
+    told: list[str] = []
+    run_config(Config.from_dict(tables), out, overwrite=True, observers=[Doctor(told.append)])
+    return told
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_an_ill_run_says_so_once_and_writes_it_down(tmp_path, name):
+    tables, expected = ILL[name]
+    told = told_by({**DEMO, "rounds": 16, **tables}, tmp_path / "a")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert list(summary["illnesses"]) == expected
+    assert len(told) == len(expected)
+    for text, since in zip(told, summary["illnesses"].values(), strict=True):
+        assert text.startswith(f"round {since}: ")
+        assert "; try --" in text
+        assert f"`fedspeed explain {tmp_path / 'a'}`" in text
+        assert "\n" not in text
+    assert verify(tmp_path / "a").broken == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedspeed", "scaffold", "fedadam"])
+def test_a_healthy_run_has_neither_lines_nor_signs(tmp_path, method):
+    assert told_by({**DEMO, "method": method, "rounds": 12, "batch_size": 10}, tmp_path / "a") == []
+    assert "signs" not in (tmp_path / "a" / "rounds.jsonl").read_text()
+    assert "illnesses" not in (tmp_path / "a" / "summary.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_demo_of_every_method_is_quiet(tmp_path, method):
+    active = 50 if method == "fedpd" else 5
+    tables = {**DEMO, "method": method, "rounds": 60, "batch_size": 10, "active": active}
+    assert told_by(tables, tmp_path / "a") == []
+
+
+def test_a_run_that_was_stopped_tells_and_holds_the_same(tmp_path):
+    whole = told_by(DEAD, tmp_path / "whole")
+    first, then = [], []
+    with pytest.raises(Stop):
+        run_config(Config.from_dict(DEAD), tmp_path / "a", observers=[Doctor(first.append), stop_after(5)])
+    resume(tmp_path / "a", observers=[Doctor(then.append)])
+    assert [text.split(";")[0] for text in first + then] == [text.split(";")[0] for text in whole]
+    assert (len(first), len(then)) == (1, 1)
+    assert differences(tmp_path / "whole", tmp_path / "a") == []
+
+
+@pytest.mark.slow
+def test_signs_are_the_same_on_every_back_end(tmp_path):
+    run_config(Config.from_dict(DEAD), tmp_path / "a")
+    run_config(Config.from_dict({**DEAD, "backend": "process", "workers": 2}), tmp_path / "b")
+    assert {one.name for one in differences(tmp_path / "a", tmp_path / "b")} == {"backend", "workers"}
+
+
+@pytest.mark.parametrize("tables", [DEAD, {**DEAD, "lr": 0.1, "method": "fedspeed"}], ids=["ill", "healthy"])
+def test_looking_changes_no_bit(tmp_path, monkeypatch, tables):
+    told_by(tables, tmp_path / "looked")
+    monkeypatch.setattr(Symptoms, "round", lambda *_: {})
+    monkeypatch.setattr(Symptoms, "client", lambda *_, **__: None)
+    told_by(tables, tmp_path / "not")
+    digests = [RunDir(tmp_path / name).model_digest() for name in ("looked", "not")]
+    assert digests[0] == digests[1]
+    assert verify(tmp_path / "not").broken == []
+    monkeypatch.undo()
+    assert verify(tmp_path / "not").broken == []  # as a run of a version that did not look
+
+
+def two_blobs() -> Federated:
+    r = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    x = (r.normal(size=(120, 4)) + 2 * y[:, None]).astype("f4")
+    return Federated.from_arrays(x[:80], y[:80], np.repeat(np.arange(4), 20), test=(x[80:], y[80:]), classes=2)
+
+
+def test_a_layer_that_a_bias_has_killed_is_named():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(-1e3)
+    told: list[str] = []
+    records = list(simulate(FedAvg(), model, two_blobs(), rounds=6, active=2, observers=[Doctor(told.append)]))
+    found = {one.name: one for one in illnesses(records)}
+    assert found["dead layer"].about == "1"
+    assert found["untrained weights"].about == "0.weight"
+    assert records[-1].signs["zeros from 1"] == 40
+    assert any("layer 1 gives zeros for all of 40 samples" in text for text in told)
+    with torch.no_grad():
+        model[0].bias.fill_(0)
+    assert not any(r.signs for r in simulate(FedAvg(), model, two_blobs(), rounds=6, active=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("init", "ill"), [("usual", True), ("zero-residual", False)])
+def test_the_start_of_resnet18_gn_under_fedspeed(init, ill):
+    """The usual start loses what distinguishes pictures in the first rounds; zero residual branches do not."""
+    r = np.random.default_rng(0)
+    y = np.arange(300) % 10
+    means = r.normal(size=(10, 3, 8, 8)).repeat(4, 2).repeat(4, 3)
+    x = (0.5 * means[y] + r.normal(size=(300, 3, 32, 32))).astype("f4")
+    owner = np.repeat(np.arange(2), 100)
+    data = Federated.from_arrays(x[:200], y[:200], owner, test=(x[200:], y[200:]), classes=10)
+    model = build_model("resnet18_gn", data, init=init, trim=True)
+    records = list(simulate(FedSpeed(), model, data, rounds=5, active=2, batch_size=20, local_epochs=2))
+    assert [one.name for one in illnesses(records)] == (["constant outputs"] if ill else [])
+
+
+def test_the_spread_is_that_of_numpy():
+    logits = torch.randn(50, 7, generator=torch.Generator().manual_seed(1)) + torch.arange(50)[:, None]
+    a = logits.double().numpy()
+    a = a - a.mean(1, keepdims=True)
+    assert spread(logits) == pytest.approx(np.sqrt(a.var(axis=0).mean()), rel=1e-12)
+
+
+# --- rules, on records made by hand ---
+
+
+def records(signs: list[dict], **fields) -> list[Record]:
+    one = Record(1, [0], 0.1, 2.0, 2.5, 0.1, 1.0, 1.0, 1, 1, 1.0, [], [], 0.1, 0.1)
+    return [replace(one, round=t, signs=each, **fields) for t, each in enumerate(signs, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sign", "values", "since"),
+    [
+        ("spread of outputs", [0.01, 0.009, 0.008], 3),
+        ("spread of outputs", [0.01, 0.009], None),
+        ("spread of outputs", [0.01, None, 0.009, 0.008], None),  # it recovered in between
+        ("spread of outputs", [0.001, 0.002, 0.003, 0.004], None),  # it grows: a slow start
+        ("norm server.c", [60, 70, 80, 130], 4),
+        ("norm server.c", [60, 70, 65, 70, 65], None),  # large, but settled
+        ("norm server.c", [60, None, 130, None, 300], None),
+        ("zeros from 1", [9, 9, 9], 3),
+        ("still 0.weight", [0.0], 1),
+        ("accuracy of guessing", [0.1] * 10, 10),
+        ("accuracy of guessing", [0.1] * 9, None),
+        ("loss of guessing", [2.303] * 5, 5),
+        ("loss of guessing", [2.303] * 4, None),
+    ],
+)
+def test_when_a_sign_counts(sign, values, since):
+    made = records([{} if value is None else {sign: value} for value in values])
+    made = [replace(r, test_loss=2.5 + r.round / 10) for r in made]
+    assert [one.since for one in illnesses(made)] == ([] if since is None else [since])
+
+
+def test_rounds_that_are_not_evaluated_do_not_end_a_streak():
+    made = records([{"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}])
+    blind = [r if r.signs else replace(r, test_loss=None, test_accuracy=None) for r in made]
+    assert ([one.since for one in illnesses(blind)], illnesses(made)) == ([5], [])
+
+
+def test_a_record_with_signs_is_read_back():
+    one = records([{"norm server.c": float("inf"), "still 0.weight": 0.0}])[0]
+    plain = json.loads(json.dumps(one.to_dict()))
+    assert plain["signs"] == {"norm server.c": None, "still 0.weight": 0.0}
+    assert Record.from_dict(plain).signs == plain["signs"]
+    assert "signs" not in replace(one, signs={}).to_dict()
+
+
+# --- NaN on the way ---
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"lr": 1e30}, r"in round 1; try a lower --lr \(now 1e\+30\), .*: its loss was 2\.\d+ at first, .* at step \d"),
+        ({"lr": 3e38, "weight_decay": 10.0, "local_steps": 1},
+         r"in round 1; try a lower --lr .* finite, what came of the last step is not"),
+        ({"method": {"name": "fedavg", "eta_g": 1e30}, "model": "mlp"},
+         r"the server's x had run away before, to a norm of .*e\+"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("engine", ["loop", "block"])
+def test_nan_is_told_with_its_cause(tmp_path, tables, says, engine):
+    base = {**DEMO, "method": "fedavg", "model": "linear", "rounds": 6, "engine": engine}
+    with pytest.raises(Diverged, match=says):
+        run_config(Config.from_dict({**base, **tables}), tmp_path / "a")
+
+
+def test_a_model_that_has_no_loss_from_the_start_is_to_blame():
+    model = nn.Sequential(nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(3e38)
+    with pytest.raises(Diverged, match="before any step: the first model, or the scale of the inputs, is to blame"):
+        list(simulate(FedAvg(), model, two_blobs(), rounds=1, active=2))
+
+
+# --- the command line ---
+
+
+@pytest.fixture
+def ill(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    told_by(DEAD, Path("ill"))
+    return Path("ill")
+
+
+SHORT = shlex.split("--data digits --clients 50 --active 5 --model mlp --lr 20 --rounds 7 --backend serial")
+
+
+def test_a_line_each_while_it_runs_and_a_note_in_tables(tmp_path, capsys):
+    out = tmp_path / "a"
+    assert main(["run", "--method", "fedavg", *SHORT, "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("fedavg: round 5: outputs no longer depend on the input") == 1
+    _, lines = table([Row("a", [RunFiles.read(out)])])
+    assert lines[0][0] == "a (1 of 1 ill: constant outputs)"
+    assert main(["run", "--method", "fedavg", *SHORT, "--out", str(out), "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_compare_names_the_run_that_is_ill(tmp_path, capsys, jobs):
+    given = ["--seeds", "2", "--jobs", jobs, "--out", str(tmp_path / "c")]
+    assert main(["compare", "fedavg", *SHORT, *given]) == 0
+    out = capsys.readouterr().out
+    for seed in (0, 1):
+        assert len(re.findall(rf"fedavg seed {seed}: round \d: outputs no longer depend", out)) == 1
+    assert "fedavg (2 of 2 ill: constant outputs)" in out
+    assert json.loads((tmp_path / "c" / "table.json").read_text())["rows"][0]["illnesses"][0][0] == "constant outputs"
+
+
+def explained(capsys, *given: str) -> str:
+    assert main(["explain", *given]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_explain_says_what_when_why_and_what_to_try(ill, capsys):
+    out = explained(capsys, "ill")
+    assert out.startswith("ill: finished, 8 of 8 rounds; accuracy 10.")
+    assert re.search(r"constant outputs\n  since round 5: .*\n  seen in 6 rounds; round: value 3: ", out)
+    assert "dead layer: 2\n" in out
+    assert "1. --clip 10 " in out
+    command = re.search(r"for example: (fedspeed .*)", out)[1]
+    assert main([*shlex.split(command)[1:], "--rounds", "1", "--quiet"]) == 0
+    assert "clip = 10" in (Path("ill-2") / "config.toml").read_text()
+    found = json.loads(explained(capsys, "ill", "--json"))
+    assert [one["name"] for one in found["illnesses"]] == ["constant outputs", "dead layer"]
+
+
+def test_explain_of_a_healthy_run(tmp_path, capsys):
+    told_by({**DEMO, "method": "fedavg", "rounds": 3}, tmp_path / "a")
+    assert "nothing of what is looked for was seen" in explained(capsys, str(tmp_path / "a"))
+
+
+def test_explain_of_a_run_in_progress_of_a_killed_and_of_a_failed_one(ill, capsys):
+    summary = json.loads((ill / "summary.json").read_text())
+    (ill / "summary.json").unlink()
+    assert "stopped without a summary, 8 of 8 rounds" in explained(capsys, "ill")
+    with alone(ill):
+        out = explained(capsys, "ill")
+    assert "running, 8 of 8 rounds so far" in out
+    assert "constant outputs" in out
+    (ill / "summary.json").write_text(json.dumps({**summary, "status": "failed: no room"}))
+    assert "failed, 8 of 8 rounds (no room)" in explained(capsys, "ill")
+    (ill / "rounds.jsonl").unlink()
+    assert "no round is done yet" in explained(capsys, "ill")
+
+
+def test_explain_of_a_run_that_diverged(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Diverged):
+        told_by({**DEMO, "method": "fedavg", "model": "linear", "lr": 1e30, "rounds": 3}, Path("a"))
+    out = explained(capsys, "a")
+    assert re.search(r"diverged\n  since round 1: FedAvg: client \d+ diverged", out)
+    assert "1. --lr 2e+29 " in out or "1. --clip 10" in out
+
+
+@pytest.mark.parametrize("bad", ['{"round": "x"}\n', "no json\n", '{"round": 9, "signs": 3}\n', "[]\n"])
+def test_explain_of_a_damaged_run(ill, capsys, bad):
+    lines = (ill / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (ill / "rounds.jsonl").write_text("".join([*lines[:6], bad, *lines[7:]]))
+    (ill / "summary.json").write_text("{")
+    out = explained(capsys, "ill")
+    assert "the line after round 6 is no round" in out
+    assert "summary.json cannot be read" in out
+    assert "constant outputs" in out
+
+
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir])
+def test_explain_of_no_run_is_one_line(tmp_path, capsys, make):
+    make(tmp_path / "none")
+    assert main(["explain", str(tmp_path / "none")]) == 2
+    assert re.fullmatch(r"fedspeed: error: .* holds no run: .*\n", capsys.readouterr().err)
+
+
+CONFIGS = [
+    {"model": {"name": "resnet18_gn"}, "method": "fedspeed"},
+    {"model": {"name": "mlp"}, "method": {"name": "fedspeed", "server": "active"}, "active": 5, "clients": 50},
+    {"model": "linear", "method": "fedadam", "local_steps": 7, "clip": 5.0},
+]
+
+
+@pytest.mark.parametrize("tables", CONFIGS, ids=str)
+@pytest.mark.parametrize("name", TRY)
+def test_every_suggestion_is_an_option_that_exists_and_changes_something(tables, name):
+    before = Config.from_dict(tables).to_dict()
+    found = cures(name, before)
+    assert found or (name == "standing still")
+    for cure in found:
+        method = ["--method", before["method"]["name"], "--model", before["model"]["name"]]
+        args = build_parser().parse_args(["run", *method, *shlex.split(cure.option)])
+        after = Config.from_dict(options.tables(args)).to_dict()
+        table, _, field = cure.key.rpartition(".")
+        assert str((after[table] if table else after)[field]) not in (
+            "",
+            str((before[table] if table else before).get(field)),
+        )
+
+
+def test_every_illness_has_words_and_cures_that_exist():
+    assert set(MEANS) == set(TRY)
+    assert {key for keys in TRY.values() for key in keys} == set(CURES)
+    for odd in ({}, {"model": 3, "method": [], "lr": "x", "active": -1}):
+        assert all(isinstance(cures(name, odd), list) for name in TRY)
