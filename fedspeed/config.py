@@ -188,9 +188,11 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out."""
+        """Plain tables, complete: every default is written out, but for simulated time where there is none."""
         plain = self.fields()
         plain["targets"] = list(self.targets)
+        if not self.network:  # younger than configs that are stored
+            del plain["network"], plain["devices"]
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
         return {"format": CONFIG_FORMAT, **plain}

@@ -31,11 +31,11 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "observe": {"errors", "files", "record", "registry"},
     "environment": {""},
     "params": {"errors"},
-    "plan": {"backends", "params"},
+    "plan": {"backends", "errors", "network", "params"},
     "pool": {"errors", "processes"},
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "usercode"},
-    "sampling": set(),
+    "sampling": {"hashing"},
     "vec": {"compat", "errors"},
     "problems": {"errors"},
     "theory": {"errors", "files", "params", "problems", "report", "rundir"},
@@ -85,6 +85,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "given",
         "givenrun",
         "interrupts",
+        "metering",
         "method",
         "metrics",
         "observe",
@@ -155,7 +156,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sampling",
         "sharpness",
     },
-    "report": {"errors", "files", "record", "rundir"},
+    "report": {"errors", "files", "network", "record", "rundir"},
     "reproduce": {
         "config",
         "data",
@@ -174,6 +175,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "compat": set(),
     "presets": {"method", "methods"},
+    "metering": {"client", "errors", "given", "network", "record"},
+    "network": {"errors", "hashing", "record"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
