@@ -81,18 +81,19 @@ class RunFiles:
 
     def costed(self, network: str = "", devices: str = "") -> RunFiles:
         """The same run with simulated time for another network or other devices; "" keeps its own."""
-        network, devices = network or str(self.config.get("network", "")), devices or str(self.config.get("devices"))
+        lacking = UserError(
+            f"{self.path}: expected rounds that say what every client computed and sent, found none; only a run made "
+            f"with --network can be timed for another: run it again with one, its results stay the same"
+        )
+        if not self.config.get("network"):
+            raise lacking
+        network, devices = network or str(self.config["network"]), devices or str(self.config.get("devices"))
+        clock = Clock(network, devices, int(self.summary["seed"]))
         try:
-            if not self.config.get("network"):
-                raise TypeError("no network")
-            clock = Clock(network, devices, int(self.summary["seed"]))
             times = clock.rounds([Record.from_dict(plain) for plain in self.rounds])
             rounds = [{**plain, VIRTUAL: time} for plain, time in zip(self.rounds, times, strict=True)]
-        except (TypeError, ValueError, ZeroDivisionError, OverflowError, struct.error):
-            raise UserError(
-                f"{self.path}: expected rounds that say what every client computed and sent, found none; only a run "
-                f"made with --network can be timed for another: run it again with one, its results stay the same"
-            ) from None
+        except (TypeError, ValueError, ArithmeticError, struct.error):
+            raise lacking from None
         return replace(self, rounds=rounds, config={**self.config, "network": network, "devices": devices})
 
 
