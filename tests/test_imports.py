@@ -189,6 +189,7 @@ NO_TORCH = {
     "presets",
     "processes",
     "metrics",
+    "network",
     "observe",
     "record",
     "registry",
