@@ -193,6 +193,7 @@ def test_finished_runs_are_timed_for_another_network_as_if_run_with_it(tmp_path,
     live, asked = RunFiles.read(Path("wifi/scaffold")), RunFiles.read(Path("lte/scaffold"))
     assert asked.costed("wifi", "lab").curve("virtual_seconds") == live.curve("virtual_seconds")
     assert asked.costed().rounds == asked.rounds
+    assert replace(asked, rounds=[]).numbers([0.5])["virtual_seconds"] == 0.0  # one that diverged at once
     given = ["--network", "wifi", "--devices", "lab", "--targets", "0.01,0.99", "--out", "t"]
     assert main(["compare", "lte", *given]) == 0
     assert "virtual seconds: network wifi, devices lab" in capsys.readouterr().out

@@ -94,7 +94,7 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         )
     waited, spent = summary.get("checkpoint_seconds", 0.0), summary["seconds"] + summary["eval_seconds"]
     waits = f", + {waited:.1f} s waiting for checkpoints" if waited > 0.05 * (spent + waited) else ""
-    virtual = f", {summary['virtual_seconds']:.1f} virtual s ({config.network})" if config.network else ""
+    virtual = f", {summary['virtual_seconds']:.1f} virtual s ({config.network})" if "virtual_seconds" in summary else ""
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
@@ -105,5 +105,5 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
     )
     for target, cost in summary["targets"].items():
         reached = f"in round {cost['round']}, after {cost['bytes'] / 1e6:.1f} MB" if cost else "not reached"
-        reached += f" and {cost['virtual_seconds']:.1f} virtual s" if cost and config.network else ""
+        reached += f" and {cost['virtual_seconds']:.1f} virtual s" if cost and "virtual_seconds" in cost else ""
         console.print(f"{100 * float(target):g}% accuracy: {reached}")

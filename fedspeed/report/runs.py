@@ -71,8 +71,8 @@ class RunFiles:
         """Every result of the run, by machine names; None for what was not measured or not reached."""
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
-        timed = bool(self.rounds) and VIRTUAL in self.rounds[-1]
-        plain |= {VIRTUAL: self.rounds[-1][VIRTUAL]} if timed else {}
+        timed = bool(self.config.get("network"))
+        plain |= {VIRTUAL: self.rounds[-1].get(VIRTUAL) if self.rounds else 0.0} if timed else {}
         for target in targets:
             cost = cost_to(self.rounds, target) or {}
             plain |= {to("rounds", target): cost.get("round"), to("bytes", target): cost.get("bytes")}

@@ -55,7 +55,7 @@ def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column,
     if every run has it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
     costs = [("rounds", "rounds", 8, 1.0, 1), ("MB", "bytes", 6, 1e-6, 1)]
-    timed = all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
+    timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
     costs += [("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []
     reached = [
         Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
