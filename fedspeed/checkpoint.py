@@ -250,7 +250,7 @@ class Checkpoints:
         for wrong in counted(saved, simulation, records):
             raise UserError(f"{wrong}; {self.folder} was changed, put it back")
         simulation.states.restore(saved, simulation.method.init_client(simulation.x0))
-        simulation.restore(saved.t, server)
+        simulation.restore(saved.t, server, records[saved.t - 1].virtual_seconds if saved.t else None)
 
     def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:
         """Stand at a checkpoint: remove what neither it nor the one before it names, and what follows it in the log and

@@ -195,6 +195,8 @@ class Config(Plan):
         if not self.warmup:
             del plain["warmup"]
         plain["targets"] = list(self.targets)
+        if not self.network:  # younger than configs that are stored
+            del plain["network"], plain["devices"]
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
         return {"format": CONFIG_FORMAT, **plain}

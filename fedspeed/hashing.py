@@ -1,16 +1,23 @@
-"""Digests of files, and of files that grow."""
+"""Digests: of names, of files, and of files that grow."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MOST_HEADER = 100_000_000
 """Bytes of a safetensors file that are read as its header."""
+
+
+def key(seed: int, purpose: str, *path: int) -> int:
+    """128 bits that are a function of `(seed, purpose, *path)` alone."""
+    name = struct.pack(f"<{1 + len(path)}q", seed, *path) + purpose.encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
 class Hash:

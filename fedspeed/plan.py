@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from . import backends
+from .errors import UserError
 from .method import Method
+from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, method_at, warmup_text
 
@@ -15,6 +17,7 @@ local_work = partial(param, group="model and local work")
 fidelity = partial(param, group="clipping and fidelity")
 course = partial(param, group="run")
 fault = partial(param, group="faults")
+scenario = partial(param, group="simulated time")
 machine = partial(param, group="machine")
 
 
@@ -65,6 +68,13 @@ class Plan(Params):
     )
     dropout: float = fault(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
     stragglers: float = fault(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
+    network: str = scenario(
+        "",
+        about="what `virtual_seconds` are counted for: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
+    )
+    devices: str = scenario(
+        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5"
+    )
     precision: str = machine(
         "full",
         ("full", "bfloat16", "tf32"),
@@ -102,6 +112,11 @@ class Plan(Params):
         object.__setattr__(self, "warmup", warmup_text(self.warmup))
         super().__post_init__()
         fit_rounds(self.warmup, self.rounds)
+        mix = parse_devices(self.devices)
+        if self.network:
+            parse_network(self.network)
+        elif mix != parse_devices(Plan.devices):
+            raise UserError(f"devices: {self.devices} expects a network too, found none; add one, --network lte")
 
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -38,12 +39,17 @@ class Record:
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
     signs: dict[str, float] = field(default_factory=dict)  # of illness, by name (symptoms.py); none in a healthy round
+    virtual_seconds: float | None = None  # simulated, up to the end of this round; None, and no lists, without a network
+    client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
+    client_bytes_up: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
         plain = asdict(self)
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]
+        if self.virtual_seconds is None:
+            del plain["virtual_seconds"], plain["client_flops"], plain["client_bytes_up"]
         tables = {key: {k: _finite(v) for k, v in plain.pop(key).items()} for key in ("metrics", "signs")}
         return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
 
@@ -71,8 +77,32 @@ _LATER: dict[str, Any] = {
     "validation_accuracy": None,
     "metrics": {},
     "signs": {},
+    "virtual_seconds": None,
+    "client_flops": [],
+    "client_bytes_up": [],
 }
 """Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
+
+
+def cost_to(rounds: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
+    """What it took to be tested at a target accuracy; None if it was not reached.
+
+    Args:
+        rounds: records as JSON has them.
+
+    Example:
+        >>> first = {"round": 1, "test_accuracy": 0.5, "bytes_down": 8, "bytes_up": 2}
+        >>> cost_to([first, {**first, "round": 2, "test_accuracy": 0.9}], 0.8)
+        {'round': 2, 'bytes': 20}
+    """
+    spent = 0
+    for record in rounds:
+        spent += record["bytes_down"] + record["bytes_up"]
+        accuracy = record.get("test_accuracy")
+        if accuracy is not None and accuracy >= target:
+            virtual = {key: record[key] for key in ("virtual_seconds",) if key in record}
+            return {"round": record["round"], "bytes": spent, **virtual}
+    return None
 
 
 def _finite(value: Any) -> Any:

@@ -23,7 +23,7 @@ from .errors import UserError
 from .illness import illnesses
 from .interrupts import together
 from .observe import status_of
-from .record import TIMES
+from .record import TIMES, cost_to
 from .rundir import RunDir, line
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Recording:
                 self.summary = done
                 return
             self.summary = {}
-            status, written = "running", (simulation.t, simulation.server)
+            status, written = "running", (simulation.t, simulation.server, simulation.elapsed)
             self._cause, self._given_up = None, False
             try:
                 with room(out, self.config):
@@ -130,7 +130,7 @@ class Recording:
                                 lines.write(line(record))
                                 lines.flush()
                                 self.records.append(copy.deepcopy(record))  # others have it too
-                                written = (simulation.t, simulation.server)
+                                written = (simulation.t, simulation.server, simulation.elapsed)
                             checkpoints.offer(simulation.t, simulation.server, simulation.states)
                             simulation.observers.tell("round", record, simulation)
                             yield record
@@ -228,17 +228,10 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     """The outcome of a run: accuracies, totals, cost to the targets, and where it was made."""
     chosen_on = "test" if simulation.data.validation is None else "validation"
     best = best_record(records, chosen_on)
-    scored = [r for r in records if r.test_accuracy is not None]
-    accuracies = [r.test_accuracy for r in scored if r.test_accuracy is not None]
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
     last5 = accuracies[-5:]
-    reached: dict[str, Any] = {}
-    for target in config.targets:
-        first = next((r for r in scored if r.test_accuracy is not None and r.test_accuracy >= target), None)
-        upto = [r for r in records if first and r.round <= first.round]
-        reached[str(target)] = first and {
-            "round": first.round,
-            "bytes": sum(r.bytes_down + r.bytes_up for r in upto),
-        }
+    plain = [record.to_dict() for record in records]
+    virtual = {"virtual_seconds": plain[-1].get("virtual_seconds", 0.0) if plain else 0.0}
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data, ills = simulation.data, {one.title: one.since for one in illnesses(records)}
     return {
@@ -250,13 +243,14 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "chosen_on": chosen_on,
         "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
         "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
-        "last_train_loss": records[-1].to_dict()["train_loss"] if records else None,
-        "targets": reached,
+        "last_train_loss": plain[-1]["train_loss"] if plain else None,
+        "targets": {str(target): cost_to(plain, target) for target in config.targets},
         "bytes_down": sum(r.bytes_down for r in records),
         "bytes_up": sum(r.bytes_up for r in records),
         "grad_evals": sum(r.grad_evals for r in records),
         "seconds": sum(r.seconds for r in records),
         "eval_seconds": sum(r.eval_seconds for r in records),
+        **(virtual if config.network else {}),
         "seed": config.seed,
         **({"warmup": config.warmup} if config.warmup else {}),
         "parameters": simulation.work.flat.d,

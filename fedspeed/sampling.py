@@ -6,19 +6,13 @@ end, or after which interruption cannot change a single draw, and a resumed run 
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-
-def key(seed: int, purpose: str, *path: int) -> int:
-    """128 bits that are a function of `(seed, purpose, *path)` alone."""
-    name = struct.pack(f"<{1 + len(path)}q", seed, *path) + purpose.encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+from .hashing import key as key
 
 
 def rng(seed: int, purpose: str, *path: int) -> np.random.Generator:

@@ -20,6 +20,7 @@ from .errors import UserError
 from .evaluate import Score, slices
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
+from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged
 from .observe import Observer, Observers
@@ -104,8 +105,7 @@ class Simulation:
         require_hooks(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        module = copied(model).to(device)
-        flat = FlatModel(module, no_decay)
+        flat = FlatModel(copied(model).to(device), no_decay)
         self.method = method
         self.data = data
         self.t = 0
@@ -119,6 +119,8 @@ class Simulation:
         self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
+        self.meter = Meter(work) if plan.network else None
+        self.elapsed = 0.0  # virtual seconds of the rounds so far
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -139,8 +141,7 @@ class Simulation:
         return self.recording.out if self.recording else None
 
     def __repr__(self) -> str:
-        flat = self.work.flat
-        data, plan = self.data, self.plan
+        flat, data, plan = self.work.flat, self.data, self.plan
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
             f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
@@ -181,7 +182,7 @@ class Simulation:
             raise
         with together():
             self.states.commit()
-            self.server, self.t = server, record.round
+            self.server, self.t, self.elapsed = server, record.round, record.virtual_seconds or 0.0
         return record
 
     def _round(self) -> tuple[Any, Record]:
@@ -232,7 +233,7 @@ class Simulation:
             metrics=metrics,
             signs=signs,
         )
-        return server, record
+        return server, self.meter.stamped(record, replies, self.elapsed) if self.meter else record
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
@@ -262,9 +263,11 @@ class Simulation:
             return tree_map(torch.clone, self.method.init_client(self.x0))
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
-    def restore(self, t: int, server: Any) -> None:
-        """Continue from a checkpoint: t rounds are done. Client states are put back in `states` itself."""
+    def restore(self, t: int, server: Any, elapsed: float | None) -> None:
+        """Continue from a checkpoint: t rounds are done, in virtual seconds if they are counted. Client states are put
+        back in `states` itself."""
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
+        self.elapsed = elapsed or 0.0
 
     def close(self, error: BaseException | None = None) -> None:
         """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary, with

@@ -178,9 +178,9 @@ def _results(
         found.broken.append(f"{MODEL} is missing, but {SUMMARY} says the run has ended")
         return 0
     if saved and saved[0].t == summary.get("rounds"):
-        before = simulation.t, simulation.server
+        before = simulation.t, simulation.server, simulation.elapsed
         try:
-            simulation.restore(saved[0].t, read_state(saved[0].server, simulation.server))
+            simulation.restore(saved[0].t, read_state(saved[0].server, simulation.server), None)
             wrong = unlike_model(path, simulation, f"the model of the checkpoint of round {saved[0].t}")
         except UserError as error:
             wrong = [str(error)]
@@ -208,7 +208,8 @@ def _again(
         if start is not None:
             _link_states(run, start, simulation)
             simulation.states.restore(start, simulation.method.init_client(simulation.x0))
-            simulation.restore(start.t, read_state(start.server, simulation.server))
+            elapsed = records[start.t - 1].virtual_seconds if 0 < start.t <= len(records) else None
+            simulation.restore(start.t, read_state(start.server, simulation.server), elapsed)
         first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
         last = max(*goals, min(len(records), simulation.plan.rounds), first)
         while simulation.t < last:

@@ -32,10 +32,11 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "environment": {""},
     "params": {"errors"},
     "plan": {"backends", "method", "params", "schedule"},
+    "plan": {"backends", "errors", "network", "params"},
     "pool": {"errors", "processes"},
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "usercode"},
-    "sampling": set(),
+    "sampling": {"hashing"},
     "vec": {"compat", "errors"},
     "problems": {"errors"},
     "theory": {"errors", "files", "params", "problems", "report", "rundir", "schedule"},
@@ -85,6 +86,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "given",
         "givenrun",
         "interrupts",
+        "metering",
         "method",
         "metrics",
         "observe",
@@ -167,6 +169,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sharpness",
     },
     "report": {"cures", "errors", "files", "illness", "record", "rundir"},
+    "report": {"errors", "files", "network", "record", "rundir"},
     "reproduce": {
         "config",
         "data",
@@ -191,6 +194,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "cures": {"plan"},
     "illness": {"cures", "observe", "record"},
     "symptoms": {"contract", "errors", "evaluate", "sampling", "vec"},
+    "metering": {"client", "errors", "given", "network", "record"},
+    "network": {"errors", "hashing", "record"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -205,6 +210,7 @@ NO_TORCH = {
     "presets",
     "processes",
     "metrics",
+    "network",
     "observe",
     "record",
     "registry",

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ cohorts and batches for a seed, and one learning-rate decay; the paper gave some
 A --warmup is for all of them too: of the rate in every method, of another field in those that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
-place of methods nothing is run: table, figure and differences are made from the runs in them.
+place of methods nothing is run: table, figure and differences are made from the runs in them; --network and --devices
+then time runs that had a network as if they had had this one.
 
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
@@ -99,7 +101,7 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
     from ..report.runs import folders_of_runs, gather
 
     asked = [
-        *(key for key in options.tables(args) if key != "targets"),
+        *(key for key in options.tables(args) if key not in ("targets", "network", "devices")),
         *(name for name in ("seeds", "log") if getattr(args, name)),
     ]
     if asked:
@@ -114,6 +116,8 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
         rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
     if not rows:
         raise UserError(f"{given[0]}: expected finished runs, found none; {left_out[0]}")
+    if args.network or args.devices:
+        rows = [replace(row, runs=[run.costed(args.network, args.devices) for run in row.runs]) for row in rows]
     for reason in left_out if console else ():
         assert console is not None
         console.print(f"left out: {reason}", style="yellow")

@@ -75,7 +75,7 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the numbers are."""
-        return f"{self._seeds}; {_decay(self.rows)}{_warmup(self.rows)}"
+        return "; ".join(part for part in (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows)) if part)
 
     @property
     def question(self) -> str:
@@ -83,6 +83,13 @@ class Comparison:
         unit = "points, " if any("accuracy" in gap.metric for gap in self.gaps) else ""
         many = f"; of {n} such intervals about {n / 20:.0f} miss by chance" if (n := len(self.gaps)) >= 20 else ""
         return f"Is the difference to {self.baseline} real? ({unit}paired over seeds, 95% t-interval{many})"
+
+
+def _network(rows: Sequence[Row]) -> str:
+    """What simulated time was counted for; nothing if there is none."""
+    configs = [run.config for row in rows for run in row.runs]
+    found = {f"{config['network']}, devices {config.get('devices')}": 1 for config in configs if config.get("network")}
+    return f"virtual seconds: network {' or '.join(found)}" if found else ""
 
 
 def _decay(rows: Sequence[Row]) -> str:

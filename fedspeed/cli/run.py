@@ -96,15 +96,17 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         )
     waited, spent = summary.get("checkpoint_seconds", 0.0), summary["seconds"] + summary["eval_seconds"]
     waits = f", + {waited:.1f} s waiting for checkpoints" if waited > 0.05 * (spent + waited) else ""
+    virtual = f", {summary['virtual_seconds']:.1f} virtual s ({config.network})" if "virtual_seconds" in summary else ""
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
         f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
-        f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients; "
+        f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients{virtual}; "
         f"lr {config.lr:g}, decay {config.lr_decay or paper_decay(config.method):g} per round"
         f"{f', warm-up {config.warmup}' if config.warmup else ''}; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )
     for target, cost in summary["targets"].items():
         reached = f"in round {cost['round']}, after {cost['bytes'] / 1e6:.1f} MB" if cost else "not reached"
+        reached += f" and {cost['virtual_seconds']:.1f} virtual s" if cost and "virtual_seconds" in cost else ""
         console.print(f"{100 * float(target):g}% accuracy: {reached}")

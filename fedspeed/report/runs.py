@@ -6,13 +6,15 @@ import json
 import math
 import re
 import statistics
+import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..record import is_number
+from ..network import Clock
+from ..record import Record, cost_to, is_number
 from ..rundir import RunDir, runs_in
 from .difference import flat
 
@@ -75,13 +77,33 @@ class RunFiles:
         """Every result of the run, by machine names; None for what was not measured or not reached."""
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
+        timed = bool(self.config.get("network"))
+        plain |= {VIRTUAL: self.rounds[-1].get(VIRTUAL) if self.rounds else 0.0} if timed else {}
         for target in targets:
-            first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
-            spent = [r["bytes_down"] + r["bytes_up"] for r in self.rounds if first and r["round"] <= first]
-            plain |= {to("rounds", target): first, to("bytes", target): sum(spent) if first else None}
+            cost = cost_to(self.rounds, target) or {}
+            plain |= {to("rounds", target): cost.get("round"), to("bytes", target): cost.get("bytes")}
+            plain |= {to(VIRTUAL, target): cost.get(VIRTUAL)} if timed else {}
         return plain
 
+    def costed(self, network: str = "", devices: str = "") -> RunFiles:
+        """The same run with simulated time for another network or other devices; "" keeps its own."""
+        lacking = UserError(
+            f"{self.path}: expected rounds that say what every client computed and sent, found none; only a run made "
+            f"with --network can be timed for another: run it again with one, its results stay the same"
+        )
+        if not self.config.get("network"):
+            raise lacking
+        network, devices = network or str(self.config["network"]), devices or str(self.config.get("devices"))
+        clock = Clock(network, devices, int(self.summary["seed"]))
+        try:
+            times = clock.rounds([Record.from_dict(plain) for plain in self.rounds])
+            rounds = [{**plain, VIRTUAL: time} for plain, time in zip(self.rounds, times, strict=True)]
+        except (TypeError, ValueError, ArithmeticError, struct.error):
+            raise lacking from None
+        return replace(self, rounds=rounds, config={**self.config, "network": network, "devices": devices})
 
+
+VIRTUAL = "virtual_seconds"
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
            "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
 
@@ -105,7 +127,7 @@ class Row:
 
     def values(self, key: str, targets: Sequence[float] = ()) -> list[float]:
         """The number of every seed that has one."""
-        found = [run.numbers(targets)[key] for run in self.runs]
+        found = [run.numbers(targets).get(key) for run in self.runs]
         return [value for value in found if value is not None]
 
     def mean_curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:

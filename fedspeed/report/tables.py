@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .paired import Gap
-from .runs import Row, RunFiles, measured, short, spread, to
+from .runs import VIRTUAL, Row, RunFiles, measured, short, spread, to
 
 Lines = list[tuple[str, ...]]
 
@@ -47,17 +47,22 @@ OTHERS = (
     Column("gradients", "grad_evals", 2, 1, 0, False),
     Column("seconds", "seconds", 1, 1, 1, False),
 )
+SIMULATED = Column("virtual s", VIRTUAL, 4, 1, 2, False)
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
-    """Accuracies, or the loss where there are none; what the targets took; what all of it cost."""
+    """Accuracies, or the loss where there are none; what the targets took; what all of it cost. Simulated time is told
+    if every run has it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
+    costs = [("rounds", "rounds", 8, 1.0, 1), ("MB", "bytes", 6, 1e-6, 1)]
+    timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
+    costs += [("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []
     reached = [
-        Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, 1)
+        Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
         for target in targets
-        for title, cost, keep, scale in (("rounds", "rounds", 8, 1.0), ("MB", "bytes", 6, 1e-6))
+        for title, cost, keep, scale, digits in costs
     ]
-    return (*scores, *reached, *OTHERS)
+    return (*scores, *reached, *OTHERS, *([SIMULATED] if timed else []))
 
 
 def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str, ...], Lines]:
@@ -97,10 +102,10 @@ def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; all bytes that were sent."""
+    """All rounds of the config, also of a run that diverged early; all bytes that were sent, all simulated time."""
     if key.startswith("rounds"):
         return float(run.config.get("rounds") or len(run.rounds))
-    return float(run.numbers()["bytes"] or 0.0)
+    return float(run.numbers()[VIRTUAL if key.startswith(VIRTUAL) else "bytes"] or 0.0)
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
@@ -155,9 +160,10 @@ def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
     out = io.StringIO()
     write = csv_format.writer(out, lineterminator="\n").writerow
     runs = [(row.label, run, run.numbers(targets)) for row in rows for run in row.runs]
-    write(["method", "status", *(runs[0][2] if runs else ()), "folder"])
+    names = _names([numbers for _, _, numbers in runs])
+    write(["method", "status", *names, "folder"])
     for label, run, numbers in runs:
-        write([label, "diverged" if run.diverged else "finished", *numbers.values(), run.path.name])
+        write([label, "diverged" if run.diverged else "finished", *map(numbers.get, names), run.path.name])
     return out.getvalue()
 
 
@@ -190,8 +196,8 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
         "status": ["diverged" if run.diverged else "finished" for run in row.runs],
         "illnesses": [run.illnesses for run in row.runs],
     }
-    for key in of_runs[0] if of_runs else ():
-        values = [numbers[key] for numbers in of_runs]
+    for key in _names(of_runs):
+        values = [numbers.get(key) for numbers in of_runs]
         known = [value for value in values if value is not None]
         plain[key] = {
             "values": values,
@@ -200,6 +206,12 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
             "n": len(known),
         }
     return plain
+
+
+def _names(of_runs: Sequence[dict[str, float | None]]) -> list[str]:
+    """What some run has a number for; those with most of them first, which keeps the order."""
+    longest = sorted(of_runs, key=len, reverse=True)
+    return list(dict.fromkeys(key for numbers in longest for key in numbers))
 
 
 # --- text ---
