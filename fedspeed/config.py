@@ -188,8 +188,9 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out."""
-        plain = self.fields()
+        """Plain tables, complete: every default is written out, but for those of fields that came later."""
+        later = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
+        plain = {name: value for name, value in self.fields().items() if name not in later}
         plain["targets"] = list(self.targets)
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()

@@ -16,7 +16,15 @@ MOST = sys.float_info.max
 Allowed = str | tuple[str, ...] | Callable[[], Iterable[str]] | None
 
 
-def param(default: Any, allowed: Allowed = "", about: str = "", *, group: str = "", placement: bool = False) -> Any:
+def param(
+    default: Any,
+    allowed: Allowed = "",
+    about: str = "",
+    *,
+    group: str = "",
+    placement: bool = False,
+    later: bool = False,
+) -> Any:
     """A field: its default, the values it may take, and what it is.
 
     Args:
@@ -25,8 +33,9 @@ def param(default: Any, allowed: Allowed = "", about: str = "", *, group: str = 
         about: completes the sentence "it is ..." of an error message; also the help text.
         group: of options in `--help`.
         placement: it says where and how a run is computed, and changes no bit of the result (on one kind of device).
+        later: it is younger than stored configs: tables leave it out at its default, so that they keep their digests.
     """
-    about_it = {"allowed": allowed, "about": about, "group": group, "placement": placement}
+    about_it = {"allowed": allowed, "about": about, "group": group, "placement": placement, "later": later}
     return dataclasses.field(default=default, metadata=about_it)
 
 

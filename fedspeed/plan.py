@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 
 from . import backends
+from .errors import UserError
 from .params import Params, param
 
 federation = partial(param, group="federation")
@@ -48,6 +50,11 @@ class Plan(Params):
     )
     eval_every: int = course(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
     seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
+    client_metrics: str = course(
+        "",
+        about="when to score the model on every client's data: every=10, or every=10,own for the clients' own models too",
+        later=True,
+    )
     device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
 
     on_client_error: str = fault(
@@ -90,6 +97,20 @@ class Plan(Params):
         placement=True,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "client_metrics", _spelled(self.client_metrics))
+
+    def measures(self, t: int, own: bool = False) -> bool:
+        """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.
+
+        Example:
+            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
+            [3, 6, 7]
+        """
+        every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
+        return bool(every) and (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
+
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
         return self.active or min(10, clients)
@@ -97,3 +118,11 @@ class Plan(Params):
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t
+
+
+def _spelled(given: str) -> str:
+    """`client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
+    found = re.fullmatch(r"every=([1-9][0-9]{0,8})(,own)?", given.replace(" ", ""))
+    if given.strip() and not found:
+        raise UserError(f"client_metrics: expected every=N or every=N,own with N = 1, 2, ..., got {given!r}")
+    return found[0] if found else ""
