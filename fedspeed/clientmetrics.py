@@ -1,4 +1,4 @@
-"""Scores of models on every client's data: what a run measured, and its file, which grows by a block per measured round.
+"""Scores of models on every client's data: what a run measured, and its file, which grows round by round.
 
 The file is a line of JSON (what was measured on what, and how many samples each client has), then the blocks, all of
 one size: the round (int64), then for each column a float32 per client, little-endian. It needs no torch.
@@ -6,6 +6,7 @@ one size: the round (int64), then for each column a float32 per client, little-e
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import NamedTuple
 
@@ -50,9 +51,19 @@ class ClientMetrics(NamedTuple):
     def blocks(self) -> bytes:
         """The rounds as the file holds them."""
         found = np.empty(len(self.rounds), _block(self.columns, len(self.samples)))
-        for name in ("round", *self.columns):
-            found[name] = self.rounds if name == "round" else getattr(self, name)
+        found["round"] = self.rounds
+        with np.errstate(over="ignore"):  # a loss beyond float32 is infinite
+            for name in self.columns:
+                found[name] = getattr(self, name)
         return found.tobytes()
+
+    def some(self, chosen: np.ndarray) -> ClientMetrics:
+        """Of some rounds only, chosen by a mask."""
+        return self._replace(rounds=self.rounds[chosen], **{name: getattr(self, name)[chosen] for name in self.columns})
+
+    def digest(self) -> str:
+        """Of the file that holds this and no more."""
+        return hashlib.blake2b(self.header() + self.blocks(), digest_size=16).hexdigest()
 
 
 def parse(content: bytes) -> ClientMetrics:

@@ -4,7 +4,6 @@ order, so that every back end gets the same bits."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from .clientmetrics import ClientMetrics
 from .data.federated import Federated
 from .evaluate import SLICE, Score, right
 from .sampling import seed_device
@@ -53,23 +51,6 @@ def score_clients(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss,
         hits = right(output, targets) if data.classes is not None else None
     correct = np.full(last + 1 - first, math.nan) if hits is None else _summed(hits, edges)
     return Sums(first, losses, correct)
-
-
-def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Score] | None) -> ClientMetrics:
-    """The scores of round t, from the slices' sums; `own` are the active clients' own, None if not asked for."""
-    m = data.clients
-    loss, correct = np.zeros(m), np.zeros(m)
-    for part in parts:
-        here = slice(part.first, part.first + len(part.loss))
-        loss[here] += part.loss
-        correct[here] += part.right
-    found = ClientMetrics(np.array([t]), data.sizes, (loss / data.sizes)[None], (correct / data.sizes)[None])
-    if own is None:
-        return found
-    scores = np.full((2, 1, m), math.nan)
-    for client, score in own.items():
-        scores[:, 0, client] = score
-    return found._replace(own_loss=scores[0], own_accuracy=scores[1])
 
 
 def own_score(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, client: int) -> Score:

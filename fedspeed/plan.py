@@ -52,7 +52,7 @@ class Plan(Params):
     seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     client_metrics: str = course(
         "",
-        about="when to score the model on every client's data: every=10, or every=10,own for the clients' own models too",
+        about="when to score the model on every client's data: every=10; every=10,own: the clients' own models too",
         later=True,
     )
     device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..errors import UserError, unknown
 from ..registry import foreign, load
@@ -111,7 +111,8 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
     workers = 1 if name == "serial" else workers
     make = partial(find_backend(name), work, workers, touched)
-    return Opened(make() if name in _OURS else Held(name, make, work), name, workers, work)
+    whole = cast("Whole", make()) if name in _OURS else Held(name, make, work)
+    return Opened(whole, name, workers, work)
 
 
 def worth_processes(work: Work) -> bool:
