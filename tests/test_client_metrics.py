@@ -22,6 +22,7 @@ from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedSpeed
 from fedspeed.plan import Plan
+from fedspeed.report.difference import differences
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify
@@ -254,6 +255,13 @@ def test_scores_that_were_changed_with_all_digests(straight, tmp_path):
     assert "round 4 is missing" in unlike_rounds(before.some(before.rounds != 4), simulation, 5)[0]
     simulation.plan = Plan(rounds=5)
     assert "does not ask" in unlike_rounds(before, simulation, 5)[0]
+
+
+def test_diff_names_other_scores(straight, tmp_path):
+    shutil.copytree(straight.path, tmp_path / "other")
+    assert differences(straight.path, tmp_path / "other") == []
+    _flip(RunDir(tmp_path / "other").client_metrics_file)
+    assert [found.name for found in differences(straight.path, tmp_path / "other")] == ["client_metrics.bin"]
 
 
 def test_a_given_model_too(tmp_path):

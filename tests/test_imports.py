@@ -194,6 +194,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
 }
 NO_TORCH = {
     "",
+    "clientmetrics",
     "errors",
     "files",
     "params",
