@@ -176,8 +176,9 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.parametrize("tail", [b"half a block", bytes(1000)])
 @pytest.mark.parametrize(("when", "every"), [(1, 1), (3, 1), (4, 3), (2, 0)])
-def test_a_resumed_run_has_the_same_file(straight, tmp_path, monkeypatch, when, every):
+def test_a_resumed_run_has_the_same_file(straight, tmp_path, monkeypatch, when, every, tail):
     """Stopped after some line was written, with a block cut off or too many; the manifest may be of earlier rounds."""
     from fedspeed import recording
 
@@ -194,7 +195,7 @@ def test_a_resumed_run_has_the_same_file(straight, tmp_path, monkeypatch, when, 
             run_of(tables, tmp_path / "run")
     run = RunDir(tmp_path / "run")
     with run.client_metrics_file.open("ab") as file:
-        file.write(b"\x01\x02half a block")
+        file.write(tail)
     resume(run.path)
     assert run.client_metrics_file.read_bytes() == straight.client_metrics_file.read_bytes()
     assert verify(run.path).broken == []
@@ -308,7 +309,6 @@ ONE = ClientMetrics(np.array([3]), np.array([2, 5]), np.array([[1e300, np.nan]])
         ONE.header().replace(b"train", b"both"),
         ONE.header().replace(b"[2, 5]", b"[]"),
         ONE.header().replace(b"[2, 5]", b'[2, "5"]'),
-        ONE.header() + ONE.blocks() * 2,
         b"[" * 100_000 + b"\n",
     ],
 )
@@ -328,5 +328,7 @@ def test_a_file_that_has_just_begun(tmp_path):
         assert (found if found is None else found.rounds.tolist()) == rounds
     run.client_metrics_file.unlink()
     run.add_client_metrics(ONE)
+    run.client_metrics_file.write_bytes(run.client_metrics_file.read_bytes() + bytes(len(ONE.blocks())))
+    assert run.client_metrics().rounds.tolist() == [3]  # a disk may keep a file's length and lose its end
     assert run.client_metrics().loss[0].tolist()[:1] == [np.inf]
     assert json.loads(run.client_metrics_file.read_bytes().partition(b"\n")[0])["samples"] == [2, 5]
