@@ -127,6 +127,7 @@ def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> I
 def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
     one = checkpoints.read(path)
     files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
+    files += one.manifest.client_metrics is not None
     found.held.append(f"digests of the checkpoint of round {path.stem}: {files} files, {len(one.entries)} states")
     return one
 
