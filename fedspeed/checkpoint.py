@@ -19,17 +19,18 @@ from .errors import UserError
 from .files import write
 from .hashing import Hash, cut, digest, flush, prefix
 from .manifest import CHECKPOINT_FORMAT, ERRORS, Manifest, Part, Saved
-from .rundir import CONFIG, OWN, ROUNDS, RunDir
+from .rundir import CONFIG, GROWING, OWN, RunDir
 from .statefile import no_room, read_state, write_state
 from .statelog import Change, StateLog
 from .states import ClientStates, DiskStates
-from .vec import has_leaves, tree_bytes
+from .sums import counted
+from .vec import tree_bytes
 
 if TYPE_CHECKING:
     from .record import Record
     from .server import Simulation
 
-__all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved", "counted"]
+__all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved"]
 
 KEEP = 2
 """Checkpoints that stay; the one before the last is what `verify` runs the last round from."""
@@ -62,7 +63,7 @@ class Checkpoints:
         self.bound = bound or {}
         self.run = RunDir(folder)
         self.waited = 0.0  # seconds that rounds waited in here
-        self._log, self._rounds = StateLog(self.run), Hash()
+        self._log, self._grown = StateLog(self.run), {name: Hash() for name in GROWING}
         self._here = folder.stat().st_ino if folder.exists() else None
         self._newest: int | None = None
         self._replaced: list[Path] = []  # what only the checkpoint before the newest needs
@@ -92,9 +93,9 @@ class Checkpoints:
             if t == self._newest:
                 return
             self._last = time.monotonic()
-            lines = self.run.rounds_file
-            end = lines.stat().st_size if lines.exists() else 0
-            work = (t, server, states.take_unsaved(), end, self.waited)
+            files = {name: self.folder / name for name in GROWING}
+            ends = {name: file.stat().st_size for name, file in files.items() if file.exists()}
+            work = (t, server, states.take_unsaved(), ends, self.waited)
             self._thread = threading.Thread(target=self._write, args=work, daemon=True)
             self._thread.start()
 
@@ -116,7 +117,7 @@ class Checkpoints:
         finally:
             self.waited = before + time.perf_counter() - begun
 
-    def _write(self, t: int, server: Any, taken: list[tuple[int, int, Any]], end: int, waited: float) -> None:
+    def _write(self, t: int, server: Any, taken: list[Any], ends: dict[str, int], waited: float) -> None:
         try:
             self._stay()
             run, path = self.run, self.run.server_path(t)
@@ -131,15 +132,16 @@ class Checkpoints:
             superseded = self._log.append(changes, t)
             if self._log.path != before or any(change.digest for change in changes):
                 flush(run.states)
-            if end:
-                self._rounds.take(run.rounds_file, end)
-            flush(run.rounds_file)
+            for name, end in ends.items():
+                self._new_names |= not self._grown[name].count
+                self._grown[name].take(self.folder / name, end)
+                flush(self.folder / name)
             if self._new_names:
                 flush(self.folder)
             assert self._log.path is not None
             log = Part(run.name(self._log.path), self._log.hash.digest(), self._log.hash.count)
-            rounds = Part(run.name(run.rounds_file), self._rounds.digest(), self._rounds.count)
-            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited)
+            rounds, measured = (Part(name, found.digest(), found.count) for name, found in self._grown.items())
+            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited, measured if measured.length else None)
             self._stay()
             try:
                 write(run.manifest_path(t), manifest.text(), durable=True)
@@ -179,7 +181,8 @@ class Checkpoints:
         try:
             manifest = Manifest.read(path)
             self._hashed(path, manifest.server, offer)
-            log, rounds = (self._hashed(path, part, offer) for part in (manifest.log, manifest.rounds))
+            parts = (manifest.log, manifest.rounds, manifest.client_metrics)
+            hashes = tuple(self._hashed(path, part, offer) for part in parts)
             entries = manifest.entries(self.run)
         except UserError:
             raise
@@ -189,7 +192,7 @@ class Checkpoints:
             if entry.digest:
                 file = self.run.state_path(client, entry.generation)
                 self._hashed(path, Part(self.run.name(file), entry.digest), offer)
-        return Saved(manifest, self.run, entries, (log, rounds))
+        return Saved(manifest, self.run, entries, hashes)
 
     def _hashed(self, manifest: Path, part: Part | None, offer: str) -> Hash:
         """The hash of a file, or of its first bytes, that is as a manifest says."""
@@ -254,7 +257,7 @@ class Checkpoints:
 
     def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:
         """Stand at a checkpoint: remove what neither it nor the one before it names, and what follows it in the log and
-        in `rounds.jsonl`."""
+        in the files that grow."""
         needed, replaced = set(self._named(saved.manifest, saved.entries)), list[Path]()
         for path in self.manifests()[1:KEEP]:
             with suppress(*ERRORS):
@@ -268,12 +271,17 @@ class Checkpoints:
         for path in [*self.run.checkpoints.glob("*@*"), *self.run.states.glob("*@*")]:
             if OWN.fullmatch(path.name) and path not in keep:
                 path.unlink(missing_ok=True)
-        log, self._rounds = saved.hashes
+        log, *grown = saved.hashes
+        self._grown = dict(zip(GROWING, grown, strict=True))
         self._log = StateLog(self.run, saved.log, log, dict(saved.entries))
         if saved.log is not None:
             cut(saved.log, log.count)
         if saved.manifest.rounds is not None:
-            cut(self.run.rounds_file, self._rounds.count)
+            cut(self.run.rounds_file, grown[0].count)
+        if saved.manifest.client_metrics is not None:
+            cut(self.run.client_metrics_file, grown[1].count)
+        else:
+            self.run.client_metrics_file.unlink(missing_ok=True)
         self._newest = saved.t
         self._replaced = replaced
         self.waited = saved.manifest.waited
@@ -284,15 +292,3 @@ class Checkpoints:
         log = [self.folder / manifest.log.name] if manifest.log else []
         files = [self.run.state_path(i, entry.generation) for i, entry in entries.items() if entry.digest]
         return [*self._needs(manifest.t), *log, *files]
-
-
-def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
-    """Whose state is not of the last round in which its reply was counted."""
-    turns: dict[int, int] = {}
-    if has_leaves(simulation.method.init_client(simulation.x0)):
-        turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
-    kept = saved.generations
-    for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():
-        then, now = (f"of round {found[client] + 1}" if client in found else "none" for found in (turns, kept))
-        if then != now:
-            yield f"round {saved.t}: by {ROUNDS} the state of client {client} is {then}, in the checkpoint {now}"

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .clientscores import own_score
 from .contract import Hooks
 from .data.federated import Federated
 from .errors import ClientFailed, Diverged, UserError
+from .evaluate import Score
 from .method import Local, Method
 from .origin import reason
 from .plan import Plan
@@ -99,6 +101,7 @@ class Facts(NamedTuple):
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
+    own: Score | None = None  # of its own model on its own data, in a round that asks for it
 
 
 class Reply(NamedTuple):
@@ -176,6 +179,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
                 flat.refuse_changed_buffers()
         local = Local(steps, job.lr, len(rows), job.t, seed, job.client)
         metrics = hooks.client_metrics(x, down, client, local)
+        own = own_model(work, job, x)
         up, kept = hooks.upload(x, down, client, local)
         sent = hooks.sent(up)
     except (UserError, Diverged):
@@ -186,8 +190,14 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics)
+    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics, own=own)
     return Reply(job, up, kept, facts)
+
+
+def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
+    """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
+    asked = work.plan.measures(job.t + 1, own=True)
+    return own_score(work.flat, x, work.data, work.loss, job.client) if asked else None
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:

@@ -190,13 +190,10 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out, but for no warm-up: older runs do not know of it."""
-        plain = self.fields()
-        if not self.warmup:
-            del plain["warmup"]
+        """Plain tables, complete: every default is written out, but for those of fields that came later."""
+        later = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
+        plain = {name: value for name, value in self.fields().items() if name not in later}
         plain["targets"] = list(self.targets)
-        if not self.network:  # younger than configs that are stored
-            del plain["network"], plain["devices"]
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
         return {"format": CONFIG_FORMAT, **plain}

@@ -44,16 +44,16 @@ def score_slice(
     with torch.no_grad():
         inputs, targets = (data.validation_batch if validation else data.test_batch)(start, stop)
         output = flat.model(inputs)
-        right = _right(output, targets) if data.classes is not None else math.nan
-        return Score(float(loss(output, targets)) * len(targets), right)
+        hits = right(output, targets) if data.classes is not None else None
+        return Score(float(loss(output, targets)) * len(targets), math.nan if hits is None else float(hits.sum()))
 
 
 def total(parts: Iterable[Score], n: int) -> Score:
     """Means from the sums of the pieces, added in order."""
-    loss, right = 0.0, 0.0
+    loss, correct = 0.0, 0.0
     for part in parts:
-        loss, right = loss + part.loss, right + part.accuracy
-    return Score(loss / n, right / n) if n else Score(math.nan, math.nan)
+        loss, correct = loss + part.loss, correct + part.accuracy
+    return Score(loss / n, correct / n) if n else Score(math.nan, math.nan)
 
 
 def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, validation: bool = False) -> Score:
@@ -63,8 +63,8 @@ def evaluate(flat: FlatModel, x: torch.Tensor, data: Federated, loss: Loss, vali
     return total(parts, pieces[-1][1] if pieces else 0)
 
 
-def _right(output: Any, targets: torch.Tensor) -> float:
-    """How many targets have the largest output; NaN unless outputs are (n, 2 or more): for one logit, for example."""
+def right(output: Any, targets: torch.Tensor) -> torch.Tensor | None:
+    """Which targets have the largest output; None unless outputs are (n, 2 or more): for one logit, for example."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < 2 or targets.ndim != 1:
-        return math.nan
-    return float((output.argmax(-1) == targets).sum())
+        return None
+    return output.argmax(-1) == targets

@@ -82,3 +82,27 @@ def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(folder: Path, kind: str) -> Iterator[bool]:
+    """Whether a folder's lock (`LOCK_EX` or `LOCK_SH`) could be had, which is then held until the end; True where there
+    are no locks."""
+    try:
+        import fcntl
+
+        held = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield True
+        return
+    free = True
+    try:
+        try:
+            fcntl.flock(held, getattr(fcntl, kind) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:  # a file system without locks
+            pass
+        yield free
+    finally:
+        os.close(held)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .files import read_text
 from .hashing import Hash
-from .rundir import LOG, ROUNDS, STATE, RunDir
+from .rundir import CLIENT_METRICS, LOG, ROUNDS, STATE, RunDir
 from .statelog import Entry, read_entry, read_log
 
 CHECKPOINT_FORMAT = 2
@@ -40,6 +40,7 @@ class Manifest:
         rounds: the lines of the rounds done; None in format 1.
         bound: digests of what the run is of: its config, its data, ...
         waited: seconds that rounds had waited for checkpoints.
+        client_metrics: the scores of the rounds done, if any were measured.
     """
 
     t: int
@@ -49,6 +50,7 @@ class Manifest:
     rounds: Part | None = None
     bound: dict[str, str] = field(default_factory=dict)
     waited: float = 0.0
+    client_metrics: Part | None = None
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -68,16 +70,20 @@ class Manifest:
             raise ValueError(f"unexpected files {server.name}, {log.name}, {rounds.name}")
         if server.length is not None or log.length is None or rounds.length is None:
             raise ValueError("expected the number of bytes of log and rounds")
+        measured = _part(plain["client_metrics"]) if "client_metrics" in plain else None
+        if measured is not None and (measured.name != CLIENT_METRICS or not measured.length):
+            raise ValueError(f"unexpected file {measured.name}, or not the number of its bytes")
         bound, waited = plain["bound"], plain["waited"]
         if not isinstance(bound, dict) or not all(isinstance(value, str) for value in bound.values()):
             raise ValueError(f"bound to {bound!r}")
         if type(waited) not in (int, float) or not 0 <= waited < 1e12:
             raise ValueError(f"waited {waited!r}")
-        return cls(t, server, {}, log, rounds, bound, float(waited))
+        return cls(t, server, {}, log, rounds, bound, float(waited), measured)
 
     def text(self) -> str:
         """The manifest as it is written."""
-        parts = {name: _plain(getattr(self, name)) for name in ("server", "log", "rounds")}
+        names = ("server", "log", "rounds", "client_metrics")
+        parts = {name: _plain(part) for name in names if (part := getattr(self, name)) is not None}
         return json.dumps(
             {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}
         )
@@ -99,13 +105,13 @@ class Saved:
 
     Args:
         entries: client -> where its state is.
-        hashes: of the log and of the rounds, up to the checkpoint, to continue from.
+        hashes: of the log and of the files that grow, up to the checkpoint, to continue from.
     """
 
     manifest: Manifest
     run: RunDir
     entries: dict[int, Entry]
-    hashes: tuple[Hash, Hash]
+    hashes: tuple[Hash, ...]
 
     @property
     def t(self) -> int:

@@ -24,6 +24,7 @@ def param(
     group: str = "",
     placement: bool = False,
     schedulable: bool = False,
+    later: bool = False,
 ) -> Any:
     """A field: its default, the values it may take, and what it is.
 
@@ -34,6 +35,7 @@ def param(
         group: of options in `--help`.
         placement: it says where and how a run is computed, and changes no bit of the result (on one kind of device).
         schedulable: of a method's number: a warm-up may change it from round to round (`schedule`).
+        later: it is younger than stored configs: tables leave it out at its default, so that they keep their digests.
     """
     if schedulable and not isinstance(default, float):
         raise UserError(f"param: a schedulable field has a float as its default such as 0.1, got {default!r}")
@@ -43,6 +45,7 @@ def param(
         "group": group,
         "placement": placement,
         "schedulable": schedulable,
+        "later": later,
     }
     return dataclasses.field(default=default, metadata=about_it)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,6 +46,7 @@ class Plan(Params):
         None,
         "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed methods` "
         "shows which fields of a method can",
+        later=True,
     )
     weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
     clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
@@ -59,6 +61,11 @@ class Plan(Params):
     )
     eval_every: int = course(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
     seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
+    client_metrics: str = course(
+        "",
+        about="when to score the model on every client's data: every=10; every=10,own: the clients' own models too",
+        later=True,
+    )
     device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
 
     on_client_error: str = fault(
@@ -71,9 +78,10 @@ class Plan(Params):
     network: str = scenario(
         "",
         about="what `virtual_seconds` are counted for: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
+        later=True,
     )
     devices: str = scenario(
-        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5"
+        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5", later=True
     )
     precision: str = machine(
         "full",
@@ -117,6 +125,17 @@ class Plan(Params):
             parse_network(self.network)
         elif mix != parse_devices(Plan.devices):
             raise UserError(f"devices: {self.devices} expects a network too, found none; add one, --network lte")
+        object.__setattr__(self, "client_metrics", _spelled(self.client_metrics))
+
+    def measures(self, t: int, own: bool = False) -> bool:
+        """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.
+
+        Example:
+            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
+            [3, 6, 7]
+        """
+        every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
+        return bool(every) and (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
 
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
@@ -129,3 +148,11 @@ class Plan(Params):
     def method_at(self, method: Method, t: int) -> Method:
         """The method of round t = 0, 1, ..., its warm-up in force."""
         return method_at(method, self.warmup, t)
+
+
+def _spelled(given: str) -> str:
+    """`client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
+    found = re.fullmatch(r"every=([1-9][0-9]{0,8})(,own)?", given.replace(" ", ""))
+    if given.strip() and not found:
+        raise UserError(f"client_metrics: expected every=N or every=N,own with N = 1, 2, ..., got {given!r}")
+    return found[0] if found else ""

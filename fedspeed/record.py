@@ -39,7 +39,9 @@ class Record:
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
     signs: dict[str, float] = field(default_factory=dict)  # of illness, by name (symptoms.py); none in a healthy round
-    virtual_seconds: float | None = None  # simulated, up to the end of this round; None, and no lists, without a network
+    virtual_seconds: float | None = (
+        None  # simulated, up to the end of this round; None, and no lists, without a network
+    )
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
 

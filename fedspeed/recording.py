@@ -127,6 +127,8 @@ class Recording:
                             record = simulation.advance()
                             self._in_place()
                             with together():
+                                if simulation.client_metrics is not None:
+                                    self.files.add_client_metrics(simulation.client_metrics)
                                 lines.write(line(record))
                                 lines.flush()
                                 self.records.append(copy.deepcopy(record))  # others have it too
@@ -218,10 +220,18 @@ def _end_all() -> None:
 
 
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
-    """Of the model, and of the rounds without their times: equal for equal runs."""
+    """Of the model, of the rounds without their times, of scores on clients' data if any: equal for equal runs."""
+    run = RunDir(out)
     rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
     found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
-    return {"model": RunDir(out).model_digest(), "rounds": found.hexdigest()}
+    told = {"model": run.model_digest(), "rounds": found.hexdigest()}
+    try:
+        measured = run.client_metrics()
+    except UserError:
+        return {**told, "client_metrics": None}
+    if measured is not None:
+        told["client_metrics"] = measured.some(measured.rounds <= len(records)).digest()
+    return told
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import torch
 
 from .modelfile import model_tensors
 from .recording import digests, summarise
-from .rundir import REPORTED, SUMMARY
+from .rundir import CLIENT_METRICS, REPORTED, SUMMARY
 
 if TYPE_CHECKING:
+    from .clientmetrics import ClientMetrics
     from .config import Config
     from .record import Record
     from .server import Simulation
@@ -51,6 +52,27 @@ def unlike_summary(
         elif key != "environment" and summary[key] != value:
             wrong.append(f"{SUMMARY}: {key} is {summary[key]!r}, the rounds and the data say {value!r}")
     return wrong
+
+
+def unlike_rounds(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
+    """How the rounds that were measured are not those that the plan asks for."""
+    wanted = [t for t in range(1, rounds + 1) if simulation.plan.measures(t)]
+    found = [] if measured is None else [t for t in measured.rounds.tolist() if t <= rounds]
+    if found == wanted:
+        return []
+    t = min(set(wanted) ^ set(found))
+    return [
+        f"{CLIENT_METRICS}: round {t} is {'missing' if t in wanted else 'there, and the config does not ask for it'}"
+    ]
+
+
+def unlike_measured(measured: ClientMetrics | None, again: ClientMetrics | None, t: int) -> list[str]:
+    """How the scores of a round that was run again differ, in any bit, from those that were written down."""
+    before = None if measured is None else measured.some(measured.rounds == t)
+    if before is None or not len(before.rounds) or again is None:
+        return []  # `unlike_rounds` says whether that is right
+    same = before.header() == again.header() and before.blocks() == again.blocks()
+    return [] if same else [f"round {t}: the scores in {CLIENT_METRICS} differ from those of the round run again"]
 
 
 def unlike_model(path: Path, simulation: Simulation, what: str) -> list[str]:

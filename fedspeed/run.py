@@ -167,13 +167,13 @@ def go_on(
             if other := checkpoints.other_variables(saved):
                 told = f"environment variables that change the last bits differ ({other})"
                 warnings.warn(f"{told}; the run continues, equal up to rounding", stacklevel=3)
-        again = saved if saved is not None and _scored_as_the_last(records[-1], config) else None
+        again = saved if saved is not None and _scored_as_the_last(out, records[-1], config) else None
         if again is not None:
             saved = checkpoints.before(again)
             if saved is None:
                 raise UserError(
                     f"{out} cannot be given more rounds as one long run would have them: round {again.t} was "
-                    f"evaluated only because it was the last (eval_every {config.eval_every}), and there is no "
+                    f"evaluated only because it was the last (eval_every, client_metrics), and there is no "
                     f"checkpoint before it; start a run with more rounds"
                 )
             records = records[: saved.t]
@@ -212,8 +212,11 @@ def longer(config: Config, rounds: int) -> Config:
     return replace(config, rounds=rounds or config.rounds)
 
 
-def _scored_as_the_last(record: Record, config: Config) -> bool:
+def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
     """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
     scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
     due = record.round % config.eval_every == 0 or record.round >= config.rounds
-    return not due and any(score is not None for score in scores)
+    if not due and any(score is not None for score in scores):
+        return True
+    measured = RunDir(out).client_metrics() if not config.measures(record.round) else None
+    return measured is not None and record.round in measured.rounds

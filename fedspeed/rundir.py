@@ -6,27 +6,32 @@ A run directory may come from somebody else, so everything in it is checked when
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from .errors import UserError
-from .files import read_bytes, read_text, read_toml, refuse_depth, write
+from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import tensors_digest
 from .record import Record
+
+if TYPE_CHECKING:
+    from .clientmetrics import ClientMetrics
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL)
+CLIENT_METRICS = "client_metrics.bin"
+GROWING = (ROUNDS, CLIENT_METRICS)
+"""What is appended to as rounds end; a checkpoint says how much of each belongs to it."""
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS)
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
 """The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
@@ -70,6 +75,7 @@ class RunDir:
         self.rounds_file = self.path / ROUNDS
         self.summary_file = self.path / SUMMARY
         self.model_file = self.path / MODEL
+        self.client_metrics_file = self.path / CLIENT_METRICS
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
 
@@ -156,6 +162,21 @@ class RunDir:
         """Rewrite `rounds.jsonl`."""
         write(self.rounds_file, "".join(line(record) for record in records))
 
+    def client_metrics(self) -> ClientMetrics | None:
+        """Scores on every client's data in the rounds that were measured; None if none were."""
+        from .clientmetrics import parse
+
+        try:
+            content = read_bytes(self.client_metrics_file) if self.client_metrics_file.exists() else b""
+            return parse(content) if b"\n" in content else None  # else its first line is being written
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.client_metrics_file} cannot be read ({error}); {self._again()}") from None
+
+    def add_client_metrics(self, measured: ClientMetrics) -> None:
+        """Append a round's scores; the first begin the file."""
+        with self.client_metrics_file.open("ab") as file:
+            file.write((b"" if file.tell() else measured.header()) + measured.blocks())
+
     def _again(self) -> str:
         again = f"`fedspeed run {self.config_file} --out {self.path} --overwrite`"
         return f"put it back, or start again: {again}"
@@ -224,7 +245,8 @@ class RunDir:
             ) from None
 
     def clear(self) -> None:
-        """Drop states and checkpoints: what a run killed before its first manifest left is of no use."""
+        """Drop states, checkpoints and what was measured: of no use if a run was killed before its first manifest."""
+        self.client_metrics_file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -257,7 +279,7 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-    with _locked(out, "LOCK_EX") as free:
+    with locked(out, "LOCK_EX") as free:
         if not free:
             raise UserError(
                 f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
@@ -268,28 +290,5 @@ def alone(out: Path) -> Iterator[None]:
 @contextmanager
 def beside(out: Path) -> Iterator[bool]:
     """Whether a run is in progress in a folder; if none is, none can begin inside the `with` (where locks exist)."""
-    with _locked(out, "LOCK_SH") as free:
+    with locked(out, "LOCK_SH") as free:
         yield not free
-
-
-@contextmanager
-def _locked(folder: Path, kind: str) -> Iterator[bool]:
-    """Whether the lock could be had, which is then held until the end; True where there are no locks."""
-    try:
-        import fcntl
-
-        held = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield True
-        return
-    free = True
-    try:
-        try:
-            fcntl.flock(held, getattr(fcntl, kind) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        except OSError:  # a file system without locks
-            pass
-        yield free
-    finally:
-        os.close(held)

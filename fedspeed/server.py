@@ -13,11 +13,11 @@ from torch import nn
 
 from .backends import open_backend
 from .client import Failed, Job, Reply, Work, make_jobs
+from .clientmetrics import ClientMetrics
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import UserError
-from .evaluate import Score, slices
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .metering import Meter
@@ -28,6 +28,7 @@ from .plan import Plan
 from .presets import paper_decay
 from .record import Record
 from .sampling import cohort, dropped
+from .scoring import score_round
 from .states import choose_states
 from .symptoms import Symptoms, server_diverged
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
@@ -109,6 +110,7 @@ class Simulation:
         self.method = method
         self.data = data
         self.t = 0
+        self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
         self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
@@ -176,17 +178,18 @@ class Simulation:
         before or as after it, never between."""
         self.observers.started(self)
         try:
-            server, record = self._round()
+            server, record, measured = self._round()
         except BaseException:
             self.states.discard()
             raise
         with together():
             self.states.commit()
-            self.server, self.t, self.elapsed = server, record.round, record.virtual_seconds or 0.0
+            self.server, self.t, self.client_metrics = server, record.round, measured
+            self.elapsed = record.virtual_seconds or 0.0
         return record
 
-    def _round(self) -> tuple[Any, Record]:
-        """The server after the next round, and its record; new client states are staged."""
+    def _round(self) -> tuple[Any, Record, ClientMetrics | None]:
+        """The server after the next round, its record, what was measured; new client states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
         lr, work = plan.rate(t, paper_decay(self.method)), self.work.at(t)
@@ -208,7 +211,7 @@ class Simulation:
         if not all_finite(server):
             raise server_diverged(self.method, server, t, lr)
         trained = time.perf_counter()
-        score, validation = self._evaluate(server.x, t + 1)
+        score, validation, measured = score_round(self.backend, self.work, server.x, t + 1, replies)
         train_loss = average(replies, "train_loss")
         signs = self.symptoms.round(t + 1, server, train_loss, (score, validation))
         evaluated = time.perf_counter()
@@ -233,7 +236,9 @@ class Simulation:
             metrics=metrics,
             signs=signs,
         )
-        return server, self.meter.stamped(record, replies, self.elapsed) if self.meter else record
+        if self.meter:
+            record = self.meter.stamped(record, replies, self.elapsed)
+        return server, record, measured
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
@@ -290,12 +295,3 @@ class Simulation:
 
     def _weight(self, reply: Reply) -> float:
         return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0
-
-    def _evaluate(self, x: torch.Tensor, t: int) -> tuple[Score | None, Score | None]:
-        """Scores of the server's vector after t rounds on test and validation set; None where there is none."""
-        if t % self.plan.eval_every and t != self.plan.rounds:
-            return None, None
-        vector = x.to(self.work.flat.dtype, copy=True)
-        data, score = self.work.data, self.backend.evaluate
-        test = score(vector) if slices(data, False) else None
-        return test, score(vector, validation=True) if slices(data, True) else None

@@ -1,14 +1,17 @@
-"""What a server keeps as a mean over all clients, against the mean of what the clients keep."""
+"""Checkpoints against rounds: whose states they hold, and what a server keeps as a mean over all clients."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
 
+from .rundir import ROUNDS
 from .statefile import read_state
+from .vec import has_leaves
 
 if TYPE_CHECKING:
     from .manifest import Saved
@@ -46,3 +49,15 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
     said = f"round {saved.t}: the server's {is_at} is the mean of all clients' {mean_of}"
     wrong = f"{said}: off by {off:.3g}, rounding explains {limit:.3g}; a state or the server's vector was changed"
     return f"{said} (off by {off:.1g}, rounding)", [] if off <= limit else [wrong]
+
+
+def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
+    """Whose state is not of the last round in which its reply was counted."""
+    turns: dict[int, int] = {}
+    if has_leaves(simulation.method.init_client(simulation.x0)):
+        turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
+    kept = saved.generations
+    for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():
+        then, now = (f"of round {found[client] + 1}" if client in found else "none" for found in (turns, kept))
+        if then != now:
+            yield f"round {saved.t}: by {ROUNDS} the state of client {client} is {then}, in the checkpoint {now}"

@@ -14,10 +14,11 @@ from .errors import Diverged, UserError
 from .record import TIMES
 from .run import prepare
 from .runconfig import bound_to, read_config
-from .rundir import CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
+from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
+    from .clientmetrics import ClientMetrics
     from .config import Config
     from .manifest import Saved
     from .record import Record
@@ -95,12 +96,13 @@ def verify(
                 found.held.append(f"the run is in progress; checked up to round {upto}")
             for one in saved:
                 _checkpoint(checkpoints, one, simulation, records, going_on, found)
+            measured = _measured(files, simulation, len(records), found)
             model_of = 0 if going_on else _results(run, config, simulation, records, saved, found)
             if every_round:
-                _again(run, simulation, None, [] if going_on else saved, records, model_of, found)
+                _again(run, simulation, None, [] if going_on else saved, records, model_of, found, measured)
             elif saved and not going_on:
                 start = saved[1] if len(saved) > 1 else None
-                _again(run, simulation, start, saved[:1], records, model_of, found)
+                _again(run, simulation, start, saved[:1], records, model_of, found, measured)
     return found
 
 
@@ -125,6 +127,7 @@ def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> I
 def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
     one = checkpoints.read(path)
     files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
+    files += one.manifest.client_metrics is not None
     found.held.append(f"digests of the checkpoint of round {path.stem}: {files} files, {len(one.entries)} states")
     return one
 
@@ -138,8 +141,7 @@ def _checkpoint(
     found: Verification,
 ) -> None:
     """A checkpoint against what the run is of, against its rounds, and the server against the clients."""
-    from .checkpoint import counted
-    from .sums import sums
+    from .sums import counted, sums
 
     try:
         checkpoints.check(saved, bound_to(checkpoints.folder, simulation))
@@ -150,6 +152,20 @@ def _checkpoint(
     except UserError as error:  # a file with the right digest that does not fit the config
         if not going_on or checkpoints.run.manifest_path(saved.t).exists():
             found.broken.append(str(error))
+
+
+def _measured(files: RunDir, simulation: Simulation, rounds: int, found: Verification) -> ClientMetrics | None:
+    """The scores on clients' data, of the rounds that should have some."""
+    from .results import unlike_rounds
+
+    try:
+        measured = files.client_metrics()
+    except UserError as error:
+        found.broken.append(str(error))
+        return None
+    if measured is not None or simulation.plan.client_metrics:
+        found.note(f"{CLIENT_METRICS} has the rounds to measure", unlike_rounds(measured, simulation, rounds))
+    return measured
 
 
 def _results(
@@ -198,9 +214,10 @@ def _again(
     records: list[Record],
     model_of: int,
     found: Verification,
+    measured: ClientMetrics | None,
 ) -> None:
     """Run rounds again from a checkpoint (None: from round 0) and compare records, and vectors where there are some."""
-    from .results import unlike_model
+    from .results import unlike_measured, unlike_model
     from .statefile import read_state
 
     wrong: list[str] = []
@@ -216,6 +233,7 @@ def _again(
             record = simulation.step()
             before = records[record.round - 1] if record.round <= len(records) else None
             wrong += _unlike(record, before)
+            wrong += unlike_measured(measured, simulation.client_metrics, record.round)
             if record.round in goals:
                 wrong += list(_other_bits(simulation, goals[record.round]))
             if record.round == model_of:

@@ -18,7 +18,9 @@ from fedspeed.report.runs import RunFiles
 from fedspeed.rundir import REPORTED, RunDir, line, runs_in
 
 PACKAGE = Path(fedspeed.__file__).parent
-SPELLED = re.compile(r"config\.toml|rounds\.jsonl|summary\.json|model\.safetensors|^states$|^checkpoints$|server@|log@")
+SPELLED = re.compile(
+    r"config\.toml|rounds\.jsonl|summary\.json|model\.safetensors|client_metrics\.bin|^states$|^checkpoints$|server@|log@"
+)
 ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/run.py": "config.toml",
     "cli/verify.py": "summary.json",

@@ -394,7 +394,7 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
         if where == "evaluation":
             patch.setattr(Serial, "evaluate", interrupt(Serial.evaluate))
         if where == "step":
-            patch.setattr(server.Simulation, "_evaluate", interrupt(server.Simulation._evaluate))
+            patch.setattr(server, "score_round", interrupt(server.score_round))
         if where == "line":
             patch.setattr("fedspeed.recording.line", interrupt(line))
         tables = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
@@ -413,13 +413,13 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
 def test_a_last_loss_that_is_not_finite(tmp_path, monkeypatch):
     """The summary is the same whether the run was resumed or not, and verify agrees with both."""
     tables = {**SMALL, "rounds": 4, "backend": "serial", "model": "linear", "method": "fedspeed"}
-    real = server.Simulation._evaluate
+    real = server.score_round
 
-    def infinite(self, x, t):
-        score, validation = real(self, x, t)
-        return score._replace(loss=math.inf) if t > 2 else score, validation
+    def infinite(backend, work, x, t, replies):
+        scored = real(backend, work, x, t, replies)
+        return scored._replace(test=scored.test._replace(loss=math.inf)) if t > 2 else scored
 
-    monkeypatch.setattr(server.Simulation, "_evaluate", infinite)
+    monkeypatch.setattr(server, "score_round", infinite)
     straight = run_config(Config.from_dict(tables), tmp_path / "a")
     run_config(Config.from_dict(tables), tmp_path / "b")
     (tmp_path / "b" / "summary.json").unlink()

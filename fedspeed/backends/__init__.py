@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..errors import UserError, unknown
 from ..registry import foreign, load
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..client import Failed, Job, Reply, Work
+    from ..clientscores import Sums
     from ..evaluate import Score
 
 BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
@@ -55,10 +56,17 @@ class Backend(Protocol):
         """Stop what was started; may be called twice."""
 
 
+class Whole(Backend, Protocol):
+    """A back end as a run has it: one from outside the package is completed by `held.Held`."""
+
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Sums of loss and right answers of a vector over `clientscores.client_slices`, in order."""
+
+
 class Opened(NamedTuple):
     """A back end, its name, how many workers it was given, and the work with its engine decided."""
 
-    backend: Backend
+    backend: Whole
     name: str
     workers: int
     work: Work
@@ -103,7 +111,8 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
     workers = 1 if name == "serial" else workers
     make = partial(find_backend(name), work, workers, touched)
-    return Opened(make() if name in _OURS else Held(name, make), name, workers, work)
+    whole = cast("Whole", make()) if name in _OURS else Held(name, make, work)
+    return Opened(whole, name, workers, work)
 
 
 def worth_processes(work: Work) -> bool:

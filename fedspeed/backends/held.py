@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..client import Failed, Job, Reply
+from ..client import Failed, Job, Reply, Work
+from ..clientscores import Sums
 from ..errors import Diverged, UserError, one_line
 from ..evaluate import Score
 from . import REQUIRED
+from .serial import evaluate_clients
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +24,12 @@ class Held:
     Args:
         name: as the config says it.
         make: makes the one inside.
+        work: what it is made for.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], work: Work) -> None:
         self.name = name
+        self.work = work
         with self._named("cannot be made"):
             self.inner = make()
         missing = [method for method in REQUIRED if not callable(getattr(self.inner, method, None))]
@@ -57,6 +61,10 @@ class Held:
         if not isinstance(score, Score) or not all(isinstance(value, float) for value in score):
             raise UserError(f"back end {self.name}: evaluate must return a Score of two floats, found {score!r}")
         return score
+
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Sums over the slices of all clients' data, computed here: no back end has to know of them."""
+        return evaluate_clients(self.work, x)
 
     def close(self) -> None:
         """As the one inside; a failure is told, and changes nothing of the run."""

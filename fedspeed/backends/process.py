@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Facts, Failed, Job, Reply, Work
+from ..clientscores import Sums, client_slices
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, slices, total
@@ -155,13 +156,21 @@ class Processes:
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
-        self._segment.write(self._vectors[0], x)
         pieces = slices(self.work.data, validation)
+        return total(self._spread(x, pieces, "evaluate", validation), pieces[-1][1] if pieces else 0)
+
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Sums over the slices of all clients' data, shared among the workers, in order."""
+        return self._spread(x, client_slices(self.work.data), "evaluate_clients")
+
+    def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
+        """The answers for a vector and some pieces, in order, whoever gave them."""
+        self._segment.write(self._vectors[0], x)
         shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
-        ask = [partial(self._ask, w, ("evaluate", share, validation)) for w, share in enumerate(shares)]
+        ask = [partial(self._ask, w, (what, share, *about)) for w, share in enumerate(shares)]
         for send in ask:
             send()
-        scores: dict[tuple[int, int], Score] = {}
+        scores: dict[tuple[int, int], Any] = {}
         error: Exception | None = None
         for w, share in enumerate(shares):
             try:
@@ -170,7 +179,7 @@ class Processes:
                 error = raised
         if error:
             raise error
-        return total((scores[piece] for piece in pieces), pieces[-1][1] if pieces else 0)
+        return [scores[piece] for piece in pieces]
 
     def close(self) -> None:
         """Stop the workers and let go of the memory."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..client import Failed, Job, Reply, Work
+from ..clientscores import Sums, client_slices, score_clients
 from ..engines import make_engine
 from ..evaluate import Score, evaluate
 from ..vec import one_thread
@@ -33,8 +34,18 @@ class Serial:
         with one_thread(), own_randomness(self.work):
             return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
 
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Sums over the slices of all clients' data."""
+        return evaluate_clients(self.work, x)
+
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def evaluate_clients(work: Work, x: torch.Tensor) -> list[Sums]:
+    """Sums of a vector's scores over the slices of all clients' data, computed here."""
+    with one_thread(), own_randomness(work):
+        return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
 
 
 def keep_freed() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client import Facts, Failed, Job
+from ..clientscores import Sums, score_clients
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, score_slice
@@ -52,7 +54,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
     torch.set_num_threads(1)
     try:
         try:
-            run, evaluate = _prepare(pipe, pickle.loads(setup))
+            answers = _prepare(pipe, pickle.loads(setup))
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -65,7 +67,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
         while True:
             request = pipe.recv()
             try:
-                answer = run(*request[1:]) if request[0] == "run" else evaluate(*request[1:])
+                answer = answers[request[0]](*request[1:])
             except Exception as error:
                 pipe.send(("error", _remote_error(error)))
             else:
@@ -81,8 +83,8 @@ def _remote_error(error: Exception, otherwise: str = "") -> RemoteError:
     return RemoteError("UserError", otherwise or reason(error), trace)
 
 
-def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
-    """Map the memory, unpack the work, and return what answers the two requests."""
+def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any]]]:
+    """Map the memory, unpack the work, and return what answers each request."""
     data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
     work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
     flat = work.flat
@@ -115,7 +117,10 @@ def _prepare(pipe: Connection, setup: Setup) -> tuple[Any, Any]:
     def evaluate(pieces: list[tuple[int, int]], validation: bool) -> list[Score]:
         return [score_slice(flat, x, work.data, work.loss, a, b, validation) for a, b in pieces]
 
-    return run, evaluate
+    def evaluate_clients(pieces: list[tuple[int, int]]) -> list[Sums]:
+        return [score_clients(flat, x, work.data, work.loss, a, b) for a, b in pieces]
+
+    return {"run": run, "evaluate": evaluate, "evaluate_clients": evaluate_clients}
 
 
 def keep_memory() -> None:

@@ -75,7 +75,9 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the numbers are."""
-        return "; ".join(part for part in (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows)) if part)
+        return "; ".join(
+            part for part in (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows)) if part
+        )
 
     @property
     def question(self) -> str:

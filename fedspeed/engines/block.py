@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, step_
+from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, own_model, step_
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
 from ..method import Local, Method
@@ -83,6 +83,7 @@ class Block:
                     work.hooks.client_metrics(own, down, states[i], local._replace(client=clients[i]))
                     for i, own in enumerate(x)
                 ]
+            own = [own_model(work, job, each) for job, each in zip(jobs, x, strict=True)]
             up, kept = hooks.upload(x, down, client, local)
             alike = "sent" not in work.hooks.reporting
             sent = [work.hooks.sent(each) for each in unstack(up, 1 if alike else len(jobs))]
@@ -114,7 +115,8 @@ class Block:
         for i, job in enumerate(jobs):
             if i in counted:
                 first = i == good[0]
-                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, len(good) if first else 0, sent[i], metrics[i])
+                share = len(good) if first else 0
+                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i])
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(self._lost(jobs, i, down, client))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..record import PLACED, TIMES
-from ..rundir import ROUNDS, RunDir
+from ..rundir import CLIENT_METRICS, ROUNDS, RunDir
 
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")
@@ -41,10 +41,11 @@ class Difference:
 
 
 def differences(a: Path, b: Path) -> list[Difference]:
-    """Config, fingerprints, versions, the first round that differs, the model: what is not the same but for times."""
+    """Config, fingerprints, versions, the first round that differs, scores on clients' data, the model: what is not the
+    same but for times."""
     one, other = RunDir(a), RunDir(b)
     configs = _tables("config", one.config(), other.config())
-    return [*configs, *_summaries(one, other), *_rounds(one, other), *_models(one, other)]
+    return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
 
 
 def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
@@ -67,6 +68,11 @@ def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
             return [Difference("results", f"round {t} (the first that differs): {f.name}", f.a, f.b) for f in found]
     lengths = (len(first), len(second))
     return [] if lengths[0] == lengths[1] else [Difference("results", f"rounds in {ROUNDS}", *lengths)]
+
+
+def _measured(a: RunDir, b: RunDir) -> list[Difference]:
+    first, second = (found.digest() if (found := run.client_metrics()) else ABSENT for run in (a, b))
+    return [] if first == second else [Difference("results", CLIENT_METRICS, first, second)]
 
 
 def _models(a: RunDir, b: RunDir) -> list[Difference]:

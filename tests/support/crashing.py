@@ -106,11 +106,13 @@ def outcome(out: Path) -> tuple[Any, ...]:
             "waited": None,
         }  # there are times in them
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*@*")}
+    measured = RunDir(out).client_metrics_file
     assert named == {*files, *(f"checkpoints/{name}" for name in manifests)}, "a file too many, or a missing one"
     assert not list(out.rglob("*.part")), "a half-written file"
     summary = json.loads((out / "summary.json").read_text())
     told = {key: value for key, value in summary.items() if not key.endswith("seconds") and key not in PLACED}
-    return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files
+    scores = measured.read_bytes() if measured.exists() else b""
+    return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files, scores
 
 
 def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]:
@@ -155,7 +157,7 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
         statelog.GROWTH, statelog.SLACK = 1, 0
     config = Config.from_dict(
         {"rounds": 3, "clients": 4, "active": 2, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear",
-         "backend": "serial", "method": method, "states": states}
+         "backend": "serial", "method": method, "states": states, "client_metrics": "every=2,own"}
     )  # fmt: skip
     run.run_config(config, folder / "whole")
     expected = outcome(folder / "whole")
@@ -165,7 +167,7 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
         out = folder / f"{k}"
         if again:  # stopped after round 2, in the middle of the next record and line; resumed, and the resume crashes
             assert child(out, config, 0, rounds=2)[0] == 0
-            for path in (*out.glob("states/log@*"), out / "rounds.jsonl"):
+            for path in (*out.glob("states/log@*"), out / "rounds.jsonl", RunDir(out).client_metrics_file):
                 with path.open("ab") as file:
                     file.write(b'{"client": 1, "rou')
         code, operations = child(out, config, k)

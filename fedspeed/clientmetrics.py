@@ -1,0 +1,98 @@
+"""Scores of models on every client's data: what a run measured, and its file, which grows round by round.
+
+The file is a line of JSON (what was measured on what, and how many samples each client has), then the blocks, all of
+one size: the round (int64), then for each column a float32 per client, little-endian. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+FORMAT = 1
+SERVER, OWN = ("loss", "accuracy"), ("own_loss", "own_accuracy")
+ON = ("train", "test")
+"""Which data of a client: those it trains on, or a test part of its own (no data set here has one yet)."""
+
+
+class ClientMetrics(NamedTuple):
+    """Scores of some rounds, a row each, and of every client, a column each; NaN where there is none.
+
+    Args:
+        rounds: (rounds,), 1 is the first.
+        samples: (clients,), how many the scores of a client are of.
+        loss, accuracy: (rounds, clients), of the server's model after the round.
+        own_loss, own_accuracy: of a client's own model at the end of its turn in the round, None if not asked for; NaN
+            for clients whose reply was not counted in it. Accuracies are NaN where outputs are not a score per class.
+        on: the data of a client that were used, `train` or `test`.
+    """
+
+    rounds: np.ndarray
+    samples: np.ndarray
+    loss: np.ndarray
+    accuracy: np.ndarray
+    own_loss: np.ndarray | None = None
+    own_accuracy: np.ndarray | None = None
+    on: str = "train"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of what was measured."""
+        return SERVER if self.own_loss is None else SERVER + OWN
+
+    def header(self) -> bytes:
+        """The line that the file begins with."""
+        about = {"format": FORMAT, "on": self.on, "columns": self.columns, "samples": self.samples.tolist()}
+        return json.dumps(about).encode() + b"\n"
+
+    def blocks(self) -> bytes:
+        """The rounds as the file holds them."""
+        found = np.empty(len(self.rounds), _block(self.columns, len(self.samples)))
+        found["round"] = self.rounds
+        with np.errstate(over="ignore"):  # a loss beyond float32 is infinite
+            for name in self.columns:
+                found[name] = getattr(self, name)
+        return found.tobytes()
+
+    def some(self, chosen: np.ndarray) -> ClientMetrics:
+        """Of some rounds only, chosen by a mask."""
+        return self._replace(rounds=self.rounds[chosen], **{name: getattr(self, name)[chosen] for name in self.columns})
+
+    def digest(self) -> str:
+        """Of the file that holds this and no more."""
+        return hashlib.blake2b(self.header() + self.blocks(), digest_size=16).hexdigest()
+
+
+def parse(content: bytes) -> ClientMetrics:
+    """What a file holds, up to a block that was cut off or is of no later round; ValueError if it is none.
+
+    Example:
+        >>> one = ClientMetrics(np.array([10]), np.array([5, 7]), np.array([[0.5, 2]]), np.array([[1, 0.25]]))
+        >>> parse(one.header() + one.blocks() + one.blocks()[:9]).loss.tolist()
+        [[0.5, 2.0]]
+    """
+    start = content.find(b"\n") + 1
+    try:
+        about = dict(json.loads(content[:start]))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("expected a line of JSON first") from None
+    samples, columns, on = about.get("samples"), about.get("columns"), about.get("on")
+    if about.get("format") != FORMAT:
+        raise ValueError(f"expected format {FORMAT}, found {str(about.get('format'))[:40]!r}")
+    if columns not in (list(SERVER), [*SERVER, *OWN]) or on not in ON:
+        raise ValueError(f"expected columns and data by name, found {str(columns)[:80]} on {str(on)[:40]!r}")
+    if not isinstance(samples, list) or not samples or not all(type(n) is int and 0 <= n < 2**53 for n in samples):
+        raise ValueError("expected a number of samples per client")
+    block = _block(columns, len(samples))
+    found = np.frombuffer(content, block, (len(content) - start) // block.itemsize, start)
+    found = found[np.logical_and.accumulate(np.diff(found["round"], prepend=0) > 0)]
+    rounds = found["round"].astype(np.int64)
+    values = {name: found[name].astype(np.float32) for name in columns}
+    return ClientMetrics(rounds, np.array(samples, np.int64), **values, on=on)
+
+
+def _block(columns: list[str] | tuple[str, ...], clients: int) -> np.dtype[np.void]:
+    return np.dtype([("round", "<i8"), *((name, "<f4", (clients,)) for name in columns)])
