@@ -22,6 +22,7 @@ from .given import copied, fitting_plan, given_method, given_model, given_plan, 
 from .interrupts import together
 from .method import Method, Round
 from .metrics import average, merged
+from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
@@ -85,7 +86,7 @@ def simulate(
     return recorded(out, resume, make, module)
 
 
-class Simulation:
+class Simulation(ShownSimulation):
     """A run in progress; `for record in simulation` does the rounds that are left."""
 
     def __init__(

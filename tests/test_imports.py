@@ -28,7 +28,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "processes": {"errors"},
     "registry": {"errors"},
     "metrics": {"errors", "method"},
-    "observe": {"errors", "files", "record", "registry"},
+    "observe": {"errors", "record", "registry"},
     "environment": {""},
     "params": {"errors"},
     "plan": {"backends", "params"},
@@ -87,6 +87,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "interrupts",
         "method",
         "metrics",
+        "notebook",
         "observe",
         "plan",
         "presets",
@@ -96,7 +97,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "vec",
     },
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "usercode"},
-    "rundir": {"errors", "files", "hashing", "record"},
+    "rundir": {"errors", "files", "hashing", "notebook", "record"},
     "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
     "recording": {"config", "environment", "errors", "interrupts", "modelfile", "observe", "record", "rundir"},
     "givenrun": {
@@ -174,6 +175,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "compat": set(),
     "presets": {"method", "methods"},
+    "exporters": {"errors", "files", "observe", "record", "report", "rundir"},
+    "notebook": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
