@@ -23,6 +23,7 @@ import pytest
 from layouts import TEN, binary, records, tar
 
 from fedspeed.cli import main
+from fedspeed.exporters import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
@@ -33,7 +34,10 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUN\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # one spoken of, not given
-ELSEWHERE = ("--data huggingface",)  # needs the network
+ELSEWHERE = (
+    "--data huggingface",  # needs the network
+    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
+)
 LONGER = {"README.md", "docs/theory.md", "docs/reproduction.md", "docs/survive.md"}
 
 QUICK = ["--rounds", "2"]

@@ -42,5 +42,5 @@ def main(args: argparse.Namespace, console: Console) -> int:
     going = [run for run in runs if run.status == "running"]
     rounds = sum(len(run.records) for run in runs)
     so_far = f" ({len(going)} still running: their rounds so far)" if going else ""
-    console.print(f"{len(runs)} runs, {rounds} rounds to {args.to}{so_far}: {look}")
+    console.print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {rounds} rounds to {args.to}{so_far}: {look}")
     return 0

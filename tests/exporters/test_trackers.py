@@ -19,7 +19,8 @@ from fedspeed.run import resume
 pytestmark = pytest.mark.slow
 TRACKERS = ["tensorboard", "wandb", "mlflow", "trackio"]
 SMALL = {"rounds": 5, "clients": 5, "active": 2, "local_steps": 1, "batch_size": 2, "backend": "serial", "seed": 3,
-         "dropout": 0.3, "eval_every": 2, "checkpoint_every": 2, "method": {"name": "fedspeed", "rho": 0.05}, "data": "digits"}  # fmt: skip
+         "dropout": 0.3, "eval_every": 2, "checkpoint_every": 2,
+         "method": {"name": "fedspeed", "rho": 0.05}, "data": "digits"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,9 @@ def tracker(request, homes, tmp_path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/own.db")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRACKIO_DIR", str(homes / "trackio"))
     pytest.importorskip(request.param, reason=f"pip install {request.param}")
     if request.param == "trackio":
