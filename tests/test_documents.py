@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from glob import glob
 from pathlib import Path
 from pydoc import locate
@@ -154,7 +155,11 @@ def test_other_commands_are_ones_their_program_takes(document, command):
     else:
         assert given[:4] == ["pip", "install", "-c", "constraints.txt"], f"{document}: how is this tested? {command}"
         assert (ROOT / given[3]).exists()
-        assert given[4:] in (["."], ["dist/*.whl"])
+        place, extra = re.fullmatch(r"([^[]*)(?:\[(\w+)\])?", given[4]).groups()
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert place in (".", "dist/*.whl")
+        assert extra is None or extra in extras
+        assert len(given) == 5
         return
     assert tried.returncode == 0, tried.stdout + tried.stderr
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,22 +185,28 @@ class MLflow(Tracker):
     package = "mlflow"
 
     def __init__(self, place: Path | None = None) -> None:
-        os.environ.setdefault(
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-        )  # by default a server that is down is asked for minutes
+        # by default a server that is down is asked for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         super().__init__(place)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        uri = self.module.get_tracking_uri() if place is None else f"sqlite:///{place.resolve() / 'mlflow.db'}"
+        self.store = self.module.MlflowClient(tracking_uri=uri)
+        if uri.startswith("sqlite"):  # whose tables only one process may make, and other runs may begin at once
+            with suppress(Exception), quiet():  # it will be known when a run begins
+                self._experiment()
+
+    def _experiment(self) -> str:
+        """The id, made if there is none."""
+        if self.place is not None:
+            self.place.mkdir(parents=True, exist_ok=True)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedspeed"
+        found = self.store.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self.store.create_experiment(name))
 
     def open(self, run: Source) -> None:
         """A run that is replaced goes to the waste basket of its experiment."""
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        uri = None
-        if self.place is not None:
-            self.place.mkdir(parents=True, exist_ok=True)
-            uri = f"sqlite:///{self.place.resolve() / 'mlflow.db'}"
-        self.store = self.module.MlflowClient(tracking_uri=uri)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedspeed"
-        found = self.store.get_experiment_by_name(name)
-        within = found.experiment_id if found else self.store.create_experiment(name)
+        within = self._experiment()
         for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
             self.store.delete_run(old.info.run_id)
         tags = {"fedspeed.run": run.key, **run.tags}

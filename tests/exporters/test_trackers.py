@@ -149,3 +149,10 @@ def test_nothing_but_the_result_is_printed(tracker, capsys):
     told = capsys.readouterr()
     assert json.loads(told.out)["rounds"] == 2
     assert told.err == ""
+
+
+def test_runs_side_by_side_are_all_in_it(tracker):
+    """The first of them may find a tracker without its tables."""
+    given = ["compare", "fedavg", "fedspeed", "--rounds", "2", "--clients", "5", "--active", "2", "--local-steps", "1"]
+    assert main([*given, "--seeds", "1", "--jobs", "2", "--out", "runs", "--log", tracker, "--quiet"]) == 0
+    assert sorted(len(run.rounds) for run in held(tracker).values()) == [2, 2]
