@@ -190,9 +190,9 @@ class MLflow(Tracker):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         super().__init__(place)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        uri = self.module.get_tracking_uri() if place is None else f"sqlite:///{place.resolve() / 'mlflow.db'}"
-        self.store = self.module.MlflowClient(tracking_uri=uri)
-        if uri.startswith("sqlite"):  # whose tables only one process may make, and other runs may begin at once
+        own = self.module.get_tracking_uri()
+        self.uri = own if place is None else f"sqlite:///{place.resolve() / 'mlflow.db'}"
+        if self.uri.startswith("sqlite"):  # whose tables only one process may make, and other runs may begin at once
             with suppress(Exception), quiet():  # it will be known when a run begins
                 self._experiment()
 
@@ -200,6 +200,7 @@ class MLflow(Tracker):
         """The id, made if there is none."""
         if self.place is not None:
             self.place.mkdir(parents=True, exist_ok=True)
+        self.store = self.module.MlflowClient(tracking_uri=self.uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedspeed"
         found = self.store.get_experiment_by_name(name)
         return str(found.experiment_id if found else self.store.create_experiment(name))
@@ -236,7 +237,7 @@ class MLflow(Tracker):
 
     def look(self) -> str:
         """Needs all of mlflow."""
-        return f"mlflow ui --backend-store-uri {self.store.tracking_uri}"
+        return f"mlflow ui --backend-store-uri {self.uri}"
 
 
 class Trackio(Tracker):
