@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..record import Record
 from ..report.difference import flat
 from ..report.runs import folders_of_runs
-from ..rundir import RunDir, beside
+from ..rundir import SUMMARY, RunDir, beside
 
 MAY_CHANGE = ("rounds", "data_dir", "targets")
 """Keys of a config that may be others when a run is continued."""
@@ -50,7 +50,7 @@ class Source:
         over = told is not None and not going
         wanted = (told or {}).get("rounds") if over else max(lines - 1, len(records))  # a last line may be half written
         if wanted != len(records):
-            fault = f"expected {wanted} rounds" if wanted is not None else "expected a summary.json that can be read"
+            fault = f"expected {wanted} rounds" if wanted is not None else f"expected a {SUMMARY} that can be read"
             raise UserError(f"it is damaged: {fault}, found {len(records)}")
         status = str((told or {}).get("status", "")) if over else "running" if going else "interrupted"
         return cls(path, config, records, status)
