@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRACKERS := $(VENV)/.trackers
 KILLS ?= 12
 JOBS ?= auto
 
@@ -20,6 +21,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# 0.6 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned
+$(TRACKERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas]' \
+		brotli gradio_client huggingface_hub orjson python-multipart uvicorn
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
+	touch $@
+
 demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a PNG, in under a minute
 	$(BIN)/fedspeed compare fedavg fedspeed --data digits --split dirichlet:0.3 --clients 50 --active 5 \
 		--rounds 60 --batch-size 10 --seeds 3 --out runs/demo --overwrite
@@ -27,7 +35,7 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a PNG, i
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-all: test ## the tests, then the slow ones: real data, many processes (under 60 minutes)
+test-all: test $(TRACKERS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
 	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1

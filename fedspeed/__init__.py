@@ -34,6 +34,8 @@ _PUBLIC = {
     "Simulation": "server",
     "Record": "record",
     "Observer": "observe",
+    "RunDir": "rundir",
+    "load_runs": "exporters.tables",
     "Federated": "data",
     "load_data": "data:load",
     "MODELS": "models",

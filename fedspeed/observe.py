@@ -11,22 +11,25 @@ A package can offer its observers by name, as entry points of the group `fedspee
 
 from __future__ import annotations
 
-import csv
-import io
 import warnings
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, Terminated, UserError, one_line, unknown
-from .files import write
 from .record import Record
 from .registry import foreign, load
 
 if TYPE_CHECKING:
     from .server import Simulation
 
-OBSERVERS = {"csv": "fedspeed.observe:Csv"}
+OBSERVERS = {
+    "csv": "fedspeed.exporters.tables:Csv",
+    "tensorboard": "fedspeed.exporters.trackers:TensorBoard",
+    "wandb": "fedspeed.exporters.trackers:Wandb",
+    "mlflow": "fedspeed.exporters.trackers:MLflow",
+    "trackio": "fedspeed.exporters.trackers:Trackio",
+}
 """Name -> "module:Class", which is called without arguments; imported when a run asks for it."""
 GROUP = "fedspeed.observers"
 
@@ -107,6 +110,8 @@ def _made(given: Any) -> Observer:
         what, make = f"observer {given}", find_observer(given)
         try:
             found = make()
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from error
         except (Exception, SystemExit) as error:
             raise UserError(f"{what}: cannot be made ({one_line(error)}); leave it out") from error
     if isinstance(found, Observer):
@@ -135,29 +140,3 @@ def status_of(error: BaseException | None) -> str:
     if isinstance(error, Exception):
         return f"failed: {error}"
     return "terminated" if isinstance(error, Terminated) else "interrupted"
-
-
-class Csv(Observer):
-    """The rounds as a table, `rounds.csv` in the run's directory: written when rounds end, always of all of them."""
-
-    def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Where to write."""
-        if run.recording is None:
-            raise UserError("there is no directory to write to; simulate(..., out=FOLDER)")
-        self.recording = run.recording
-
-    def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Columns are the fields of a record, then its metrics and signs; lists are numbers with spaces between."""
-        if not summary:  # the folder was moved, and another may be in its place
-            return
-        rows = []
-        for record in self.recording.records:
-            row = record.to_dict()
-            for kind in ("metrics", "signs"):
-                row |= {f"{kind}.{name}": value for name, value in row.pop(kind, {}).items()}
-            rows.append({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in row.items()})
-        text = io.StringIO()
-        table = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write(self.recording.out / "rounds.csv", text.getvalue())

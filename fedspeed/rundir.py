@@ -19,6 +19,7 @@ import tomli_w
 from .errors import UserError
 from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import tensors_digest
+from .notebook import ShownRun
 from .record import Record
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def line(record: Record) -> str:
     return json.dumps(record.to_dict()) + "\n"
 
 
-class RunDir:
+class RunDir(ShownRun):
     """A run directory, or where one is to be: names, and what the files say. Nothing is read before it is asked for.
 
     Example:
@@ -224,7 +225,7 @@ class RunDir:
 
     def refuse_links(self) -> None:
         """Raise if a folder of the run is a link."""
-        for folder in (self.states, self.checkpoints, self.code):
+        for folder in (self.states, self.checkpoints, self.code, self.path / "tensorboard"):
             if folder.is_symlink():
                 raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
 
@@ -236,8 +237,9 @@ class RunDir:
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
-            for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
-                (self.path / name).unlink(missing_ok=True)
+            logged = [self.path / "rounds.csv", *self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")]
+            for path in [*(self.path / name for name in FILES), *logged]:  # observers', of an earlier run, too
+                path.unlink(missing_ok=True)
             self.clear()
         except OSError as error:
             raise UserError(

@@ -23,6 +23,7 @@ from .interrupts import together
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged
+from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
@@ -88,7 +89,7 @@ def simulate(
     return recorded(out, resume, make, module)
 
 
-class Simulation:
+class Simulation(ShownSimulation):
     """A run in progress; `for record in simulation` does the rounds that are left."""
 
     def __init__(

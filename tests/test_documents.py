@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from glob import glob
 from pathlib import Path
 from pydoc import locate
@@ -23,6 +24,7 @@ import pytest
 from layouts import TEN, binary, records, tar
 
 from fedspeed.cli import main
+from fedspeed.exporters import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
@@ -33,7 +35,10 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUN\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # one spoken of, not given
-ELSEWHERE = ("--data huggingface",)  # needs the network
+ELSEWHERE = (
+    "--data huggingface",  # needs the network
+    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
+)
 LONGER = {"README.md", "docs/theory.md", "docs/reproduction.md", "docs/survive.md"}
 
 QUICK = ["--rounds", "2"]
@@ -150,7 +155,11 @@ def test_other_commands_are_ones_their_program_takes(document, command):
     else:
         assert given[:4] == ["pip", "install", "-c", "constraints.txt"], f"{document}: how is this tested? {command}"
         assert (ROOT / given[3]).exists()
-        assert given[4:] in (["."], ["dist/*.whl"])
+        place, extra = re.fullmatch(r"([^[]*)(?:\[(\w+)\])?", given[4]).groups()
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert place in (".", "dist/*.whl")
+        assert extra is None or extra in extras
+        assert len(given) == 5
         return
     assert tried.returncode == 0, tried.stdout + tried.stderr
 

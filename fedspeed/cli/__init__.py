@@ -27,6 +27,8 @@ COMMANDS = {
     "verify": "check a run: digests, running sums, and rounds run again bit for bit",
     "diff": "what differs between two runs",
     "explain": "what ails a run, what it usually means, and what to try",
+    "show": "the summary and the curve of a run, also of one under way",
+    "export": "hand runs to TensorBoard, Weights & Biases, MLflow, Trackio, CSV or Parquet",
     "compare": "train several methods over several seeds and print one table",
     "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",
     "methods": "list the methods, or explain one",

@@ -128,13 +128,12 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
     from ..environment import cores
-    from ..observe import find_observer
+    from ..observe import Observers
     from ..report.runs import Row, RunFiles
     from .batch import RunTask, is_done, make_runs
 
     base, seeds = _base(args), parse_seeds(args.seeds or "3")
-    for name in args.log:
-        find_observer(name)
+    Observers(args.log)  # refuses what cannot be made
     if args.jobs < 0:
         raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
     tables = expand(args.methods, base, console if show else None)

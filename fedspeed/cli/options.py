@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
 
 def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """The option of commands that run something."""
-    about = "tell an observer of the run, by name; may be repeated. csv writes rounds.csv into the run directory"
+    about = "tell an observer of the run: csv (rounds.csv), tensorboard, wandb, mlflow, trackio; may be repeated"
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 

@@ -1,0 +1,46 @@
+"""`fedspeed export RUNS --to TARGET`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EPILOG = """\
+targets: csv and parquet (one table of all rounds), tensorboard, wandb (offline), mlflow, trackio
+A tracker gets every round and number, the config as hyper-parameters, and method, data and seed as tags. What it had of
+a run is replaced, so exporting again is safe. While a run lasts: `fedspeed run --log TARGET`.
+
+examples:
+  fedspeed export runs/demo --to csv -o demo.csv
+  fedspeed export runs/A runs/B --to tensorboard
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Which runs, and where they go."""
+    parser.epilog = EPILOG
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders of them")
+    parser.add_argument("--to", required=True, metavar="TARGET", help="where they go, see below")
+    place = "file of a table, folder of a tracker; default rounds.csv, tensorboard/, or the tracker's own place"
+    parser.add_argument("-o", "--out", metavar="PLACE", help=place)
+    parser.add_argument("--overwrite", action="store_true", help="replace a table that exists")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Hand them over; say which were left out, and how to look at the rest."""
+    from ..exporters import export, read_runs, require_target
+
+    require_target(args.to)
+    runs, out = read_runs([Path(run) for run in args.runs])
+    look = export(runs, args.to, Path(args.out) if args.out else None, args.overwrite)
+    for reason in out:
+        console.print(f"left out: {reason}")
+    going = [run for run in runs if run.status == "running"]
+    rounds = sum(len(run.records) for run in runs)
+    so_far = f" ({len(going)} still running: their rounds so far)" if going else ""
+    console.print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {rounds} rounds to {args.to}{so_far}: {look}")
+    return 0

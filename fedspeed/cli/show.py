@@ -1,0 +1,74 @@
+"""`fedspeed show RUN`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..exporters.source import Source
+
+EPILOG = """\
+examples:
+  fedspeed show runs/NAME
+"""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Which run."""
+    parser.epilog = EPILOG
+    parser.add_argument("run", metavar="RUN", help="a run directory, of a run that is over or under way")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """What it is, how it ended, what it cost, and its curves."""
+    from ..exporters.source import Source
+    from ..report.chart import chart
+    from ..report.runs import Row, RunFiles
+
+    run = Source.read(Path(args.run))
+    rounds = [record.to_dict() for record in run.records]
+    console.print(
+        f"{run.path}: {run.tags['method']} on {run.tags['data']} {_of(run, 'split')}, seed {run.tags['seed']}"
+    )
+    console.print(f"{run.status.splitlines()[0]}, {len(rounds)} of {_of(run, 'rounds')} rounds{_cost(rounds)}")
+    told = RunFiles(run.path, rounds, {}, run.config)
+    accuracies = [value for _, value in told.curve()]
+    if accuracies:
+        last5 = fmean(accuracies[-5:])
+        console.print(f"accuracy last {accuracies[-1]:.2%}, best {max(accuracies):.2%}, mean of last 5 {last5:.2%}")
+        console.print(chart([Row(run.tags["method"], [told])], console.width))
+    for name in ("test_loss", "train_loss"):
+        values = [value for _, value in told.curve(name)]
+        if values:
+            console.print(f"{name.replace('_', ' '):>10} {spark(values)} {values[0]:.4g} to {values[-1]:.4g}")
+    return 0
+
+
+def _of(run: Source, key: str) -> str:
+    return str(run.config.get(key, ""))
+
+
+def _cost(rounds: list[dict[str, Any]]) -> str:
+    def total(*keys: str) -> float:
+        return float(sum(one[key] for one in rounds for key in keys))
+
+    megabytes, seconds = total("bytes_down", "bytes_up") / 1e6, total("seconds", "eval_seconds")
+    return f", {megabytes:.1f} MB sent, {total('grad_evals'):.0f} gradients, {seconds:.1f} s" if rounds else ""
+
+
+def spark(values: list[float], width: int = 60) -> str:
+    """Values as bars, thinned to a width.
+
+    Example:
+        >>> spark([3.0, 2.0, 1.0])
+        '█▅▁'
+    """
+    picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else values
+    low, top = min(picked), max(picked)
+    return "".join(BARS[round((v - low) / ((top - low) or 1) * (len(BARS) - 1))] for v in picked)

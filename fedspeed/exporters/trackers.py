@@ -1,0 +1,283 @@
+"""Trackers: each is an observer (`--log NAME`), and a target of `fedspeed export --to NAME`.
+
+Whenever a run begins, continues or is exported, what a tracker had of it is replaced by all rounds so far: nothing is
+in it twice, and live and later exports are alike. A tracker is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError, one_line
+from ..observe import Observer
+from ..record import Record
+from .source import Source, Told
+
+if TYPE_CHECKING:
+    from ..server import Simulation
+
+
+def need(module: str, package: str = "") -> Any:
+    """A module of another package; an error names the command that installs it."""
+    try:
+        found = importlib.import_module(module)
+        if getattr(found, "__file__", None) is None:  # a folder of that name, as wandb makes one
+            raise ModuleNotFoundError(f"No module named {module!r}")
+    except Exception as error:
+        raise UserError(f"{module} cannot be imported ({one_line(error)}); pip install {package or module}") from None
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing on standard output, and no warnings: what trackers say is not ours to print."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Tracker(Observer):
+    """What all trackers do.
+
+    Args:
+        place: the folder it writes to, instead of its own.
+    """
+
+    package = ""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self.place = place
+        with quiet():
+            self.module = need(self.package)
+
+    def open(self, run: Source) -> None:
+        """Begin with a run; what is there of it already goes."""
+        raise NotImplementedError
+
+    def log(self, rounds: Sequence[Told]) -> None:
+        """Write rounds, which are there when this returns, or will be."""
+        raise NotImplementedError
+
+    def close(self, status: str) -> None:
+        """No more rounds come."""
+        raise NotImplementedError
+
+    def look(self) -> str:
+        """The command that shows what was written."""
+        raise NotImplementedError
+
+    def started(self, run: Simulation, config: dict[str, Any]) -> None:
+        """All rounds so far."""
+        if run.recording is None:
+            raise UserError("it needs the rounds on disk; simulate(..., out=FOLDER)")
+        self._run = Source(run.recording.out, run.recording.files.config(), run.recording.records)
+        with quiet():
+            self.open(self._run)
+            self.log(self._run.rounds())
+
+    def round(self, record: Record, run: Simulation) -> None:
+        """The newest."""
+        with quiet():
+            self.log(self._run.rounds(last=1))
+
+    def ended(self, status: str, summary: dict[str, Any]) -> None:
+        """The status."""
+        with quiet():
+            self.close(status)
+
+
+class TensorBoard(Tracker):
+    """Event files, in the run's directory while it runs; numbers are rounded to single precision."""
+
+    package = "tensorboard"
+    suffix = ".fedspeed"
+
+    def open(self, run: Source) -> None:
+        """Only event files of ours are removed."""
+        folder = run.path / "tensorboard" if self.place is None else self.place / run.name
+        if folder.is_symlink():
+            raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"events.out.tfevents.*{self.suffix}"):
+            old.unlink()
+        self.event = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
+        self.summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        made = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
+        self.writer, self.time = made(str(folder), filename_suffix=self.suffix), run.began
+        hparams = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
+        self._add(0, hparams.hparams_pb(run.parameters, trial_id=run.name, start_time_secs=run.began))
+
+    def log(self, rounds: Sequence[Told]) -> None:
+        """One event per round."""
+        for told in rounds:
+            self.time = told.time
+            values = [self.summary.Value(tag=name, simple_value=value) for name, value in told.numbers.items()]
+            self._add(told.round, self.summary(value=values))
+        self.writer.flush()
+
+    def close(self, status: str) -> None:
+        """It keeps no status of runs."""
+        self.writer.close()
+
+    def look(self) -> str:
+        """The place is `tensorboard/` for an export."""
+        return f"tensorboard --logdir {self.place}"
+
+    def _add(self, step: int, summary: Any) -> None:
+        self.writer.add_event(self.event(step=step, wall_time=self.time, summary=summary))
+
+
+class Wandb(Tracker):
+    """Weights & Biases, offline unless WANDB_MODE says otherwise; projects are WANDB_PROJECT or `fedspeed`."""
+
+    package = "wandb"
+
+    def open(self, run: Source) -> None:
+        """An offline run cannot continue: its folder is written anew, with the same id."""
+        folder = Path(self.place or os.environ.get("WANDB_DIR") or ".").resolve()  # its process may stand elsewhere
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)  # it would take a temporary folder instead
+        for old in (folder / "wandb").glob(f"offline-run-*-{run.key}"):
+            shutil.rmtree(old)
+        own = self.module.Settings(
+            console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True
+        )
+        self.run = self.module.init(
+            project=os.environ.get("WANDB_PROJECT") or "fedspeed",
+            mode=os.environ.get("WANDB_MODE") or "offline",
+            dir=str(folder),
+            id=run.key,
+            name=run.name,
+            config=run.config,
+            tags=[f"{name}:{value}"[:64] for name, value in run.tags.items()],
+            settings=own,
+            reinit="create_new",  # the program may have a run of its own
+        )
+
+    def log(self, rounds: Sequence[Told]) -> None:
+        """Steps are rounds."""
+        for told in rounds:
+            self.run.log({**told.numbers, "time": told.time}, step=told.round)
+
+    def close(self, status: str) -> None:
+        """A run that stopped early is a failed one there."""
+        self.run.summary["status"] = status
+        self.run.finish(exit_code=0 if status in ("finished", "running") else 1)
+
+    def look(self) -> str:
+        """What uploads an offline run."""
+        return f"wandb sync {Path(self.place or os.environ.get('WANDB_DIR') or '.') / 'wandb'}/offline-run-*"
+
+
+class MLflow(Tracker):
+    """MLflow, in MLFLOW_TRACKING_URI or its own `mlflow.db`; experiments are MLFLOW_EXPERIMENT_NAME or `fedspeed`."""
+
+    package = "mlflow"
+
+    def __init__(self, place: Path | None = None) -> None:
+        # by default a server that is down is asked for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        super().__init__(place)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        own = self.module.get_tracking_uri()
+        self.uri = own if place is None else f"sqlite:///{place.resolve() / 'mlflow.db'}"
+        if self.uri.startswith("sqlite"):  # whose tables only one process may make, and other runs may begin at once
+            with suppress(Exception), quiet():  # it will be known when a run begins
+                self._experiment()
+
+    def _experiment(self) -> str:
+        """The id, made if there is none."""
+        if self.place is not None:
+            self.place.mkdir(parents=True, exist_ok=True)
+        self.store = self.module.MlflowClient(tracking_uri=self.uri)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedspeed"
+        found = self.store.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self.store.create_experiment(name))
+
+    def open(self, run: Source) -> None:
+        """A run that is replaced goes to the waste basket of its experiment."""
+        within = self._experiment()
+        for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
+            self.store.delete_run(old.info.run_id)
+        tags = {"fedspeed.run": run.key, **run.tags}
+        made = self.store.create_run(within, start_time=int(1000 * run.began), tags=tags, run_name=run.name)
+        self.id, self.time = made.info.run_id, run.began
+        entities = self.module.entities
+        self.metric = entities.Metric
+        parameters = [entities.Param(key, str(value)) for key, value in run.parameters.items()]
+        for at in range(0, len(parameters), 100):  # the most it takes at once
+            self.store.log_batch(self.id, params=parameters[at : at + 100])
+
+    def log(self, rounds: Sequence[Told]) -> None:
+        """As many at once as it takes."""
+        found = [
+            self.metric(name, value, int(1000 * t.time), t.round) for t in rounds for name, value in t.numbers.items()
+        ]
+        for at in range(0, len(found), 1000):
+            self.store.log_batch(self.id, metrics=found[at : at + 1000])
+        self.time = rounds[-1].time if rounds else self.time
+
+    def close(self, status: str) -> None:
+        """Its own words for a status, and ours as a tag."""
+        self.store.set_tag(self.id, "status", status[:500])
+        if status != "running":
+            killed = {"finished": "FINISHED", "interrupted": "KILLED", "terminated": "KILLED"}
+            self.store.set_terminated(self.id, killed.get(status, "FAILED"), int(1000 * self.time))
+
+    def look(self) -> str:
+        """Needs all of mlflow."""
+        return f"mlflow ui --backend-store-uri {self.uri}"
+
+
+class Trackio(Tracker):
+    """Trackio's database, in TRACKIO_DIR or its own folder; projects are TRACKIO_PROJECT or `fedspeed`."""
+
+    package = "trackio"
+
+    def __init__(self, place: Path | None = None) -> None:
+        if place is not None and "trackio" not in sys.modules:  # which reads it once, when it is imported
+            os.environ["TRACKIO_DIR"] = str(place.resolve())
+        super().__init__(place)
+        folder = need("trackio.utils", "trackio").TRACKIO_DIR
+        if place is not None and Path(folder) != place.resolve():
+            raise UserError(f"trackio writes to {folder} in this process; expected {place}, set TRACKIO_DIR instead")
+        self.storage = need("trackio.sqlite_storage", "trackio").SQLiteStorage
+
+    def open(self, run: Source) -> None:
+        """What `trackio.init` does, without its thread: an error must be known when a round is written."""
+        self.project, self.run = os.environ.get("TRACKIO_PROJECT") or "fedspeed", run
+        self.storage.init_db(self.project)
+        for old in self.module.Api().runs(self.project):
+            if old.id == run.key:
+                old.delete()
+
+    def log(self, rounds: Sequence[Told]) -> None:
+        """Steps are rounds."""
+        times = [datetime.fromtimestamp(told.time, UTC).isoformat() for told in rounds]
+        self.storage.bulk_log(
+            self.project,
+            self.run.name,
+            [told.numbers for told in rounds],
+            steps=[told.round for told in rounds],
+            timestamps=times,
+            config={**self.run.config, "tags": self.run.tags},
+            run_id=self.run.key,
+        )
+
+    def close(self, status: str) -> None:
+        """It keeps no status of runs."""
+
+    def look(self) -> str:
+        """From the folder it wrote to."""
+        return f'TRACKIO_DIR={need("trackio.utils").TRACKIO_DIR} trackio show --project "{self.project}"'
