@@ -11,7 +11,7 @@ from ..report.tables import markdown as markdown_table
 from ..report.tables import tabular
 from .plot import CURVES, drawn
 from .table import DIGITS, UNITS, Cell, Result, Sheet, base, cell_name, estimate, is_diverged, label
-from .verdicts import DIVERGED, FAILS, HOLDS, UNDECIDED, Contrast, Verdict
+from .verdicts import DIVERGED, FAILS, HOLDS, NOT_RUN, UNDECIDED, Contrast, Verdict
 
 HOW = (
     "In brackets: 95% t-interval of the mean, paired over seeds. A contrast is decided if its p is at most 0.05 after "
@@ -167,6 +167,8 @@ def notes(sheet: Sheet) -> Iterator[str]:
 def _verdict(verdict: Verdict, most: int = 3) -> str:
     """The claim, its verdict, and the contrasts that are furthest from holding."""
     contrasts = verdict.contrasts
+    if len(contrasts) > 1 and verdict.count(NOT_RUN) == len(contrasts):
+        return f"- {said(verdict)}: **{verdict.verdict}**.\n"
     worst = sorted(contrasts, key=_telling)[:most]
     count = f" {counts(verdict)}" if len(contrasts) > 1 else ""
     count += f"; the {most} furthest from it:" if len(contrasts) > most else ":" if count else ""

@@ -9,6 +9,7 @@ from ..files import write
 from ..report.splits import heat_map
 from ..report.tables import markdown
 from . import Reproduction, facts, page
+from .claims import SOURCES
 from .plot import figure
 from .recipes import Recipe, papers_scale, recipes
 from .table import Cell, Sheet
@@ -104,7 +105,8 @@ def _in_short(found: list[tuple[str, Verdict]]) -> list[str]:
         for name, verdict in chosen:
             why = f"; {verdict.verdict}" if verdict.verdict not in (HOLDS, FAILS, UNDECIDED) else ""
             ranks = f"; rank: {', '.join(verdict.ranks)}" if verdict.ranks else ""
-            text.append(f"- [{name}]({name}.md): {page.said(verdict)}{ranks}{why}\n")
+            told = verdict.text if verdict.said == SOURCES["paper"] else page.said(verdict)
+            text.append(f"- [{name}]({name}.md): {told}{ranks}{why}\n")
         text.append("\n" if chosen else "")
     return text
 

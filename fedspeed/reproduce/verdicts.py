@@ -108,12 +108,16 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def _corrected(contrasts: list[Contrast]) -> tuple[Contrast, ...]:
-    """Those that could be tested are one family: what is not decided after Holm's correction is undecided."""
-    adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
+    """Those that could be tested are one family: what is not decided after Holm's correction is undecided.
+
+    The same runs in two columns are one test.
+    """
+    family = list(dict.fromkeys((c.values, c.p) for c in contrasts if c.p is not None))
+    adjusted = dict(zip(family, holm([p for _, p in family]), strict=True))
     found = []
     for contrast in contrasts:
         if contrast.p is not None:
-            p = next(adjusted)
+            p = adjusted[contrast.values, contrast.p]
             verdict = contrast.verdict if p <= LEVEL or contrast.verdict == PARTIAL else UNDECIDED
             contrast = replace(contrast, adjusted=p, verdict=verdict)
         found.append(contrast)
@@ -161,13 +165,13 @@ def _tested(found: Contrast, expression: Expression, counted: bool, below: bool,
     """With the p of the claim's nearest edge (inside: of both), and what is the case if that decides.
 
     Seeds that differ by the same say that a test set or an evaluation interval is coarse, not that the difference is
-    sure; but equal is equal, and what is counted has no spread.
+    sure; but runs that are the same are equal, and what is counted has no spread.
     """
     start, end = expression.edges
     mean = found.mean
     inside = start <= mean <= end if expression.op == "=" else start < mean < end
     if max(found.values) - min(found.values) <= 1e-9:
-        exact = counted or (expression.op == "=" and all(value == expression.bound for value in found.values))
+        exact = counted or (expression.op == "=" and expression.bound == 0 and not any(found.values))
         if not exact:
             return replace(found, note="; ".join(filter(None, (found.note, "the same in every seed: no spread"))))
         return replace(found, p=0.0, verdict=HOLDS if inside else FAILS)
