@@ -279,9 +279,9 @@ def test_one_contrast_of_many_does_not_refute_by_chance():
 def test_all_that_hold_alone_hold_together_only_after_the_correction():
     """p = 0.0399 twice: 0.0798. With t = 3.5 (p = 0.0249) twice: 0.0498, Holm's first step decides both."""
     claim = Claim("first", each={"m": ["B", "C"]}, holds_if=("A - {m} > 0",))
-    weak = {"A": finals(*[50] * 5), "B": spread(3), "C": spread(3)}
+    weak = {"A": finals(*[50] * 5), "B": spread(3), "C": spread(3, -1.0)}
     assert judge(claim, sheet(weak)).verdict == "undecided"
-    assert judge(claim, sheet({**weak, "B": spread(3.5), "C": spread(3.5)})).verdict == "holds"
+    assert judge(claim, sheet({**weak, "B": spread(3.5), "C": spread(3.5, -1.0)})).verdict == "holds"
     strong_and_weak = judge(claim, sheet({**weak, "B": spread(6)}))
     assert strong_and_weak.verdict == "holds", "the second step asks for 0.05 of the larger p"
 
