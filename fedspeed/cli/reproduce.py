@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..reproduce import Reproduction
-    from ..reproduce.claims import Verdict
     from ..reproduce.recipes import Recipe
     from ..reproduce.runs import Run
     from ..reproduce.table import Sheet
+    from ..reproduce.verdicts import Verdict
 
 EPILOG = """\
 Runs that are done are not made again: they are known by config, data and the version of the results, and kept in

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..config import Config, read_toml
 from ..errors import UserError
 from . import facts
-from .recipes import FOLDER, Recipe, every_cell, merge, run_key
+from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key
 from .runs import Run
 from .stored import Store
 from .table import Cell, Sheet, Tables, cell_name
@@ -89,8 +89,9 @@ class Reproduction:
             about=recipe.about + self._chosen(recipe), preset=self.preset,
             metric=chosen.metric or recipe.metric, show=chosen.show or recipe.show,
             targets=chosen.targets or recipe.targets, rows=rows, columns=columns, cells=cells,
-            values=dict(recipe.values), seeds=len(self._seeds(recipe)), figure=recipe.figure, curve=recipe.curve,
-            partial=partial,
+            values=dict(recipe.values), seeds=len(self._seeds(recipe)), figure=recipe.figure,
+            curves=(recipe.curve,) if isinstance(recipe.curve, str) else recipe.curve,
+            partial=partial, papers_scale=papers_scale(self.preset), printed=recipe.printed,
         )  # fmt: skip
 
     def _cells(self, recipe: Recipe) -> Iterator[Cell]:
@@ -168,7 +169,8 @@ class Reproduction:
             for recipe, cell in every_cell(self.preset):
                 for seed in self._seeds(recipe) if recipe.measure else ():
                     config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
-                    self._measured[run_key(config, self._digest(config)[0])] = recipe.measure
+                    key = run_key(config, self._digest(config)[0])
+                    self._measured[key] = tuple(dict.fromkeys((*self._measured.get(key, ()), *recipe.measure)))
         return self._measured
 
     def _digest(self, config: Config) -> tuple[str, bool]:

@@ -1,27 +1,17 @@
-"""Whether the runs bear a claim out: linear contrasts of cells, paired over seeds, with a 95% t-interval.
-
-A contrast is v_s = sum of coefficient * metric(cell, seed s); pairing removes what a seed brings to all (split, cohorts
-and start). The interval is mean(v) +- t(n - 1) * sd(v) / sqrt(n); a claim holds when every interval lies on its side.
-"""
+"""What a paper claims, as expressions over the cells of a table; `verdicts` holds them against the runs."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from ..report.paired import interval
-from .table import Sheet, censored, check_metric, metrics
 
-HOLDS = "holds"
-FAILS = "does not hold"
-UNDECIDED = "undecided"
-NOT_RUN = "not run"
-PARTIAL = "no verdict: part of the data set"
+SOURCES = {"paper": "the paper's", "tolerance": "the paper's, our tolerance", "ours": "ours"}
+"""Whose a claim is; `tolerance`: the paper says it, how near is near enough is ours."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _COMPARISON = re.compile(rf"(?P<sum>.*) (?P<op>[<>=]) (?P<bound>{_NUMBER})(?: within (?P<within>{_NUMBER}))?")
@@ -38,22 +28,12 @@ class Expression:
     bound: float
     within: float = 0.0
 
-    def slack(self, low: float, high: float) -> float:
-        """How far inside the claim [low, high] lies; holds if > 0 (`=`: if >= 0)."""
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Where the claim begins and ends."""
         if self.op == "=":
-            return min(low - (self.bound - self.within), self.bound + self.within - high)
-        return low - self.bound if self.op == ">" else self.bound - high
-
-    def verdict(self, low: float, high: float) -> str:
-        """Holds where the whole interval lies inside the claim, does not hold where all of it lies outside."""
-        slack = self.slack(low, high)
-        if slack > 0 or (self.op == "=" and slack == 0):
-            return HOLDS
-        if self.op == "=":
-            outside = low > self.bound + self.within or high < self.bound - self.within
-        else:
-            outside = high < self.bound if self.op == ">" else low > self.bound
-        return FAILS if outside else UNDECIDED
+            return self.bound - self.within, self.bound + self.within
+        return (self.bound, math.inf) if self.op == ">" else (-math.inf, self.bound)
 
 
 def parse(text: str, claim: str = "") -> Expression:
@@ -87,43 +67,52 @@ class Claim:
 
     Args:
         text: the claim in words.
-        source: `paper` or `ours`.
+        source: one of `SOURCES`.
         metric: of the contrasts; "" takes the recipe's primary one.
+        ratio: contrasts of logarithms, so that `A - B > 0` is about the ratio of A and B.
         each: names for the `{placeholders}`; every combination has to hold.
-        holds_if: expressions, see `parse`.
-        presets: where it is asked; () everywhere.
+        holds_if: expressions, see `parse`; at CPU scale the sign of what the paper says.
+        size_if: how much, instead of them where the preset has the paper's scale; alone, it is asked only there.
+        presets: where it is asked; () wherever the preset has its cells.
     """
 
     text: str
     source: str = "paper"
     metric: str = ""
+    ratio: bool = False
     each: dict[str, list[str]] = field(default_factory=dict)
     holds_if: tuple[str, ...] = ()
+    size_if: tuple[str, ...] = ()
     presets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Expand and parse, so that a wrong recipe says so before it is run."""
-        self.expressions()
-
-    def asked_of(self, preset: str) -> bool:
-        """Whether the claim is about this preset."""
-        return not self.presets or preset in self.presets
-
-    def expressions(self) -> list[Expression]:
-        """Every expression with every combination of `each` filled in."""
-        if self.source not in ("paper", "ours"):
-            raise _wrong(self.text, "source `paper` or `ours`", self.source)
-        if not _are_names(self.holds_if):
-            raise _wrong(self.text, "a list holds_if of at least one expression", repr(self.holds_if))
+        if self.source not in SOURCES:
+            raise _wrong(self.text, f"source {', '.join(SOURCES)}", self.source)
+        if not self.holds_if and not self.size_if:
+            raise _wrong(self.text, "a list holds_if, or size_if, of at least one expression", repr(self.holds_if))
         for name, choices in self.each.items():
             if not _are_names(choices):
                 raise _wrong(self.text, f"each.{name} to be a list of at least one name", repr(choices))
-            if not any(f"{{{name}}}" in text for text in self.holds_if):
+            if not any(f"{{{name}}}" in text for text in (*self.holds_if, *self.size_if)):
                 raise _wrong(self.text, f"{{{name}}} of `each` to be used in holds_if", " ; ".join(self.holds_if))
+        self.expressions(True), self.expressions(False)
+
+    def asked(self, preset: str, cells: set[str], papers_scale: bool) -> bool:
+        """Whether a preset is asked: not about cells it does not have, nor about sizes at another scale."""
+        if self.presets and preset not in self.presets:
+            return False
+        return bool(self.size_if if papers_scale and self.size_if else self.holds_if) and self.cells() <= cells
+
+    def expressions(self, papers_scale: bool = False) -> list[Expression]:
+        """Every expression with every combination of `each` filled in."""
+        texts = self.size_if if papers_scale and self.size_if else self.holds_if
+        if texts and not _are_names(texts):
+            raise _wrong(self.text, "a list of at least one expression", repr(texts))
         filled = dict[str, None]()  # an expression without placeholders is the same in every combination
         for choice in itertools.product(*self.each.values()):
             names = dict(zip(self.each, choice, strict=True))
-            for text in self.holds_if:
+            for text in texts:
                 pieces = re.split(r"\{(.*?)\}", text)  # text, name, text, name, ..., text
                 strange = [name for name in pieces[1::2] if name not in names]
                 if strange:
@@ -132,111 +121,16 @@ class Claim:
                 filled["".join(names[piece] if i % 2 else piece for i, piece in enumerate(pieces))] = None
         return [parse(text, self.text) for text in filled]
 
+    def said(self, papers_scale: bool) -> str:
+        """Whose it is, and whether size or sign is asked."""
+        if papers_scale or not self.size_if:
+            return SOURCES[self.source]
+        return f"{SOURCES['paper']}, its sign"
+
     def cells(self) -> set[str]:
-        """The cells it names, to check a recipe with: a misspelt one would be `not run` for ever."""
-        return {cell for expression in self.expressions() for _, cell in expression.terms}
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """One expression on the runs.
-
-    Args:
-        values: v_s of every seed that all its cells have.
-        low, high: 95% t-interval of the mean; infinite where nothing bounds it.
-        slack: how far inside the claim the interval lies; the least is the most telling.
-        note: what else to know, e.g. that a target was never reached.
-        paper: what the paper's own numbers give, where it has one for every cell.
-    """
-
-    text: str
-    values: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-    verdict: str
-    slack: float = -math.inf
-    note: str = ""
-    paper: float | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim and what the runs say about it."""
-
-    text: str
-    source: str
-    verdict: str
-    contrasts: tuple[Contrast, ...]
-
-
-def judge(claim: Claim, sheet: Sheet) -> Verdict:
-    """The verdict of one claim: holds if all its contrasts hold, does not hold if any does not, else undecided.
-
-    A cell that was not run leaves the claim open, unless a contrast that was run refutes it.
-    """
-    if not claim.asked_of(sheet.preset):
-        return Verdict(claim.text, claim.source, NOT_RUN, ())
-    metric = claim.metric or sheet.metric
-    check_metric(metric, sheet.targets)
-    contrasts = tuple(_contrast(expression, metric, sheet) for expression in claim.expressions())
-    found = {contrast.verdict for contrast in contrasts}
-    first = next((v for v in (PARTIAL, FAILS, NOT_RUN, UNDECIDED) if v in found), HOLDS)
-    return Verdict(claim.text, claim.source, first, contrasts)
-
-
-def _contrast(expression: Expression, metric: str, sheet: Sheet) -> Contrast:
-    cells = {name: sheet.cells.get(name) for _, name in expression.terms}
-    missing = [name for name, cell in cells.items() if cell is None or not cell.results]
-    paper = _paper(expression, sheet) if metric == sheet.metric else None
-    if missing:
-        note = f"no {', '.join(missing)}"
-        return Contrast(expression.text, (), math.nan, -math.inf, math.inf, NOT_RUN, note=note, paper=paper)
-    by_seed = {name: {result["seed"]: result for result in cell.results} for name, cell in cells.items() if cell}
-    shared = sorted(set.intersection(*(set(results) for results in by_seed.values())))
-    values = []
-    below = False
-    above = False
-    notes = dict[str, None]()
-    for seed in shared:
-        total = 0.0
-        for factor, name in expression.terms:
-            result = by_seed[name][seed]
-            value = metrics(result, sheet.targets)[metric]
-            if value is None:
-                value = censored(result, metric)
-                if value is None:  # e.g. the loss of a diverged run: dropping its seed would favour those that diverge
-                    note = f"{name} has no {metric} for seed {seed}"
-                    return _result(expression, (), -math.inf, math.inf, sheet, note, paper)
-                # The true number is larger, so the contrast is a bound on one side and says nothing on the other.
-                below, above = below or factor < 0, above or factor > 0
-                notes[f"{name} did not reach the target in every run: a bound"] = None
-            total += factor * value
-        values.append(total)
-    low, high = interval(values)
-    low, high = -math.inf if below else low, math.inf if above else high
-    return _result(expression, tuple(values), low, high, sheet, "; ".join(notes), paper)
-
-
-def _paper(expression: Expression, sheet: Sheet) -> float | None:
-    """The contrast of the paper's own numbers; None where one is missing or was never reached."""
-    terms = [(factor, sheet.values.get(name)) for factor, name in expression.terms]
-    numbers = [factor * value for factor, value in terms if isinstance(value, int | float)]
-    return math.fsum(numbers) if len(numbers) == len(terms) else None
-
-
-def _result(
-    expression: Expression,
-    values: tuple[float, ...],
-    low: float,
-    high: float,
-    sheet: Sheet,
-    note: str,
-    paper: float | None,
-) -> Contrast:
-    mean = statistics.fmean(values) if values else math.nan
-    verdict = PARTIAL if sheet.partial else expression.verdict(low, high)
-    return Contrast(expression.text, values, mean, low, high, verdict, expression.slack(low, high), note, paper)
+        """The cells it names, to check a recipe with: a misspelt one would not be asked for ever."""
+        both = (*self.expressions(True), *self.expressions(False))
+        return {cell for expression in both for _, cell in expression.terms}
 
 
 def _are_names(value: Any) -> bool:

@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..report.tables import markdown as markdown_table
 from ..report.tables import tabular
-from .claims import FAILS, HOLDS, UNDECIDED, Contrast, Verdict
+from .plot import CURVES, drawn
 from .table import DIGITS, UNITS, Cell, Result, Sheet, base, cell_name, estimate, is_diverged, label
+from .verdicts import DIVERGED, FAILS, HOLDS, NOT_RUN, UNDECIDED, Contrast, Verdict
 
+HOW = (
+    "In brackets: 95% t-interval of the mean, paired over seeds. A contrast is decided if its p is at most 0.05 after "
+    "Holm's correction over the contrasts of its claim."
+)
+UNTIMED = "times of runs that were made side by side: not a measurement, nothing is judged by them (`make bench` times)"
 CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_deviation", "n", "not_reached", "paper")
 
 
@@ -25,7 +31,7 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
     if verdicts:
         parts.append("## Verdicts\n")
         parts.append("".join(_verdict(verdict) for verdict in verdicts))
-        parts.append("In brackets: 95% t-interval of the mean, paired over seeds.\n")
+        parts.append(f"{HOW}\n")
     parts.append(f"## How it was run\n\n{_cost(sheet)} To run it again:\n")
     parts.append(f"    fedspeed reproduce {sheet.name} --preset {sheet.preset}\n")
     return "\n".join(parts)
@@ -39,6 +45,8 @@ def results(sheet: Sheet, details: bool = True) -> list[str]:
     others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
     if details and others:
         parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
+    if details and sheet.printed:
+        parts += ["Further numbers that the paper prints:\n", _table(*_printed(sheet))]
     told = list(notes(sheet))
     return parts + ["".join(f"- {note}\n" for note in told)] * bool(told)
 
@@ -74,7 +82,7 @@ def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
     header = [""]
     for column in sheet.columns:
-        header += [column, "paper"] if column in beside else [column]
+        header += [column, "paper, its target" if sheet.other_targets else "paper"] if column in beside else [column]
     lines = []
     for row in sheet.rows:
         line = [row]
@@ -85,6 +93,27 @@ def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
                 line.append("-" if paper is None else str(paper))
         lines.append(tuple(line))
     return tuple(header), lines
+
+
+def _printed(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and lines of the further numbers: ours beside a difference of two columns."""
+    header = [""]
+    lines = [[row] for row in sheet.rows]
+    for name, values in sheet.printed.items():
+        first, _, second = name.partition(" - ")
+        columns = first in sheet.columns and second in sheet.columns
+        header += [name, "paper"] if columns else [f"paper's {name}"]
+        for line in lines:
+            if columns:
+                line.append(_difference(sheet, line[0], first, second))
+            line.append(str(values.get(line[0], "-")))
+    return tuple(header), [tuple(line) for line in lines]
+
+
+def _difference(sheet: Sheet, row: str, first: str, second: str) -> str:
+    found = [estimate(sheet.cell(row, column), sheet.metric, sheet.targets) for column in (first, second)]
+    a, b = (each.mean if each else None for each in found)
+    return "-" if a is None or b is None else f"{a - b:.{DIGITS.get(base(sheet.metric), 4)}f}"
 
 
 def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -125,23 +154,42 @@ def notes(sheet: Sheet) -> Iterator[str]:
             found.setdefault(f"diverged in {diverged} of {len(cell.results)} runs", []).append(name)
     for note, names in found.items():
         yield f"{note}: {', '.join(names)}"
+    if any(base(metric).startswith("seconds") for metric in (sheet.metric, *sheet.show)):
+        yield UNTIMED
+    if sheet.figure == "curves" and len(sheet.curves) > 1:
+        seen = drawn(sheet)
+        yield f"drawn: {'; '.join(CURVES[curve] for curve in seen)}"
+        missing = [CURVES[curve] for curve in sheet.curves if curve not in seen]
+        if missing:
+            yield f"not in the stored runs, recorded from now on: {'; '.join(missing)}"
 
 
 def _verdict(verdict: Verdict, most: int = 3) -> str:
     """The claim, its verdict, and the contrasts that are furthest from holding."""
     contrasts = verdict.contrasts
-    held = sum(contrast.verdict == HOLDS for contrast in contrasts)
+    if len(contrasts) > 1 and verdict.count(NOT_RUN) == len(contrasts):
+        return f"- {said(verdict)}: **{verdict.verdict}**.\n"
     worst = sorted(contrasts, key=_telling)[:most]
-    count = f" {held} of {len(contrasts)} contrasts hold" if len(contrasts) > 1 else ""
+    count = f" {counts(verdict)}" if len(contrasts) > 1 else ""
     count += f"; the {most} furthest from it:" if len(contrasts) > most else ":" if count else ""
     lines = [f"- {said(verdict)}: **{verdict.verdict}**.{count}\n"]
     return "".join([*lines, *(f"  - `{contrast.text}`: {_contrast(contrast)}\n" for contrast in worst)])
 
 
-def _telling(contrast: Contrast) -> tuple[bool, bool, bool, float]:
-    """Sorts those that fail first, then the undecided, the others, and those that hold with the narrowest first."""
-    found = contrast.verdict
-    return found != FAILS, found != UNDECIDED, found == HOLDS, contrast.slack
+def counts(verdict: Verdict) -> str:
+    """`3 for, 1 against, 4 undecided (1 diverged)`, of the contrasts; and where the row stands that it compares."""
+    found = f"{verdict.count(HOLDS)} for, {verdict.count(FAILS)} against"
+    open_ones, diverged = verdict.count(UNDECIDED, DIVERGED), verdict.count(DIVERGED)
+    found += f", {open_ones} undecided" + (f" ({diverged} diverged)" if diverged else "")
+    rest = len(verdict.contrasts) - verdict.count(HOLDS, FAILS, UNDECIDED, DIVERGED)
+    found += f", {rest} without verdict" if rest else ""
+    return f"{found}. Rank: {', '.join(verdict.ranks)}" if verdict.ranks else found
+
+
+def _telling(contrast: Contrast) -> tuple[int, float]:
+    """Sorts those that fail first, then the undecided that lean against the claim, the others, those that hold."""
+    order = {FAILS: 0, UNDECIDED: 1, DIVERGED: 2, HOLDS: 4}.get(contrast.verdict, 3)
+    return order, contrast.leaning
 
 
 def _contrast(contrast: Contrast) -> str:
@@ -152,13 +200,14 @@ def _contrast(contrast: Contrast) -> str:
         text = f"{_number(contrast.mean)}, one seed: no interval"
     else:
         text = f"{_number(contrast.mean)} [{_number(contrast.low)}, {_number(contrast.high)}], {n} seeds"
+        text += "" if contrast.adjusted is None else f", p {contrast.adjusted:.2g}"
     paper = "" if contrast.paper is None else f", the paper's {_number(contrast.paper)}"
     return f"{text}{paper}, {contrast.verdict}" + (f" ({contrast.note})" if n and contrast.note else "")
 
 
-def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str, str]]:
-    """A line per claim: whose, its weakest contrast, the paper's number for it, ours, the verdict."""
-    lines = []
+def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
+    """A line per claim: whose, its weakest contrast, the paper's number for it, ours, counts and ranks, the verdict."""
+    lines = list[tuple[str, ...]]()
     for verdict in verdicts:
         weakest = min(verdict.contrasts, key=_telling, default=None)
         paper = ours = "-"
@@ -167,14 +216,14 @@ def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str, str]]:
             if len(weakest.values) > 1:
                 ours = f"{_number(weakest.mean)} [{_number(weakest.low)}, {_number(weakest.high)}]"
         text = f"`{weakest.text}`" if weakest else ""
-        lines.append((said(verdict), text, paper, ours, f"**{verdict.verdict}**"))
+        count = counts(verdict) if len(verdict.contrasts) > 1 else "-"
+        lines.append((said(verdict), text, paper, ours, count, f"**{verdict.verdict}**"))
     return lines
 
 
 def said(verdict: Verdict) -> str:
     """The claim, and whose it is."""
-    source = "the paper's" if verdict.source == "paper" else verdict.source
-    return f"{verdict.text} ({source})"
+    return f"{verdict.text} ({verdict.said})"
 
 
 def _cost(sheet: Sheet) -> str:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..errors import unknown
-from ..report.figures import LINES, MARKERS, Y_LABELS, marker, new_figure, save, style
+from ..report.figures import LINES, MARKERS, marker, new_figure, save, style
 from ..report.runs import band
 from .table import UNITS, Sheet, base, estimate, is_diverged, label
+
+CURVES = {
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "server's loss, test data",
+    "server_loss": "server's loss, clients' data",
+    "train_loss": "active clients' loss in their steps",
+}
 
 Points = list[tuple[float, float, bool] | None]
 """Value, standard deviation and whether it is only a bound, for every column; None where there is none."""
@@ -27,15 +35,18 @@ def figure(sheet: Sheet, stem: Path) -> list[Path]:
 
 
 def _curves(sheet: Sheet) -> Any:
-    """One panel per column: mean over seeds, every seed drawn thin behind it; one that diverged ends in a cross."""
-    if sheet.curve not in Y_LABELS:
-        raise unknown("curve", sheet.curve, Y_LABELS)
-    picture, panels = _panels(len(sheet.columns), 3)
-    scale, crossed = 100 if sheet.curve == "test_accuracy" else 1, False
-    for panel, column in zip(panels, sheet.columns, strict=True):
+    """One panel per curve and column: mean over seeds, every seed thin behind it; one that diverged ends in a cross."""
+    for name in sheet.curves:
+        if name not in CURVES:
+            raise unknown("curve", name, CURVES)
+    pairs = list(product(drawn(sheet), sheet.columns))
+    picture, panels = _panels(len(pairs), 3 if len(pairs) == len(sheet.columns) else len(sheet.columns))
+    crossed = False
+    for panel, (kind, column) in zip(panels, pairs, strict=True):
+        scale = 100 if kind == "test_accuracy" else 1
         for i, row in enumerate(sheet.rows):
             cell = sheet.cell(row, column)
-            seeds = [_curve(result, sheet.curve, scale) for result in cell.results] if cell else []
+            seeds = [_curve(result, kind, scale) for result in cell.results] if cell else []
             for curve, result in zip(seeds, cell.results if cell else (), strict=True):
                 panel.plot(list(curve), list(curve.values()), **style(i), alpha=0.25, linewidth=0.7)
                 if curve and is_diverged(result):
@@ -46,10 +57,16 @@ def _curves(sheet: Sheet) -> Any:
             panel.plot(
                 [t for t, _, _ in mean], [value for _, value, _ in mean], **style(i), **marks, linewidth=1.6, label=row
             )  # also if empty: one legend for all
-        panel.set(title=column, xlabel="communication round", ylabel=Y_LABELS[sheet.curve])
+        panel.set(title=column, xlabel="communication round", ylabel=CURVES[kind])
     if crossed:
         panels[0].plot([], [], "x", color="grey", markersize=8, markeredgewidth=2, label="diverged")
     return _finish(picture, panels, sheet)
+
+
+def drawn(sheet: Sheet) -> list[str]:
+    """The curves of a sheet that some run has; the first where none has any."""
+    runs = [result["rounds"] for cell in sheet.cells.values() for result in cell.results]
+    return [curve for curve in sheet.curves if any(curve in rounds for rounds in runs)] or list(sheet.curves[:1])
 
 
 def _lines(sheet: Sheet) -> Any:
@@ -109,7 +126,7 @@ def _has_paper(sheet: Sheet) -> bool:
 
 def _curve(result: dict[str, Any], key: str, scale: float) -> dict[int, float]:
     """Round -> value where it was measured and is finite."""
-    points = zip(result["rounds"]["round"], result["rounds"][key], strict=True)
+    points = zip(result["rounds"]["round"], result["rounds"].get(key, ()), strict=key in result["rounds"])
     return {t: scale * value for t, value in points if value is not None and math.isfinite(value)}
 
 

@@ -71,9 +71,10 @@ class Recipe:
     show: tuple[str, ...] = ("final", "last5", "best")
     targets: tuple[float, ...] = ()
     figure: str = "none"
-    curve: str = "test_accuracy"
+    curve: str | tuple[str, ...] = "test_accuracy"
     measure: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rows: tuple[Tables, ...] = ()
     columns: tuple[Tables, ...] = ()
     claims: tuple[Claim, ...] = ()
@@ -86,11 +87,12 @@ class Recipe:
         return self.presets[name]
 
     def cells(self, preset: str) -> list[Cell]:
-        """Every cell, without results: setting < preset < column < row."""
+        """Every cell, without results: setting (the column's, if it names one) < preset < column < row."""
         chosen = self.preset(preset)
-        base = merge(settings(preset)[chosen.setting] if chosen.setting else {}, chosen.set)
         found = []
         for row, column in product(chosen.rows or self.rows, chosen.columns or self.columns or ({"name": ""},)):
+            setting = column.get("setting", chosen.setting)
+            base = merge(settings(preset)[setting] if setting else {}, chosen.set)
             tables = merge(merge(base, _without(column)), _without(row))
             found.append(Cell(row["name"], column["name"], tables=tables, tuned=bool(column.get("tuned"))))
         rivals = tuple(cell.tables["method"] for cell in found if "method" in cell.tables)
@@ -148,6 +150,11 @@ def settings(preset: str) -> Mapping[str, Tables]:
     return own
 
 
+def papers_scale(preset: str) -> bool:
+    """Whether a preset says of itself that it is the paper's own setting: only there sizes are judged."""
+    return bool(settings(preset).get("papers_scale"))
+
+
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every recipe by name, in order of value."""
@@ -194,7 +201,7 @@ def _known(cls: type, table: Tables, where: str) -> Tables:
 
 
 def _without(table: Tables) -> Tables:
-    return {name: value for name, value in table.items() if name not in ("name", "tuned")}
+    return {name: value for name, value in table.items() if name not in ("name", "tuned", "setting")}
 
 
 def every_cell(preset: str) -> Iterator[tuple[Recipe, Cell]]:

@@ -9,19 +9,21 @@ from ..files import write
 from ..report.splits import heat_map
 from ..report.tables import markdown
 from . import Reproduction, facts, page
-from .claims import Verdict, judge
+from .claims import SOURCES
 from .plot import figure
-from .recipes import Recipe, recipes
+from .recipes import Recipe, papers_scale, recipes
 from .table import Cell, Sheet
+from .verdicts import DIVERGED, FAILS, HOLDS, UNDECIDED, Verdict, judge
 
 WALK = "## Table by table, figure by figure"
-CLAIMS = ("claim", "contrast", "paper", "ours", "verdict")
+CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
 
 
 def judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
     """A recipe's sheet, and the verdicts on the claims that its preset is asked."""
     sheet = work.sheet(recipe)
-    return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked_of(work.preset)]
+    scale, cells = papers_scale(work.preset), recipe.cell_names(work.preset)
+    return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked(work.preset, cells, scale)]
 
 
 def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
@@ -63,6 +65,7 @@ def index(work: Reproduction) -> Path | None:
     the figure and the verdicts, and what all runs took. None, and nothing is written, where it would lose numbers."""
     out = work.store.out
     summary = list[tuple[str, ...]]()
+    short = list[tuple[str, Verdict]]()
     walk = list[str]()
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (out / f"{recipe.name}.md").exists():
@@ -70,19 +73,42 @@ def index(work: Reproduction) -> Path | None:
         sheet, told = judged(work, recipe)
         if lost(work, sheet):
             return None
-        kinds = [verdict.verdict for verdict in told]
-        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-        summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, counts))
+        of_paper = [verdict for verdict in told if verdict.source != "ours"]
+        of_us = [verdict for verdict in told if verdict.source == "ours"]
+        summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, _counts(of_paper), _counts(of_us)))
+        short += [(recipe.name, verdict) for verdict in of_paper]
         walk += [f"\n### {recipe.title}\n\n{' '.join(recipe.claim.split())} ([page]({recipe.name}.md))\n\n"]
         walk += ["\n".join(page.results(sheet, details=False))]
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
         walk += ["\n", markdown(CLAIMS, list(page.claims(told)))] if told else []
-    text = [f"# Reproduction, preset `{work.preset}`\n\n", markdown(("recipe", "what", "verdicts"), summary)]
-    text += [_spent(work), f"\n{WALK}\n\n"]
-    text += ["Of each claim the contrast that is furthest from holding; in brackets its 95% interval.\n", *walk]
+    text = [f"# Reproduction, preset `{work.preset}`\n\n", *_in_short(short), "## Recipes\n\n"]
+    text += [markdown(("recipe", "what", "the paper's claims", "ours"), summary), _spent(work), f"\n{WALK}\n\n"]
+    text += [f"Of each claim the contrast that is furthest from holding. {page.HOW}\n", *walk]
     with work.store.alone():
         write(out / "README.md", "".join(text))
     return out / "README.md"
+
+
+def _counts(verdicts: list[Verdict]) -> str:
+    kinds = [verdict.verdict for verdict in verdicts]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+
+
+def _in_short(found: list[tuple[str, Verdict]]) -> list[str]:
+    """The paper's claims by what came out; those of recipes that share runs are not independent."""
+    parts = {"hold": (HOLDS,), "do not hold": (FAILS,), "are undecided": (UNDECIDED, DIVERGED)}
+    parts["have no verdict"] = tuple({verdict.verdict for _, verdict in found}.difference(*parts.values()))
+    text = ["## The paper's claims in short\n\n"] if found else []
+    for what, kinds in parts.items():
+        chosen = [(name, verdict) for name, verdict in found if verdict.verdict in kinds]
+        text.append(f"{len(chosen)} of {len(found)} {what}{':' if chosen else '.'}\n\n" if found else "")
+        for name, verdict in chosen:
+            why = f"; {verdict.verdict}" if verdict.verdict not in (HOLDS, FAILS, UNDECIDED) else ""
+            ranks = f"; rank: {', '.join(verdict.ranks)}" if verdict.ranks else ""
+            told = verdict.text if verdict.said == SOURCES["paper"] else page.said(verdict)
+            text.append(f"- [{name}]({name}.md): {told}{ranks}{why}\n")
+        text.append("\n" if chosen else "")
+    return text
 
 
 def _spent(work: Reproduction) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import subprocess
@@ -23,12 +24,16 @@ from .stored import Store
 from .table import Result
 
 if TYPE_CHECKING:
+    from ..data.federated import Federated
     from ..evaluate import Score
     from ..record import Record
     from ..server import Simulation
 
 ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
 """What a result keeps of every evaluated round; costs are what was spent by then."""
+
+
+SERVER_LOSS = "server_loss.jsonl"
 
 
 @dataclass(frozen=True)
@@ -94,12 +99,13 @@ def make_run(run: Run, place: Path, observer: Observer) -> Result:
     from ..vec import one_thread
 
     began = time.monotonic()
+    observers = [observer, *([_ServerLoss(run.config)] if "server_loss" in run.measure else [])]
     commit()  # as it is now, not when the run is done
     try:
         if RunDir(place).config_file.exists():
-            resume(place, observers=[observer])
+            resume(place, observers=observers)
         else:
-            run_config(run.config, place, observers=[observer])
+            run_config(run.config, place, observers=observers)
     except Diverged:
         pass  # the summary says so, and the result with it
     with one_thread():  # the same bits however many run side by side
@@ -121,12 +127,16 @@ def pack(run: Run, place: Path) -> Result:
         work = simulation.work
         x = load_vector(work.flat, RunDir(place).model_file)
         test = evaluate(work.flat, x, work.data, work.loss)
-        own = sorted(set(work.data.indices.tolist()))
-        train = evaluate(work.flat, x, replace(work.data, x_test=work.data.x[own], y_test=work.data.y[own]), work.loss)
+        train = evaluate(work.flat, x, _clients_data(work.data), work.loss)
     measures: dict[str, float] = {}
     if "sharpness" in run.measure:
         seen = inspect_run(place)
         measures = {"sharpness": seen.eigenvalue, "sam_gap": seen.sam_gap, "divergence": seen.divergence}
+    rounds = _rounds(files.rounds)
+    if "server_loss" in run.measure:
+        known = _server_losses(place)
+        rounds["server_loss"] = [known.get(t) for t in rounds["round"]]
+        measures["server_loss"] = len(known)
     return {
         "key": run.key,
         "results_version": RESULTS_VERSION,
@@ -141,9 +151,41 @@ def pack(run: Run, place: Path) -> Result:
             "test_pictures": 0 if work.data.y_test is None else len(work.data.y_test),
         },
         "measures": measures,
-        "rounds": _rounds(files.rounds),
+        "rounds": rounds,
         "seconds_per_round": statistics.median(r["seconds"] for r in files.rounds) if files.rounds else None,
     }
+
+
+class _ServerLoss(Observer):
+    """Writes the loss of the server's model on all clients' data at the evaluated rounds, about 50 of a long run."""
+
+    def __init__(self, config: Config) -> None:
+        self.every = config.eval_every
+        self.step = max(self.every, math.ceil(config.rounds / 50))
+
+    def round(self, record: Record, run: Simulation) -> None:
+        from ..evaluate import evaluate
+        from ..vec import one_thread
+
+        if record.test_accuracy is None or not (record.round % self.step < self.every or run.t >= run.plan.rounds):
+            return
+        with one_thread():  # the same bits however many run side by side
+            loss = evaluate(run.work.flat, run.x, _clients_data(run.work.data), run.work.loss).loss
+        with (Path(run.out or ".") / SERVER_LOSS).open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps([record.round, loss if math.isfinite(loss) else None]))
+
+
+def _server_losses(place: Path) -> dict[int, float | None]:
+    """Round -> loss; a round that was made again after a kill counts once, a line that a kill cut off not at all."""
+    path = place / SERVER_LOSS
+    lines = path.read_text("utf-8").split("\n") if path.exists() else []
+    return dict(json.loads(line) for line in lines if line.endswith("]"))
+
+
+def _clients_data(data: Federated) -> Federated:
+    """What all clients own, in the place of the test set."""
+    own = sorted(set(data.indices.tolist()))
+    return replace(data, x_test=data.x[own], y_test=data.y[own])
 
 
 def _finite(prefix: str, score: Score) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +19,23 @@ Result = dict[str, Any]
 
 ACCURACIES = ("final", "last", "last5", "best")
 COSTS = ("rounds", "bytes", "grad_evals", "seconds")
+COUNTED = ("value", "grad_evals", "bytes")
+"""Metrics that are counted, so that seeds may agree to the last digit."""
 MEASURES = ("sharpness", "sam_gap", "divergence", "value")  # value: of a cell that is counted, not trained
-PLAIN = (*ACCURACIES, "test_loss", "train_loss", "seconds_per_round", "seconds", "grad_evals", "bytes", "drift",
-         *MEASURES)  # fmt: skip
+PLAIN = (*ACCURACIES, "early", "test_loss", "train_loss", "seconds_per_round", "seconds", "grad_evals", "bytes",
+         "drift", *MEASURES)  # fmt: skip
 
 WORDS = {
     "final": "accuracy of the final model", "last": "last test accuracy", "last5": "mean of the last 5 test accuracies",
-    "best": "best test accuracy", "test_loss": "test loss", "train_loss": "training loss", "drift": "client drift",
+    "best": "best test accuracy", "early": "test accuracy after a fifth of the rounds", "test_loss": "test loss",
+    "train_loss": "training loss", "drift": "client drift",
     "seconds_per_round": "time of a round", "seconds": "time", "grad_evals": "gradients", "bytes": "sent",
     "sharpness": "sharpness", "sam_gap": "SAM gap", "rounds": "rounds",
     "divergence": "divergence", "value": "value",
 }  # fmt: skip
-UNITS = {**dict.fromkeys(ACCURACIES, "%"), "seconds_per_round": "s", "seconds": "s", "bytes": "MB"}
+UNITS = {**dict.fromkeys((*ACCURACIES, "early"), "%"), "seconds_per_round": "s", "seconds": "s", "bytes": "MB"}
 DIGITS = {
-    **dict.fromkeys(ACCURACIES, 2),
+    **dict.fromkeys((*ACCURACIES, "early"), 2),
     "seconds_per_round": 4,
     "seconds": 1,
     "bytes": 2,
@@ -90,6 +93,7 @@ def _plain(result: Result) -> list[float | None]:
         last,
         statistics.fmean(accuracies[-5:]) if accuracies else None,
         max(accuracies) if accuracies else None,
+        next((a for t, a in zip(rounds["round"], accuracies, strict=False) if 5 * t >= planned_rounds(result)), last),
         _finite(final.get("loss")),
         _finite(final.get("train_loss")),
         _finite(result.get("seconds_per_round")),
@@ -197,8 +201,10 @@ class Sheet:
         values: the paper's numbers by cell name; strings such as ">1500" for never reached.
         seeds: asked for per cell.
         figure: `curves`, `lines`, `bars` or `none`.
-        curve: what `curves` draws: `test_accuracy`, `test_loss` or `train_loss`.
+        curves: what `curves` draws, see `plot.CURVES`; one that no run has is left out.
         partial: the runs had part of a data set only, so they decide nothing.
+        papers_scale: whether the preset is the paper's own setting, so that sizes are judged and not only signs.
+        printed: further numbers of the paper, by row: of `COLUMN - COLUMN` (differences), or of other words.
     """
 
     name: str
@@ -216,13 +222,20 @@ class Sheet:
     values: dict[str, float | str]
     seeds: int
     figure: str
-    curve: str
+    curves: tuple[str, ...]
     partial: bool = False
+    papers_scale: bool = False
+    printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse metrics that no result gives, before anything is computed."""
         for metric in (self.metric, *self.show):
             check_metric(metric, self.targets)
+
+    @property
+    def other_targets(self) -> bool:
+        """Whether ours are costs to a target of the preset's own: the paper's number is for another one."""
+        return "_to_" in self.metric and not self.papers_scale
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell of a row and a column, if the preset has it."""

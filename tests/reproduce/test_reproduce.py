@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedspeed.data import load
 from fedspeed.errors import UserError
 from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
-from fedspeed.reproduce.recipes import find_recipe, merge, recipes, run_key, settings
+from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
 from fedspeed.reproduce.runs import Run, commit, make, same
 from fedspeed.reproduce.stored import Store
 
@@ -66,6 +67,45 @@ def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
     for claim in recipe.claims:
         if preset in claim.presets:
             assert claim.cells() <= names, claim.text
+
+
+@pytest.mark.parametrize("recipe", recipes().values(), ids=list(recipes()))
+def test_every_claim_is_asked_somewhere_and_none_of_the_papers_twice(recipe):
+    """A misspelt cell would never be asked; a claim that is part of another would count double."""
+    asked = {
+        preset: [c for c in recipe.claims if c.asked(preset, recipe.cell_names(preset), papers_scale(preset))]
+        for preset in recipe.presets
+    }
+    assert {claim.text for claim in recipe.claims} == {claim.text for claims in asked.values() for claim in claims}
+    for preset, claims in asked.items():
+        said = [(c.metric, {e.text for e in c.expressions(papers_scale(preset))}) for c in claims if c.source != "ours"]
+        for (metric, one), (other, two) in permutations(said, 2):
+            assert metric != other or not one <= two, (preset, sorted(one))
+
+
+def test_presets_of_the_papers_scale_say_so():
+    assert {preset for recipe in recipes().values() for preset in recipe.presets if papers_scale(preset)} >= {"paper"}
+    assert not any(papers_scale(preset) for preset in ("cnn", "mlp", "smoke"))
+
+
+def test_a_column_may_name_its_own_setting():
+    """Table 4's 2% block has the runs of table1."""
+    cells = {(c.row, c.column): c.config(0) for c in find_recipe("table4").cells("cnn")}
+    ours = {(c.row, c.column): c.config(0) for c in find_recipe("table1").cells("cnn")}
+    assert cells["FedSpeed", "C10-500 Dir-0.6"] == ours["FedSpeed", "CIFAR-10 Dir-0.6"]
+    assert cells["FedSpeed", "Dir-0.6"].clients == 100
+
+
+def test_the_loss_of_the_servers_model_is_recorded_where_it_is_asked(tmp_path):
+    """At every evaluated round, on all clients' data; the last is the final training loss."""
+    (run,) = runs(1)
+    plain, (found,) = made([run], tmp_path / "a")[0], made([replace(run, measure=("server_loss",))], tmp_path / "b")
+    assert same(plain, {**found, "rounds": {k: v for k, v in found["rounds"].items() if k != "server_loss"}})
+    losses = found["rounds"]["server_loss"]
+    assert len(losses) == len(found["rounds"]["round"]) > 1
+    assert losses[-1] == pytest.approx(found["final"]["train_loss"], rel=1e-6)
+    assert losses[-1] != found["rounds"]["train_loss"][-1]
+    assert found["measures"]["server_loss"] == len(losses)
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))

@@ -15,8 +15,9 @@ from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
 from fedspeed.reproduce import page, plot
-from fedspeed.reproduce.claims import Claim, judge
+from fedspeed.reproduce.claims import Claim
 from fedspeed.reproduce.table import Cell
+from fedspeed.reproduce.verdicts import judge
 
 COLUMNS = ("IID", "Dir-0.6")
 TABLE = {
@@ -39,7 +40,7 @@ def test_a_page():
     assert "|  | IID | paper | Dir-0.6 |\n" in text, "a paper column only where the paper has numbers"
     assert "|  | best test accuracy (%) |\n" in text
     assert "| FedAvg/Dir-0.6 | 41.17 +- 1.04 |\n" in text
-    assert "- FedSpeed is first (the paper's): **holds**. 2 of 2 contrasts hold:\n" in text
+    assert "- FedSpeed is first (the paper's): **holds**. 2 for, 0 against, 0 undecided:\n" in text
     assert "3 seeds per cell, 12 runs, 384 seconds of computing in total" in text, (
         "12 runs of 30 s and 2 s of evaluation"
     )
@@ -61,20 +62,68 @@ def test_a_page_says_which_code_made_the_runs():
 def test_contrasts_show_their_interval():
     made = sheet({"A": finals(1.0, 2.0, 3.0)})
     text = page.markdown(made, [judge(Claim("A is much", source="ours", holds_if=("A > 1",)), made)])
-    assert "- A is much (ours): **undecided**.\n  - `A > 1`: 2.00 [-0.484, 4.48], 3 seeds, undecided\n" in text
+    assert "- A is much (ours): **undecided**.\n  - `A > 1`: 2.00 [-0.484, 4.48], 3 seeds, p 0.23, undecided\n" in text
 
 
 def test_of_many_contrasts_the_worst_are_shown():
-    gaps = {"near": 0.5, "far": 9.0, "lost": -4.0, "far2": 8.0, "noise": 0.0}
+    gaps = {"near": 0.5, "far": 9.0, "lost": -4.0, "far2": 8.0, "noise": 0.01}
     table = {"A": finals(50, 51, 52.0)}
     for name, gap in gaps.items():
         wobble = 3.0 if name == "noise" else 0.1
         table[name] = finals(50 - gap + wobble, 51 - gap - wobble, 52 - gap)
+    table["broken"] = [{**run, "status": "diverged: round 3"} for run in finals(10, 11, 12)]
     made = sheet(table)
-    found = judge(Claim("A is first", each={"m": list(gaps)}, holds_if=("A - {m} > 0",)), made)
+    found = judge(Claim("A is first", each={"m": [*gaps, "broken"]}, holds_if=("A - {m} > 0",)), made)
     text = page.markdown(made, [found])
-    assert "**does not hold**. 3 of 5 contrasts hold; the 3 furthest from it:\n" in text
-    assert re.findall(r"`A - (\w+) > 0`", text) == ["lost", "noise", "near"]
+    counts = "3 for, 1 against, 2 undecided (1 diverged). Rank: A 2 of 7; the 3 furthest from it:\n"
+    assert f"**does not hold**. {counts}" in text
+    assert re.findall(r"`A - (\w+) > 0`", text) == ["lost", "noise", "broken"]
+    ((said, contrast, _, _, counted, verdict),) = page.claims([found])
+    assert (said, contrast, verdict) == ("A is first (the paper's)", "`A - lost > 0`", "**does not hold**")
+    assert counted == "3 for, 1 against, 2 undecided (1 diverged). Rank: A 2 of 7"
+
+
+def test_numbers_the_paper_prints_further():
+    """60, 61, 62 against 50, 51, 52: a drop of 10; ratios have nothing of ours beside them."""
+    drops = {"IID - Dir-0.6": {"FedSpeed": 1.01}, "cost ratio": {"FedAvg": 1.57}}
+    text = page.markdown(replace(SHEET, printed=drops), [])
+    assert "|  | IID - Dir-0.6 | paper | paper's cost ratio |\n" in text
+    assert "| FedSpeed | 10.00 | 1.01 | - |\n" in text
+    assert "| FedAvg | 14.67 | - | 1.57 |\n" in text, "55.83 - 41.17"
+
+
+def test_the_papers_rounds_are_for_its_own_target():
+    curves = {"A": [[40.0, 45], [10.0, 45], [45.0, 45]], "B": [[10.0, 45], [10.0, 45], [10.0, 45]]}
+    table = {name: [result(s, 45.0, c) for s, c in enumerate(seeds)] for name, seeds in curves.items()}
+    words = {"metric": "rounds_to_40", "show": (), "targets": (0.4,), "values": {"A": 280, "B": 620}}
+    claim = Claim("A is faster", holds_if=("B - A > 0",))
+    for scale, header, beside in ((False, "paper, its target", None), (True, "paper", 340)):
+        made = sheet(table, papers_scale=scale, **words)
+        assert f"|  | one | {header} |\n" in page.markdown(made, [])
+        assert judge(claim, made).contrasts[0].paper == beside
+
+
+def test_times_are_shown_with_a_warning():
+    assert page.UNTIMED in page.markdown(sheet({"A": finals(1, 2)}, show=("seconds_per_round",)), [])
+    assert page.UNTIMED not in page.markdown(sheet({"A": finals(1, 2)}), [])
+
+
+def test_curves_that_no_run_has_are_said_and_left_out(monkeypatch, tmp_path):
+    """Each curve has its own row of panels."""
+    made = sheet(DRAWN, COLUMNS, curves=("server_loss", "test_loss", "train_loss"))
+    text = page.markdown(made, [])
+    assert "- drawn: server's loss, test data; active clients' loss in their steps\n" in text
+    assert "- not in the stored runs, recorded from now on: server's loss, clients' data\n" in text
+    axes = panels(made, monkeypatch, tmp_path)
+    labels = [panel.get_ylabel() for panel in axes]
+    assert labels == ["server's loss, test data"] * 2 + ["active clients' loss in their steps"] * 2
+    for runs in DRAWN.values():
+        for run in runs:
+            run["rounds"]["server_loss"] = [2.0, None, 1.0]
+    axes = panels(made, monkeypatch, tmp_path)
+    assert len(axes) == 6
+    drawn = next(line for line in axes[0].lines if line.get_label() == "FedSpeed")
+    assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([10, 30], [2.0, 1.0]), "where it was measured"
 
 
 def test_one_seed_and_missing_cells():
@@ -287,4 +336,4 @@ def test_no_figure(tmp_path):
     with pytest.raises(UserError, match="unknown figure 'curve'; did you mean 'curves'"):
         plot.figure(replace(SHEET, figure="curve"), tmp_path / "x")
     with pytest.raises(UserError, match="unknown curve 'accuracy'"):
-        plot.figure(replace(SHEET, curve="accuracy"), tmp_path / "x")
+        plot.figure(replace(SHEET, curves=("accuracy",)), tmp_path / "x")

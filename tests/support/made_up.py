@@ -49,7 +49,7 @@ def sheet(table: dict[str, list[dict[str, Any]]], columns: tuple[str, ...] = ("o
         "paper": "Table 7",
     }
     rest = {"preset": "cnn", "metric": "final", "show": ("final", "best"), "targets": (), "values": {}, "seeds": 3}
-    drawn = {"figure": "curves", "curve": "test_accuracy"}
+    drawn = {"figure": "curves", "curves": ("test_accuracy",)}
     return Sheet(**{**words, **rest, **drawn, "rows": rows, "columns": columns, "cells": cells, **changes})
 
 
