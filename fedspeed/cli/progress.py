@@ -175,7 +175,7 @@ class Runs:
         told = f"{run.label}: {note}" if note else run.label
         if self.live:
             self.bar.update(self.task, completed=sum(self.done.values()), description=told, left=self._left())
-        elif self.show and time.monotonic() - self.said > QUIET and not self.every:
+        elif self.show and time.monotonic() - self.said > max(QUIET, 6 * self.every):
             self._say(f"{told}  ({self._left()})")
 
     def on_ill(self, run: Costly, text: str) -> None:

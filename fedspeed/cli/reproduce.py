@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from . import options
 from .progress import Runs
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..reproduce import Reproduction
     from ..reproduce.recipes import Recipe
     from ..reproduce.runs import Run
-    from ..reproduce.table import Sheet
+    from ..reproduce.table import Cell, Sheet
     from ..reproduce.verdicts import Verdict
 
 EPILOG = """\
@@ -34,6 +34,7 @@ examples:
   fedspeed reproduce table7 fig1 --preset cnn --seeds 3
   fedspeed reproduce all --preset mlp
   fedspeed reproduce table7 --preset cnn --again
+  fedspeed reproduce table1 --preset paper-2pct --only FedSpeed --split iid
 """
 
 
@@ -49,6 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="runs side by side; default: one per core where runs are small"
     )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ROW", help="make the runs of this row only; repeat for several"
+    )
+    parser.add_argument(
+        "--split", action="append", default=[], metavar="SPLIT", help="make the runs of this split only, such as iid"
+    )
     about = (
         "a config key on top of every run, such as device=cuda or rounds=20; other runs are kept beside the stored ones"
     )
@@ -61,6 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
+    from ..reproduce.progress import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
     from ..reproduce.render import index, judged, lost, render
 
@@ -76,6 +84,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         raise UserError(f"no recipe has the preset {args.preset!r}; see `fedspeed reproduce list`")
     for recipe in chosen:
         recipe.preset(args.preset)
+    _check_selection(chosen, args)
     out = args.out or Path("results") / SUITE / args.preset
     work = Reproduction(args.preset, out, args.seeds, _overrides(args.sets))
     if args.again:
@@ -85,6 +94,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         try:
             _run(work, [recipe for recipe in chosen if recipe.kind == "runs"], args, console)
         except KeyboardInterrupt:
+            write_progress(work)
             console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
         work.store.pack()
@@ -98,12 +108,25 @@ def main(args: argparse.Namespace, console: Console) -> int:
             continue
         render(work, recipe, sheet, verdicts)
         told.append(_shown(sheet, verdicts, out, console.width if console.is_terminal else 10_000))
+    if page := write_progress(work):
+        told.append(f"runs are under way: {page}")
     if index(work) is None:
         told.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
     if not args.quiet:
         told.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
         console.print("\n" + "\n\n".join(told), markup=False, no_wrap=True, overflow="ignore", crop=False)
     return 0
+
+
+def _check_selection(chosen: list[Recipe], args: argparse.Namespace) -> None:
+    """Raise if --only or --split names what no recipe has."""
+    cells = [cell for recipe in chosen for cell in recipe.cells(args.preset)]
+    rows = {cell.row: None for cell in cells}
+    splits = {cell.tables.get("split", ""): None for cell in cells}
+    for what, given, known in (("row", args.only, rows), ("split", args.split, splits)):
+        for name in given:
+            if name not in known:
+                raise unknown(what, name, known)
 
 
 def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> str:
@@ -140,10 +163,14 @@ def _overrides(given: list[str]) -> dict[str, Any]:
 def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> None:
     """The runs that are missing, in the recipes' order; those with tuned settings when their grids are done."""
     title = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} recipes"
+
+    def wanted(cell: Cell) -> bool:
+        return (not args.only or cell.row in args.only) and (not args.split or cell.tables.get("split") in args.split)
+
     for part in ("", ", tuned"):
         missing: dict[str, Run] = {}
         for recipe in chosen:
-            for run in work.missing(work.grid(recipe) + work.runs(recipe)):
+            for run in work.missing(work.grid(recipe, wanted) + work.runs(recipe, wanted)):
                 missing.setdefault(run.key, run)
         _make(work, title + part, list(missing.values()), args, console)
 
@@ -154,13 +181,22 @@ def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namesp
 
     if not runs:
         return
+    scores: dict[str, str] = {}
     small = all(run.config.backend == "serial" for run in runs)
     jobs = args.jobs or (cores() if small else 1)
     if not args.quiet:
         side = f", {min(jobs, len(runs))} side by side" if min(jobs, len(runs)) > 1 else ""
         console.print(f"{title}: {len(runs)} runs to make{side}")
     with Runs(console, title, runs, not args.quiet, every=10.0) as shown:
-        make(runs, work.store, jobs, lambda run, rounds: shown.on_part(run, rounds / run.config.rounds), shown.on_done)
+
+        def on_round(run: Run, rounds: int, accuracy: float | None) -> None:
+            if accuracy is not None:
+                scores[run.key] = f", accuracy {accuracy:.2%}"
+            note = f"round {rounds}/{run.config.rounds}{scores.get(run.key, '')}"
+            shown.on_part(run, rounds / run.config.rounds, note)
+
+        for run in make(runs, work.store, jobs, on_round, shown.on_done):
+            console.print(f"{run.label}: another command is making it; it is left to that")
 
 
 def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> int:

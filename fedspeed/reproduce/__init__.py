@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from .stored import Store
 from .table import Cell, Sheet, Tables, cell_name
 
 EMBEDDED = ("digits",)
+Wanted = Callable[[Cell], bool]
 UNAVAILABLE = "not run: data unavailable"
 
 
@@ -55,28 +56,32 @@ class Reproduction:
         self._digests: dict[str, tuple[str, bool]] = {}
         self._measured: dict[str, tuple[str, ...]] | None = None
 
-    def runs(self, recipe: Recipe) -> list[Run]:
-        """Every run of a recipe that can be made, each once; those of `tuned` cells when their grid is done."""
+    def runs(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
+        """Every run of a recipe that can be made, each once; those of `tuned` cells when their grid is done.
+
+        The longest first, so that runs side by side end together; or as the preset lists them, column by column.
+        """
         found = {}
-        for cell in recipe.cells(self.preset):
+        columns = recipe.names(self.preset)[1]
+        for cell in sorted(filter(wanted, recipe.cells(self.preset)), key=lambda cell: columns.index(cell.column)):
             for seed in self._seeds(recipe):
                 run = self._run(recipe, cell, seed)
                 if run is not None and self._digest(run.config)[1]:
                     found[run.key] = run
-        return list(found.values())
+        listed = list(found.values())
+        return listed if recipe.preset(self.preset).in_order else sorted(listed, key=lambda run: -run.cost)
 
-    def grid(self, recipe: Recipe) -> list[Run]:
+    def grid(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
         """The tuning runs of a recipe's `tuned` cells."""
         found: dict[str, Run] = {}
-        for cell in recipe.cells(self.preset):
+        for cell in filter(wanted, recipe.cells(self.preset)):
             if cell.tuned:
                 found |= {run.key: run for _, run in self._points(recipe, cell)}
         return list(found.values())
 
     def missing(self, runs: list[Run]) -> list[Run]:
-        """Those that are not done, the longest first."""
-        left = [run for run in runs if self.store.get(run.key, run.measure) is None]
-        return sorted(left, key=lambda run: -run.cost)
+        """Those that are not done."""
+        return [run for run in runs if self.store.get(run.key, run.measure) is None]
 
     def sheet(self, recipe: Recipe) -> Sheet:
         """The stored runs of a recipe, as cells."""

@@ -22,6 +22,13 @@ RESULTS_VERSION = 1
 
 `tests/reproduce/test_results_version.py` holds what this version computes, and fails when that changes.
 """
+KEYED = {
+    "format", "active", "cohort", "local_epochs", "local_steps", "batch_size", "lr", "lr_decay", "weight_decay",
+    "clip", "clip_mode", "decay_outside_mix", "weighting", "eval_every", "seed", "on_client_error", "dropout",
+    "stragglers", "precision", "engine", "state_dtype", "rounds", "method", "model", "data", "split", "clients",
+    "augment", "data_dir",
+}  # fmt: skip
+"""Config keys that name a run whatever their value; younger ones only where they are not at their default."""
 SUITE = "iclr2023"
 FOLDER = Path(__file__).parent / SUITE
 
@@ -39,6 +46,7 @@ class Preset:
     targets: tuple[float, ...] = ()
     metric: str = ""
     show: tuple[str, ...] = ()
+    in_order: bool = False  # runs column by column, as listed, not the longest first
     tune: Tables = field(default_factory=dict)  # of the tuning runs; data.held_out clients replace the test set
 
 
@@ -134,8 +142,9 @@ def run_key(config: Config, digest: str) -> str:
     tables = config.to_dict()
     for name in (*PLACEMENT, "targets"):
         tables.pop(name, None)
-    if not tables.get("validation"):
-        tables.pop("validation", None)  # younger than the results that are stored
+    for name in tables.keys() - KEYED:  # younger than the results that are stored
+        if tables[name] == getattr(Config, name):
+            tables.pop(name)
     given = {"config": tables, "data": digest, "results": RESULTS_VERSION}
     return hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -59,38 +59,58 @@ def make(
     runs: list[Run],
     store: Store,
     jobs: int,
-    on_round: Callable[[Run, int], None],
+    on_round: Callable[[Run, int, float | None], None],
     on_done: Callable[[Run], None],
-) -> None:
+) -> list[Run]:
     """Make runs, `jobs` at a time in processes of their own; a run that was stopped continues from its checkpoint.
 
+    Returns those that another command is making, which are left to it.
+
     Args:
-        on_round: called with the run and how many of its rounds are done.
+        on_round: called with the run, how many of its rounds are done, and the accuracy if the last was evaluated.
         on_done: called with every run that is finished, and stored by then.
     """
+    others: list[Run] = []
 
-    def keep(run: Run, result: Result) -> None:
-        store.put(result)
-        on_done(run)
+    def told(run: Run, progress: tuple[int, float | None]) -> None:
+        on_round(run, *progress)
+
+    def keep(run: Run, result: Result | None) -> None:
+        if result is None:
+            others.append(run)
+        else:
+            store.learn(result)
+            on_done(run)
 
     def stop(run: Run, told: str) -> None:
         raise UserError(f"{run.label}: {told}")
 
-    pool.run_tasks(runs, partial(_work, store.work), jobs, on_told=on_round, on_done=keep, on_failed=stop)
+    work = partial(_work, store.out, store.read_at)
+    pool.run_tasks(runs, work, jobs, on_told=told, on_done=keep, on_failed=stop)
+    return others
 
 
-def _work(place: Path, run: Run, tell: pool.Tell) -> Result:
-    return make_run(run, place / run.key, _Watch(tell))
+def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
+    """The result, stored; None if another command is making it."""
+    store = Store(out)
+    with store.claim(run.key) as ours:
+        if not ours:
+            return None
+        found = store.later(run.key, since)
+        if found is None or not all(name in found["measures"] for name in run.measure):
+            found = make_run(run, store.work / run.key, _Watch(tell))
+            store.put(found)
+    return found
 
 
 class _Watch(Observer):
-    """Tells how many rounds are done."""
+    """Tells how many rounds are done, and the accuracy of those that are evaluated."""
 
     def __init__(self, tell: pool.Tell) -> None:
         self.tell = tell
 
     def round(self, record: Record, run: Simulation) -> None:
-        self.tell(record.round)
+        self.tell((record.round, record.test_accuracy))
 
 
 def make_run(run: Run, place: Path, observer: Observer) -> Result:
@@ -110,7 +130,8 @@ def make_run(run: Run, place: Path, observer: Observer) -> Result:
         pass  # the summary says so, and the result with it
     with one_thread():  # the same bits however many run side by side
         result = pack(run, place)
-    return result | {"wall_seconds": round(time.monotonic() - began, 2)}
+    rounds = result["summary"]["seconds"] + result["summary"]["eval_seconds"]  # also of those before a break
+    return result | {"wall_seconds": round(max(time.monotonic() - began, rounds), 2)}
 
 
 def pack(run: Run, place: Path) -> Result:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import time
 import zlib
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import UserError
@@ -19,7 +20,7 @@ class Store:
     """The results of a folder by key.
 
     `OUT/runs.jsonl.gz` holds them, a line each, sorted by key. A new one is `OUT/runs/KEY.json` until `pack` takes it
-    into that file. Runs in the making are in `OUT/work/KEY`. Several processes may use one folder.
+    into that file. Runs in the making are in `OUT/work/KEY`, each claimed by one process. Several may use one folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -27,6 +28,7 @@ class Store:
         self.work = out / "work"
         self.packed = out / "runs.jsonl.gz"
         self._known: dict[str, Result] | None = None
+        self.read_at = 0.0  # when what is known was read
 
     def results(self) -> dict[str, Result]:
         """All results by key."""
@@ -41,12 +43,47 @@ class Store:
 
     def put(self, result: Result) -> None:
         """Keep a finished run, and drop the directory it was made in."""
-        known = self.results()
         with self.alone():
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
-            write(self.out / "runs" / f"{result['key']}.json", _line(result), durable=True)
-        known[result["key"]] = result
+            write(self._file(result["key"]), _line(result), durable=True)
+        self.learn(result)
         shutil.rmtree(self.work / result["key"], ignore_errors=True)
+        self._lock(result["key"]).unlink(missing_ok=True)
+
+    def learn(self, result: Result) -> None:
+        """Another process has put this result."""
+        if self._known is not None:
+            self._known[result["key"]] = result
+
+    def later(self, key: str, since: float) -> Result | None:
+        """A finished run that was put or packed after a time."""
+        with suppress(FileNotFoundError):
+            return _parse(self._file(key), read_bytes(self._file(key))).get(key)
+        with suppress(FileNotFoundError):
+            if self.packed.stat().st_mtime > since - 1:  # a file's time may lag behind the clock
+                return _parse(self.packed, read_bytes(self.packed)).get(key)
+        return None
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Whether a run is ours to make until the end; False while another process makes it (where locks exist)."""
+        try:
+            import fcntl
+
+            self.work.mkdir(parents=True, exist_ok=True)
+            file = self._lock(key).open("w")
+        except ImportError:  # not POSIX
+            yield True
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:  # a file system without locks
+                pass
+            yield True
 
     def pack(self) -> None:
         """Take the new results into the one file: the same bytes for the same results."""
@@ -64,6 +101,7 @@ class Store:
 
     def _read(self) -> dict[str, Result]:
         """New ones first: one that is packed meanwhile is then found in the file."""
+        self.read_at = time.time()
         new: dict[str, Result] = {}
         for path in self._new():
             with suppress(FileNotFoundError):
@@ -71,6 +109,12 @@ class Store:
         with suppress(FileNotFoundError):
             new = _parse(self.packed, read_bytes(self.packed)) | new
         return dict(sorted(new.items()))
+
+    def _file(self, key: str) -> Path:
+        return self.out / "runs" / f"{key}.json"
+
+    def _lock(self, key: str) -> Path:
+        return self.work / f".{key}.lock"
 
     def _new(self) -> list[Path]:
         return sorted((self.out / "runs").glob("*.json"))
