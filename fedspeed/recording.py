@@ -24,6 +24,7 @@ from .interrupts import together
 from .observe import status_of
 from .record import TIMES
 from .rundir import RunDir, line
+from .splitfile import write_split
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -120,6 +121,7 @@ class Recording:
             try:
                 with room(out, self.config):
                     self.files.drop_results()
+                    write_split(self.files.split_file, simulation.data)
                     simulation.observers.started(simulation)
                     with self.files.rounds_file.open("a", encoding="utf-8") as lines:
                         while simulation.t < simulation.plan.rounds:

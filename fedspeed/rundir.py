@@ -26,7 +26,9 @@ CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL)
+SPLIT = "split.json"
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, SPLIT)
+INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
 """The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
@@ -70,6 +72,8 @@ class RunDir:
         self.rounds_file = self.path / ROUNDS
         self.summary_file = self.path / SUMMARY
         self.model_file = self.path / MODEL
+        self.split_file = self.path / SPLIT
+        self.inspection_file = self.path / INSPECTION
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
 
@@ -215,7 +219,7 @@ class RunDir:
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
-            for name in (*FILES, "rounds.csv"):  # the last is an observer's, of an earlier run
+            for name in (*FILES, INSPECTION, "rounds.csv"):  # the last is an observer's, of an earlier run
                 (self.path / name).unlink(missing_ok=True)
             self.clear()
         except OSError as error:

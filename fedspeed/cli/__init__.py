@@ -27,6 +27,7 @@ COMMANDS = {
     "verify": "check a run: digests, running sums, and rounds run again bit for bit",
     "diff": "what differs between two runs",
     "compare": "train several methods over several seeds and print one table",
+    "report": "one page of runs: who wins, by how much, is it real; or its tables and figures for a paper",
     "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",
     "methods": "list the methods, or explain one",
     "models": "list the models",

@@ -47,6 +47,13 @@ OTHERS = (
     Column("gradients", "grad_evals", 2, 1, 0, False),
     Column("seconds", "seconds", 1, 1, 1, False),
 )
+TO_TARGET = (
+    ("rounds", "rounds", 8, 1.0),
+    ("MB", "bytes", 6, 1e-6),
+    ("gradients", "grad_evals", 2, 1.0),
+    ("seconds", "seconds", 1, 1.0),
+)
+"""What a target may cost: title, name, `keep` and scale of its column."""
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
@@ -55,7 +62,7 @@ def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column,
     reached = [
         Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, 1)
         for target in targets
-        for title, cost, keep, scale in (("rounds", "rounds", 8, 1.0), ("MB", "bytes", 6, 1e-6))
+        for title, cost, keep, scale in TO_TARGET
     ]
     return (*scores, *reached, *OTHERS)
 
@@ -95,10 +102,10 @@ def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; all bytes that were sent."""
+    """All rounds of the config, also of a run that diverged early; all that was spent."""
     if key.startswith("rounds"):
         return float(run.config.get("rounds") or len(run.rounds))
-    return float(run.numbers()["bytes"] or 0.0)
+    return float(run.numbers()[key.partition("_to_")[0]] or 0.0)
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
