@@ -53,10 +53,9 @@ def read_json(path: Path, most: int = 20_000_000) -> dict[str, Any]:
     """The table of a JSON file of anybody's; nothing where there is none, or none that can be read."""
     try:
         found = json.loads(read_text(path, most))
-        refuse_depth(found)
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return dict(found)
+    return found if isinstance(found, dict) else {}
 
 
 def refuse_depth(tables: dict[str, Any], most: int = 20) -> None:

@@ -63,12 +63,12 @@ def _output(args: argparse.Namespace) -> tuple[Path, str]:
     """The file and its format, one from the other where only one is said."""
     by_suffix = {suffix: kind for kind, suffix in FORMATS.items()}
     out = Path(args.out or f"report.{FORMATS[args.format or 'html']}")
+    if out.is_dir():
+        raise UserError(f"report: expected a file to write, {out} is a folder; use -o {out / 'report.html'}")
     kind = args.format or by_suffix.get(out.suffix.lstrip(".").lower(), "")
     if not kind:
         known = ", ".join(f".{suffix}" for suffix in by_suffix)
         raise UserError(f"report: expected a file that ends in {known}, got {out}; or say --format")
-    if out.is_dir():
-        raise UserError(f"report: expected a file to write, {out} is a folder; use -o {out / 'report.html'}")
     return out, kind
 
 

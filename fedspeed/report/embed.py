@@ -15,7 +15,7 @@ from ..splitfile import read_split
 from .clients import last_scores
 from .comparison import Comparison
 from .figures import COLOURS, DARK, DASHES
-from .paired import Gap, gaps
+from .paired import NO, UNKNOWN, Gap, gaps
 from .runs import Row, RunFiles, measured, setting
 
 SCORES = ("test_accuracy", "test_loss", "train_loss", "validation_accuracy", "validation_loss", "drift", "update_norm")
@@ -148,7 +148,9 @@ def answer(gap: Gap) -> str:
     """Whether a difference is real, and what would decide it."""
     if gap.more:
         return f"undecided: {gap.more} more seed{'s' if gap.more > 1 else ''} would decide"
-    return "unknown: 1 seed; one more gives an interval" if len(gap.values) == 1 and not gap.diverged else gap.answer
+    longer = {UNKNOWN: "unknown: 1 seed; one more gives an interval"}
+    longer[NO] = "no: less than half a point" if "accuracy" in gap.metric else NO
+    return longer.get(gap.answer, gap.answer)
 
 
 def _splits(rows: Sequence[Row]) -> dict[str, Any]:
@@ -177,5 +179,5 @@ def script(data: dict[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     if len(text) <= PLAIN:
         return f'<script id="data" type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
-    packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return f'<script id="data" type="application/json" data-packed="deflate">{packed}</script>'

@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,22 @@ class RunFiles:
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
         for target in targets:
-            first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
-            upto = [r for r in self.rounds if first and r["round"] <= first]
-            plain[to("rounds", target)] = first
-            for cost, keys in COSTS.items():
-                plain[to(cost, target)] = sum(r[key] for r in upto for key in keys) if first else None
+            plain |= self._reached.setdefault(target, {}) or self._reach(target)
         return plain
+
+    @cached_property
+    def _reached(self) -> dict[float, dict[str, float | None]]:
+        return {}
+
+    def _reach(self, target: float) -> dict[str, float | None]:
+        """What a target took, kept: every cell of a table asks."""
+        first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
+        upto = [r for r in self.rounds if first and r["round"] <= first]
+        found = self._reached[target]
+        found[to("rounds", target)] = first
+        for cost, keys in COSTS.items():
+            found[to(cost, target)] = sum(r[key] for r in upto for key in keys) if first else None
+        return found
 
 
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",

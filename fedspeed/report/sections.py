@@ -53,8 +53,9 @@ def verdict(found: Comparison) -> Html:
     made = element("table", element("thead", head), element("tbody", *body), class_="numbers", id="verdict-table")
     scroll = element("div", made, class_="scroll", tabindex="0", role="region", aria_label="results")
     tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
-    note = element("p", f"{found.note[0].upper()}{found.note[1:]}.{tied if ahead else ''}", class_="note")
-    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, note])
+    note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
+    below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
+    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below])
 
 
 def _not_worse(found: Comparison, best: str) -> set[str]:
@@ -141,8 +142,9 @@ def configs(rows: Sequence[Row]) -> Html:
         flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
     ]
     keys = [key for key in dict.fromkeys(key for kind in kinds for key in kind) if len(_values(kinds, key)) > 1]
+    keys = [key for key in keys if key != "method.name"]
     lines = [(row.label, *(str(kind.get(key, "-")) for key in keys)) for row, kind in zip(rows, kinds, strict=True)]
-    same = element("p", "Nothing but the seed differs.", class_="note")
+    same = element("p", "Nothing but method and seed.", class_="note")
     shown = table(("method", *keys), lines, "plain") if keys else same
     full = [
         folded(row.label, element("pre", tomli_w.dumps(row.runs[0].config), tabindex="0"), *_seeds(row)) for row in rows

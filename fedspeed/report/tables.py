@@ -48,21 +48,21 @@ OTHERS = (
     Column("seconds", "seconds", 1, 1, 1, False),
 )
 TO_TARGET = (
-    ("rounds", "rounds", 8, 1.0),
-    ("MB", "bytes", 6, 1e-6),
-    ("gradients", "grad_evals", 2, 1.0),
-    ("seconds", "seconds", 1, 1.0),
+    ("rounds", "rounds", 8, 1.0, 1),
+    ("MB", "bytes", 6, 1e-6, 1),
+    ("gradients", "grad_evals", 2, 1.0, 0),
+    ("seconds", "seconds", 1, 1.0, 1),
 )
-"""What a target may cost: title, name, `keep` and scale of its column."""
+"""What a target may cost: title, name, `keep`, scale and digits of its column."""
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
     """Accuracies, or the loss where there are none; what the targets took; what all of it cost."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
     reached = [
-        Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, 1)
+        Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
         for target in targets
-        for title, cost, keep, scale in TO_TARGET
+        for title, cost, keep, scale, digits in TO_TARGET
     ]
     return (*scores, *reached, *OTHERS)
 

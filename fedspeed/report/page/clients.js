@@ -72,7 +72,7 @@ function bars(values, unit) {
   const { bins, size } = binned(values, COLUMNS), most = Math.max(1, ...bins), wide = 100 / bins.length;
   const svg = make("svg", { height: 54, role: "img", "aria-label": `${unit} per client, at most ${most}` });
   bins.forEach((value, i) => {
-    const tall = (44 * value) / most, where = size > 1 ? `clients ${i * size} to ${(i + 1) * size - 1}` : `client ${i}`;
+    const tall = (40 * value) / most, where = size > 1 ? `clients ${i * size} to ${(i + 1) * size - 1}` : `client ${i}`;
     svg.append(make("rect", { class: "barred", x: `${i * wide + wide * 0.08}%`, y: 54 - tall, width: `${wide * 0.84}%`, height: tall }, make("title", {}, `${where}: ${value} ${unit}`)));
   });
   svg.append(make("text", { x: 0, y: 10 }, `up to ${most}`));
