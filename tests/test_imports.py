@@ -98,7 +98,17 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "usercode"},
     "rundir": {"errors", "files", "hashing", "record"},
     "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
-    "recording": {"config", "environment", "errors", "interrupts", "modelfile", "observe", "record", "rundir"},
+    "recording": {
+        "config",
+        "environment",
+        "errors",
+        "interrupts",
+        "modelfile",
+        "observe",
+        "record",
+        "rundir",
+        "splitfile",
+    },
     "givenrun": {
         "checkpoint",
         "config",
@@ -155,7 +165,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sampling",
         "sharpness",
     },
-    "report": {"errors", "files", "record", "rundir"},
+    "report": {"", "errors", "files", "method", "methods", "record", "rundir", "splitfile", "usercode"},
     "reproduce": {
         "config",
         "data",
@@ -174,6 +184,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "compat": set(),
     "presets": {"method", "methods"},
+    "splitfile": {"data", "files"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -190,6 +201,7 @@ NO_TORCH = {
     "record",
     "registry",
     "rundir",
+    "splitfile",
     "usercode",
     "method",
     "methods",
