@@ -82,7 +82,9 @@ def _write(out: Path, kind: str, rows: Sequence[Row], found: Comparison, left_ou
 
         paths = [save_as(draw_curves(found.rows, found.title), out, kind)]
         beside = out.with_name(f"{out.stem}-differences{out.suffix}")
-        return paths + ([save_as(differences(found.gaps, found.baseline), beside, kind)] if found.gaps else [])
+        return paths + (
+            [save_as(differences(found.gaps, found.baseline, found.rows), beside, kind)] if found.gaps else []
+        )
     if kind == "html":
         from ..report.page import page
 

@@ -106,14 +106,15 @@ def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
     return figure
 
 
-def differences(found: Sequence[Gap], baseline: str) -> Any:
-    """Paired differences to the baseline with their intervals, the first metric of them."""
+def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any:
+    """Paired differences to the baseline with their intervals, the first metric of them, in the colours of the rows."""
+    places = {row.label: i for i, row in enumerate(rows)}
     gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
     scale = 100 if "accuracy" in found[0].metric else 1
     figure, axes = new_figure(6.4, 1.3 + 0.42 * max(1, len(gaps)))
     axes.axvline(0, color="0.5", linewidth=1, linestyle="--")
     for i, gap in enumerate(gaps):
-        colour = style(1 + i)["color"]
+        colour = style(places[gap.method])["color"]
         values = [scale * value for value in gap.values]
         axes.plot(values, [i + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.6)
         mean = statistics.fmean(values)

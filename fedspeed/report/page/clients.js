@@ -102,17 +102,17 @@ function drawFairness(data) {
   byId("fairness").hidden = !rows.some((runs) => runs.length);
   if (byId("fairness").hidden) return;
   const scale = key === "accuracy" ? 100 : 1, one = runsOf(data).find((run) => run.clients);
-  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model on each client's own ${one.clients.on} data, after round ${one.clients.round}. A flat, high curve is fair.`;
+  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model on each client's own ${one.clients.on === "train" ? "training" : one.clients.on} data, after round ${one.clients.round}. A flat, high curve is fair.`;
   const at = (sorted) => {
     const order = key === "accuracy" ? sorted : [...sorted].reverse();
     return quantiles.map((q) => order[Math.min(order.length - 1, Math.floor((q / 100) * order.length))] * scale);
   };
-  const lines = rows.flatMap((runs, i) => [
+  const lines = rows.flatMap((runs, i) => view.hidden.has(i) ? [] : [
     ...(runs.length > 1 ? runs.map((run) => ({ row: i, bold: false, values: at(run) })) : []),
     ...(runs.length ? [{ row: i, bold: true, values: mean(runs.map(at)) }] : [])]);
   lines.sort((a, b) => a.bold - b.bold);
   fairnessPlot(data, lines, key);
-  const cells = (f) => (runs) => (runs.length ? figures(average(runs.map(f)) * scale) : "–");
+  const cells = (f) => (runs) => (runs.length ? (average(runs.map(f)) * scale).toFixed(scale === 100 ? 2 : 4) : "–");
   const part = (sorted, share) => sorted.slice(0, Math.max(1, Math.round(sorted.length * share)));
   const bad = (sorted) => part(key === "accuracy" ? sorted : [...sorted].reverse(), 0.1);
   const good = (sorted) => part(key === "accuracy" ? [...sorted].reverse() : sorted, 0.1);

@@ -20,6 +20,7 @@ function legend(data) {
       } else if (!view.hidden.delete(i)) view.hidden.add(i);
       [...byId("legend").children].forEach((one, j) => one.setAttribute("aria-pressed", String(!view.hidden.has(j))));
       showMethods();
+      drawFairness(data);
     };
     return button;
   }));
