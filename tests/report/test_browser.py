@@ -6,10 +6,12 @@ import csv
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from made_runs import made_run
+from numpy import interp
 
 from fedspeed.cli import main
 from fedspeed.rundir import RunDir
@@ -125,6 +127,32 @@ def test_the_controls_change_what_is_drawn(browser, runs):
     page.locator("#theme").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     changed()
+    assert opened.wrong == []
+
+
+def test_the_curves_are_means_of_the_rounds(browser, runs):
+    page = Opened(browser, runs / "report.html").page
+    records = [RunDir(runs / f"c-s{seed}").records() for seed in range(3)]
+    drawn = page.evaluate("series(report.data, PANELS[0])")
+    bold = [line["values"] for line in drawn["lines"] if line["bold"] and line["row"] == 2]  # fedavg, fedprox, scaffold
+    assert drawn["xs"] == list(range(1, 41))
+    assert bold[0] == pytest.approx([100 * fmean(r.test_accuracy for r in each) for each in zip(*records, strict=True)])
+    drawn = page.evaluate("(view.axis = 'bytes', series(report.data, PANELS[0]))")
+    sent = [0.012 * t for t in range(1, 41)]  # MB at the end of every round
+    for x, found in list(zip(drawn["xs"], drawn["lines"][-2]["values"], strict=True))[::37]:
+        own = [interp(x, sent, [100 * r.test_accuracy for r in one]) for one in records]
+        assert found is None if x < sent[0] or x > sent[-1] else found == pytest.approx(fmean(own))
+
+
+def test_simulated_seconds_are_an_axis_where_runs_have_them(browser, tmp_path):
+    made_run(tmp_path / "a", record=lambda f: {**f, "metrics": {"virtual_seconds": 3.0 * f["round"]}})
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
+    opened = Opened(browser, tmp_path / "r.html")
+    before = opened.drawn()
+    opened.page.locator('input[name="axis"][value="virtual"]').check(force=True)
+    assert opened.drawn() != before
+    found = opened.page.evaluate("along(report.data, report.data.rows[0].runs[0], 'virtual')")
+    assert found == [3.0 * t for t in range(1, 11)]
     assert opened.wrong == []
 
 

@@ -48,7 +48,7 @@ const AXES = {
   bytes: { label: "MB", title: "MB sent", of: ["bytes_down", "bytes_up"], scale: 1e-6 },
   grads: { label: "gradients", title: "gradient evaluations (minibatches)", of: ["grad_evals"], scale: 1 },
   seconds: { label: "seconds", title: "seconds, without evaluation", of: ["seconds"], scale: 1 },
-  virtual: { label: "network time", title: "simulated seconds", of: ["virtual_seconds"], scale: 1 },
+  virtual: { label: "virtual seconds", title: "simulated seconds", of: ["virtual_seconds"], scale: 1, sums: true },
 };
 
 const runsOf = (data) => data.rows.flatMap((row) => row.runs);
@@ -59,15 +59,16 @@ function axesOf(data) {
   return Object.keys(AXES).filter((name) => (AXES[name].of ?? []).every((key) => runs.every((run) => column(data, run, key))));
 }
 
-// Where the rounds of a run end on an axis: sums of what they cost.
+// Where the rounds of a run end on an axis: sums of what they cost, unless what is written down are sums (`sums`).
 function along(data, run, axis) {
   const key = `x ${axis}`;
   run.cache ??= {};
   if (!run.cache[key]) {
-    const { of, scale } = AXES[axis];
+    const { of, scale, sums } = AXES[axis];
     let sum = 0;
     run.cache[key] = Array.from({ length: run.rounds }, (_, i) => {
       if (!of) return i + 1;
+      if (sums) return (sum = Math.max(sum, (column(data, run, of[0])[i] ?? sum) * scale));
       for (const name of of) sum += (column(data, run, name)[i] ?? 0) * scale;
       return sum;
     });
