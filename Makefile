@@ -28,9 +28,10 @@ $(TRACKERS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
 	touch $@
 
-demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a PNG, in under a minute
+demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report page, in under a minute
 	$(BIN)/fedspeed compare fedavg fedspeed --data digits --split dirichlet:0.3 --clients 50 --active 5 \
 		--rounds 60 --batch-size 10 --seeds 3 --out runs/demo --overwrite
+	$(BIN)/fedspeed report runs/demo -o runs/demo/report.html
 
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tomllib
@@ -46,6 +47,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is empty; expected keys such as rounds = 100 (`fedspeed run --help` lists them)")
     refuse_depth(tables)
     return tables
+
+
+def read_json(path: Path, most: int = 20_000_000) -> dict[str, Any]:
+    """The table of a JSON file of anybody's; nothing where there is none, or none that can be read."""
+    try:
+        found = json.loads(read_text(path, most))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def refuse_depth(tables: dict[str, Any], most: int = 20) -> None:

@@ -119,7 +119,7 @@ def inspect_run(
     place = out or run
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write(place / "inspect.json", json.dumps(asdict(found), indent=1) + "\n")
+        write(RunDir(place).inspection_file, json.dumps(asdict(found), indent=1) + "\n")
     except OSError as error:
         raise UserError(f"inspect: cannot write to {place}: {error.strerror}; choose another --out") from None
     return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
@@ -65,10 +66,9 @@ class Record:
             TypeError: round is '1'
         """
         plain = {**_LATER, **plain}
-        for entry in fields(cls):
-            value = plain.get(entry.name)
-            if not _fits(str(entry.type), entry.name, value):
-                raise TypeError(f"{entry.name} is {value!r}")
+        for name, fits in _checks():
+            if not fits(plain.get(name)):
+                raise TypeError(f"{name} is {plain.get(name)!r}")
         return cls(**plain)
 
 
@@ -111,15 +111,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not -MOST < value < MOST else value
 
 
-def _fits(kind: str, name: str, value: Any) -> bool:
+@cache
+def _checks() -> list[tuple[str, Callable[[Any], bool]]]:
+    """For every field, whether a value fits it."""
+    return [(entry.name, _check(str(entry.type), entry.name)) for entry in fields(Record)]
+
+
+def _check(kind: str, name: str) -> Callable[[Any], bool]:
     if kind.startswith("list"):
-        return isinstance(value, list) and all(type(a) is int for a in value)
+        return lambda value: isinstance(value, list) and all(type(a) is int for a in value)
     if kind.startswith("dict"):
-        return isinstance(value, dict) and all(a is None or is_number(a) for a in value.values())
+        return lambda value: isinstance(value, dict) and all(a is None or is_number(a) for a in value.values())
     if kind.startswith("int"):
-        return type(value) is int
+        return lambda value: type(value) is int
     may_miss = "None" in kind or name in ("train_loss", "drift", "update_norm")
-    return (value is None and may_miss) or is_number(value)
+    return (lambda value: value is None or is_number(value)) if may_miss else is_number
 
 
 def is_number(value: Any) -> bool:

@@ -25,6 +25,7 @@ from .interrupts import together
 from .observe import status_of
 from .record import TIMES, cost_to
 from .rundir import RunDir, line
+from .splitfile import write_split
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -121,6 +122,7 @@ class Recording:
             try:
                 with room(out, self.config):
                     self.files.drop_results()
+                    write_split(self.files.split_file, simulation.data)
                     simulation.observers.started(simulation)
                     with self.files.rounds_file.open("a", encoding="utf-8") as lines:
                         while simulation.t < simulation.plan.rounds:

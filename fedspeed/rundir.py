@@ -32,7 +32,9 @@ MODEL = "model.safetensors"
 CLIENT_METRICS = "client_metrics.bin"
 GROWING = (ROUNDS, CLIENT_METRICS)
 """What is appended to as rounds end; a checkpoint says how much of each belongs to it."""
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS)
+SPLIT = "split.json"
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, SPLIT)
+INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
 """The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
@@ -77,6 +79,8 @@ class RunDir(ShownRun):
         self.summary_file = self.path / SUMMARY
         self.model_file = self.path / MODEL
         self.client_metrics_file = self.path / CLIENT_METRICS
+        self.split_file = self.path / SPLIT
+        self.inspection_file = self.path / INSPECTION
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
 
@@ -238,7 +242,10 @@ class RunDir(ShownRun):
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
             logged = [self.path / "rounds.csv", *self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")]
-            for path in [*(self.path / name for name in FILES), *logged]:  # observers', of an earlier run, too
+            for path in [
+                *(self.path / name for name in (*FILES, INSPECTION)),
+                *logged,
+            ]:  # observers', of an earlier run, too
                 path.unlink(missing_ok=True)
             self.clear()
         except OSError as error:

@@ -136,6 +136,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "observe",
         "record",
         "rundir",
+        "splitfile",
     },
     "givenrun": {
         "checkpoint",
@@ -193,7 +194,20 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sampling",
         "sharpness",
     },
-    "report": {"cures", "errors", "files", "illness", "network", "record", "rundir"},
+    "report": {
+        "",
+        "cures",
+        "errors",
+        "files",
+        "illness",
+        "method",
+        "methods",
+        "network",
+        "record",
+        "rundir",
+        "splitfile",
+        "usercode",
+    },
     "reproduce": {
         "config",
         "data",
@@ -225,6 +239,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "scoring": {"clientmetrics", "evaluate"},
     "exporters": {"errors", "files", "observe", "record", "report", "rundir"},
     "notebook": set(),
+    "splitfile": {"data", "files"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -248,6 +263,7 @@ NO_TORCH = {
     "registry",
     "rundir",
     "schedule",
+    "splitfile",
     "usercode",
     "method",
     "methods",

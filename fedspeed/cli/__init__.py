@@ -30,6 +30,7 @@ COMMANDS = {
     "show": "the summary and the curve of a run, also of one under way",
     "export": "hand runs to TensorBoard, Weights & Biases, MLflow, Trackio, CSV or Parquet",
     "compare": "train several methods over several seeds and print one table",
+    "report": "one page of runs: who wins, by how much, is it real; or its tables and figures for a paper",
     "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",
     "methods": "list the methods, or explain one",
     "models": "list the models",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
+from ..rundir import RunDir
 from ..schedule import warmup_of
 from . import options
 
@@ -57,7 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
-    from .comparison import Comparison
+    from ..report.comparison import Comparison
+    from .comparison import show as show_comparison
 
     show = not (args.quiet or args.json)
     out = options.output_folder(args, "compare")
@@ -77,7 +79,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
     elif show:
-        result.show(console, out)
+        show_comparison(result, console, out)
         table = rows[-1].runs[0].config["method"]
         name = str(table["name"])
         if "origin" in table:  # a method from a file, named by the user's file and not by the run's copy
@@ -98,7 +100,7 @@ def is_folder(text: str) -> bool:
 
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
     """The rows of existing runs, and where to write: beside them if they are in one folder."""
-    from ..report.runs import folders_of_runs, gather
+    from ..report.collect import collect
 
     asked = [
         *(key for key in options.tables(args) if key not in ("targets", "network", "devices")),
@@ -108,20 +110,18 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
         raise UserError(
             f"compare: with folders nothing is run, so --{asked[0].replace('_', '-')} has no use; leave it out"
         )
-    folders = [folder for path in given for folder in folders_of_runs(path)]
-    usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
-    rows, left_out = gather(folders, usual)
-    if len(given) == 1:
-        rank = {name: i for i, name in enumerate(usual)}
-        rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
-    if not rows:
-        raise UserError(f"{given[0]}: expected finished runs, found none; {left_out[0]}")
+    rows, left_out = collect(given)
     if args.network or args.devices:
         rows = [replace(row, runs=[run.costed(args.network, args.devices) for run in row.runs]) for row in rows]
     for reason in left_out if console else ():
         assert console is not None
         console.print(f"left out: {reason}", style="yellow")
-    beside = len(given) == 1 and folders != given and not args.out and not (given[0] / "table.md").exists()
+    beside = (
+        len(given) == 1
+        and not RunDir(given[0]).config_file.is_file()
+        and not args.out
+        and not (given[0] / "table.md").exists()
+    )
     return rows, given[0] if beside else out
 
 

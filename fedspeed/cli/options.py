@@ -84,7 +84,7 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
         group.add_argument(flag, metavar="NAME", help=f"{about}; default {default.name}")
         return
     if name == "targets":
-        group.add_argument(flag, metavar="A,B", type=_floats, help=f"{about}; default none")
+        group.add_argument(flag, metavar="A,B", type=floats, help=f"{about}; default none")
         return
     if name == "warmup":
         group.add_argument(flag, metavar="FIELD=N,..", help=f"{about}; default none")
@@ -109,7 +109,8 @@ def _typed(kind: type) -> Any:
     return convert
 
 
-def _floats(text: str) -> list[float]:
+def floats(text: str) -> list[float]:
+    """`0.5,0.8` as numbers."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
+from .paired import Gap
 from .runs import Row, measured
 
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
+DARK = ("#4AA8E0", "#FF8C42", "#2CC49A", "#E39AC4", "#8FD0F5", "#FFFFFF", "#F2B72E")
+"""The same seven on a dark ground."""
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
+DASHES = ((), (8, 4), (8, 3, 2, 3), (2, 3), (10, 2, 2, 2, 2, 2))
+"""`LINES` as a page draws them, in pixels."""
 MARKERS = "os^Dv*XPp<>h"
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None},
@@ -54,17 +60,18 @@ def marker(i: int, points: int, of: int) -> dict[str, Any]:
 
 def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
     """Write `stem`.png, .svg, .pdf, each whole or not at all and the same bytes every time."""
-    matplotlib = load_matplotlib()
-
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context({"svg.hashsalt": "fedspeed"}):  # else the ids in an SVG change every time
-        for kind in kinds:
-            path = stem.with_name(f"{stem.name}.{kind}")
-            with atomic(path) as file:
-                figure.savefig(file, format=kind, dpi=150, metadata=METADATA[kind])
-            paths.append(path)
-    return paths
+    return [save_as(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
+
+
+def save_as(figure: Any, path: Path, kind: str) -> Path:
+    """Write one file, whatever it is called."""
+    with (
+        load_matplotlib().rc_context({"svg.hashsalt": "fedspeed"}),  # else the ids in an SVG change every time
+        atomic(path) as file,
+    ):
+        figure.savefig(file, format=kind, dpi=150, metadata=METADATA[kind])
+    return path
 
 
 def curves(
@@ -96,6 +103,28 @@ def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
         figure.legend(handles, short, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
     elif handles:
         axes.legend(handles, short, framealpha=0.8, edgecolor="none", handlelength=3.2)
+    return figure
+
+
+def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any:
+    """Paired differences to the baseline with their intervals, the first metric of them, in the colours of the rows."""
+    places = {row.label: i for i, row in enumerate(rows)}
+    gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
+    scale = 100 if "accuracy" in found[0].metric else 1
+    figure, axes = new_figure(6.4, 1.3 + 0.42 * max(1, len(gaps)))
+    axes.axvline(0, color="0.5", linewidth=1, linestyle="--")
+    for i, gap in enumerate(gaps):
+        colour = style(places[gap.method])["color"]
+        values = [scale * value for value in gap.values]
+        axes.plot(values, [i + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.6)
+        mean = statistics.fmean(values)
+        ends = [[mean - scale * gap.low], [scale * gap.high - mean]] if len(values) > 1 else None
+        axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
+    axes.set_yticks(range(len(gaps)), [gap.method if len(gap.method) <= 50 else f"{gap.method[:49]}…" for gap in gaps])
+    axes.set_ylim(len(gaps) - 0.4, -0.6)
+    unit = "accuracy, points (mean of the last five)" if scale == 100 else "test loss"
+    axes.set(xlabel=f"difference to {baseline}: {unit}, 95% interval")
+    axes.grid(axis="x", alpha=0.3)
     return figure
 
 

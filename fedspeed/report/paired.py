@@ -16,11 +16,15 @@ from .runs import Row, measured
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""
 
+MOST = 1000
+"""Seeds beyond which nobody is told to go."""
+
 YES = "yes"
 NO = "no"
 UNDECIDED = "undecided"
 UNKNOWN = "unknown: 1 seed"
 DIVERGED = "undecided: diverged"
+OTHER_DATA = "other data"
 T_975 = (
     12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
     2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024, 2.085963,
@@ -37,6 +41,7 @@ class Gap:
 
     Args:
         values: of every seed that both have; a run that diverged has none.
+        other: whether a pair was trained on different data, which says nothing of methods.
         diverged: how many runs of either diverged: what is left of such a pair decides nothing.
         low, high: 95% t-interval of the mean; infinite with fewer than two seeds.
     """
@@ -49,6 +54,7 @@ class Gap:
     low: float
     high: float
     diverged: int = 0
+    other: bool = False
 
     @property
     def real(self) -> str:
@@ -56,6 +62,8 @@ class Gap:
 
         Seeds that agree to the last digit say that a test set is small, not that the difference is sure.
         """
+        if self.other:
+            return OTHER_DATA
         if self.diverged:
             return DIVERGED
         if len(self.values) < 2:
@@ -72,6 +80,25 @@ class Gap:
             return self.real
         better = (self.low > 0) == ("accuracy" in self.metric)
         return "yes, better" if better else "yes, worse"
+
+    @property
+    def more(self) -> int | None:
+        """How many more seeds would decide, should they be like those there are; None where that is not undecided, or
+        `MOST` seeds would not do either.
+
+        Example:
+            >>> Gap("a", "last_accuracy", (0, 1), (0.01, 0.03), 0.02, *interval([0.01, 0.03])).more
+            3
+        """
+        n = len(self.values)
+        if self.real != UNDECIDED or self.mean is None or n < 2:
+            return None
+        deviation, small = statistics.stdev(self.values), SMALL if "accuracy" in self.metric else 0.0
+        for total in range(n + 1, MOST + 1):
+            half = t_975(total - 1) * deviation / math.sqrt(total)
+            if half < abs(self.mean) or half + abs(self.mean) <= small:
+                return total - n
+        return None
 
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
@@ -95,7 +122,9 @@ def _gap(row: Row, against: Row, metric: str) -> Gap:
     values = tuple(ours[seed] - theirs[seed] for seed in seeds)
     low, high = interval(values)
     mean = statistics.fmean(values) if values else None
-    return Gap(row.label, metric, seeds, values, mean, low, high, row.diverged + against.diverged)
+    data = {(run.summary["seed"], run.summary.get("data_fingerprint")) for r in (row, against) for run in r.runs}
+    other = any(len({print_ for seed, print_ in data if seed == s and print_}) > 1 for s in seeds)
+    return Gap(row.label, metric, seeds, values, mean, low, high, row.diverged + against.diverged, other)
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:

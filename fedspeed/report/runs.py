@@ -7,14 +7,15 @@ import math
 import re
 import statistics
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..network import Clock
-from ..record import Record, cost_to, is_number
+from ..record import Record, is_number
 from ..rundir import RunDir, runs_in
 from .difference import flat
 
@@ -44,14 +45,19 @@ class RunFiles:
         except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
         try:
-            if "method.name" not in flat(run.config):
-                raise TypeError("the name of a method")
-            for key, value in run.numbers((0.5,)).items():
-                if not is_number(value) and (value is not None or key == "seed"):
-                    raise TypeError(f"a number for {key}")
+            run.check()
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a finished run directory: it lacks {error}") from None
         return run
+
+    def check(self) -> None:
+        """Raise KeyError, TypeError or AttributeError where something is missing, or is not what it must be."""
+        if "method.name" not in flat(self.config):
+            raise TypeError("the name of a method")
+        for key, value in self.numbers((0.5,)).items():
+            if not is_number(value) and (value is not None or key == "seed"):
+                raise TypeError(f"a number for {key}")
+        str(self.summary["status"])
 
     @property
     def done(self) -> bool:
@@ -80,9 +86,7 @@ class RunFiles:
         timed = bool(self.config.get("network"))
         plain |= {VIRTUAL: self.rounds[-1].get(VIRTUAL) if self.rounds else 0.0} if timed else {}
         for target in targets:
-            cost = cost_to(self.rounds, target) or {}
-            plain |= {to("rounds", target): cost.get("round"), to("bytes", target): cost.get("bytes")}
-            plain |= {to(VIRTUAL, target): cost.get(VIRTUAL)} if timed else {}
+            plain |= self._reached.setdefault(target, {}) or self._reach(target)
         return plain
 
     def costed(self, network: str = "", devices: str = "") -> RunFiles:
@@ -93,7 +97,7 @@ class RunFiles:
         )
         if not self.config.get("network"):
             raise lacking
-        network, devices = network or str(self.config["network"]), devices or str(self.config.get("devices"))
+        network, devices = network or str(self.config["network"]), devices or str(self.config.get("devices", "uniform"))
         clock = Clock(network, devices, int(self.summary["seed"]))
         try:
             times = clock.rounds([Record.from_dict(plain) for plain in self.rounds])
@@ -102,10 +106,30 @@ class RunFiles:
             raise lacking from None
         return replace(self, rounds=rounds, config={**self.config, "network": network, "devices": devices})
 
+    @cached_property
+    def _reached(self) -> dict[float, dict[str, float | None]]:
+        return {}
+
+    def _reach(self, target: float) -> dict[str, float | None]:
+        """What a target took, kept: every cell of a table asks."""
+        first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
+        upto = [r for r in self.rounds if first and r["round"] <= first]
+        found = self._reached[target]
+        found[to("rounds", target)] = first
+        for cost, keys in COSTS.items():
+            found[to(cost, target)] = sum(r[key] for r in upto for key in keys) if first else None
+        if self.config.get("network"):
+            found[to(VIRTUAL, target)] = upto[-1].get(VIRTUAL) if first else None
+        return found
+
 
 VIRTUAL = "virtual_seconds"
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
            "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
+
+
+COSTS = {"bytes": ("bytes_down", "bytes_up"), "grad_evals": ("grad_evals",), "seconds": ("seconds",)}
+"""What rounds cost beside their number, and what in a record adds up to it."""
 
 
 def to(cost: str, target: float) -> str:
@@ -217,25 +241,32 @@ def folders_of_runs(given: Path) -> list[Path]:
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
-def gather(folders: Iterable[Path], usual: dict[str, dict[str, Any]] | None = None) -> tuple[list[Row], list[str]]:
+def gather(
+    folders: Iterable[Path],
+    usual: dict[str, dict[str, Any]] | None = None,
+    read: Callable[[Path], RunFiles] = RunFiles.read,
+    unfinished: bool = False,
+) -> tuple[list[Row], list[str]]:
     """Finished runs as rows, seeds in order, named by method and by whatever differs; and why others are left out.
 
     Args:
         usual: the fields of methods by default; others are named too.
+        read: a run directory; one for which it raises UserError is left out.
+        unfinished: take those that are not done as well.
     """
     runs: dict[str, dict[int, RunFiles]] = {}
     out = []
     for folder in dict.fromkeys(folders):
         try:
-            run = RunFiles.read(folder)
-        except UserError:
-            out.append(f"{folder}: not finished")
+            run = read(folder)
+        except UserError as error:
+            out.append(f"{folder}: {str(error).splitlines()[0] if unfinished else 'not finished'}")
             continue
         seeds = runs.setdefault(json.dumps(_kind(run), sort_keys=True, default=str), {})
         seed = int(run.summary["seed"])
-        if not run.done:
+        if not run.done and not unfinished:
             out.append(f"{folder}: {str(run.summary['status']).splitlines()[0]}")
-        elif seed in seeds:
+        elif seed in seeds and (seeds[seed].done or not run.done):
             same = "run" if run.config == seeds[seed].config else "seed"
             out.append(f"{folder}: the same {same} as {seeds[seed].path}")
         else:

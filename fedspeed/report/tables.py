@@ -48,15 +48,21 @@ OTHERS = (
     Column("seconds", "seconds", 1, 1, 1, False),
 )
 SIMULATED = Column("virtual s", VIRTUAL, 4, 1, 2, False)
+TO_TARGET = (
+    ("rounds", "rounds", 8, 1.0, 1),
+    ("MB", "bytes", 6, 1e-6, 1),
+    ("gradients", "grad_evals", 2, 1.0, 0),
+    ("seconds", "seconds", 1, 1.0, 1),
+)
+"""What a target may cost: title, name, `keep`, scale and digits of its column."""
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
     """Accuracies, or the loss where there are none; what the targets took; what all of it cost. Simulated time is told
     if every run has it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
-    costs = [("rounds", "rounds", 8, 1.0, 1), ("MB", "bytes", 6, 1e-6, 1)]
     timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
-    costs += [("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []
+    costs = (*TO_TARGET, *([("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []))
     reached = [
         Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
         for target in targets
@@ -102,10 +108,10 @@ def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; all bytes that were sent, all simulated time."""
+    """All rounds of the config, also of a run that diverged early; all that was spent."""
     if key.startswith("rounds"):
         return float(run.config.get("rounds") or len(run.rounds))
-    return float(run.numbers()[VIRTUAL if key.startswith(VIRTUAL) else "bytes"] or 0.0)
+    return float(run.numbers()[key.partition("_to_")[0]] or 0.0)
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")

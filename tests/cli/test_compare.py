@@ -132,7 +132,9 @@ def test_off_a_terminal_a_line_per_run_and_the_targets(capsys):
     assert lines == [("fedavg seed 0", "1"), ("fedspeed seed 0", "2"), ("fedavg seed 1", "3"), ("fedspeed seed 1", "4")]
     assert "round 2/40" not in out
     header = next(line for line in out.splitlines() if line.startswith("method"))
-    assert re.search(r"rounds to 30% +MB to 30% +rounds to 99.9% +MB to 99.9%", header)
+    assert re.search(
+        r"rounds to 30% +MB to 30% +gradients to 30% +seconds to 30% +rounds to 99.9% +MB to 99.9%", header
+    )
     assert re.search(r"^fedavg .* > 40 ", out, re.M)
 
 

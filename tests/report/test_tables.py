@@ -32,6 +32,8 @@ def run_files(accuracies: list[float | None], status: str = "finished", seed: in
             "test_loss": 0.3 if a is None else 1 - a,
             "bytes_down": 10**6,
             "bytes_up": 5 * 10**5,
+            "grad_evals": 25.0,
+            "seconds": 0.5,
         }
         for t, a in enumerate(accuracies, 1)
     ]

@@ -1,0 +1,110 @@
+"""The outcome of a comparison: its tables, its differences and what they say, as files and as data."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import write
+from ..record import is_number
+from . import tables
+from .paired import find_row, gaps
+from .runs import Row, seeds_of, setting
+
+
+def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
+    """The targets of the runs' configs; else the whole percentage that the baseline ends with (last-5 mean)."""
+    told = [run.config.get("targets") for row in rows for run in row.runs]
+    given = [[a for a in one if is_number(a)] for one in told if isinstance(one, list)]
+    if any(given):
+        return sorted({target for one in given for target in one})
+    ends = find_row(rows, baseline).values("mean_last5_accuracy")
+    return [math.floor(100 * statistics.fmean(ends)) / 100] if ends and statistics.fmean(ends) >= 0.01 else []
+
+
+class Comparison:
+    """Rows with their targets and their baseline (the first unless named)."""
+
+    def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
+        self.rows, self.targets = rows, targets
+        self.baseline = find_row(rows, baseline).label
+        self.gaps = gaps(rows, self.baseline)
+        self.table = tables.table(rows, targets)
+        self.gap_table = tables.gap_table(self.gaps)
+
+    def write(self, out: Path) -> None:
+        """Table and figure in every format."""
+        from .figures import curves
+
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / "table.md", self.markdown())
+        write(out / "table.csv", tables.csv(self.rows, self.targets))
+        write(out / "table.tex", tables.tabular(*self.table))
+        write(out / "table.json", json.dumps(self.data(), indent=1) + "\n")
+        curves(self.rows, out / "accuracy", self.title)
+
+    def markdown(self) -> str:
+        """Table and differences."""
+        page = tables.markdown(*self.table) + f"\n{self.note}.\n"
+        return page + (f"\n{self.question}:\n\n{tables.markdown(*self.gap_table)}" if self.gaps else "")
+
+    def data(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return tables.data(self.rows, self.targets, self.gaps, self.baseline)
+
+    @property
+    def title(self) -> str:
+        """Of its figure: setting and seeds."""
+        return f"{setting(self.rows)}\n{self._seeds}"
+
+    @property
+    def _seeds(self) -> str:
+        return "1 seed" if seeds_of(self.rows) == "1 seed" else f"mean +- standard deviation over {seeds_of(self.rows)}"
+
+    @property
+    def note(self) -> str:
+        """What the numbers are."""
+        parts = (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows))
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def question(self) -> str:
+        """What the differences say."""
+        unit = "points, " if any("accuracy" in gap.metric for gap in self.gaps) else ""
+        many = f"; of {n} such intervals about {n / 20:.0f} miss by chance" if (n := len(self.gaps)) >= 20 else ""
+        return f"Is the difference to {self.baseline} real? ({unit}paired over seeds, 95% t-interval{many})"
+
+
+def _decay(rows: Sequence[Row]) -> str:
+    """The learning-rate decay in force."""
+    found = {run.config.get("lr_decay", 0.0) for row in rows for run in row.runs}
+    if len(found) > 1:
+        return "learning-rate decay as in each config"
+    (decay,) = found or {0.0}
+    return f"learning-rate decay {decay:g} per round" if decay else "learning-rate decay of the paper, per method"
+
+
+def _network(rows: Sequence[Row]) -> str:
+    """What simulated time was counted for; nothing if there is none."""
+    configs = [run.config for row in rows for run in row.runs]
+    found = {
+        f"{config['network']}, devices {config.get('devices', 'uniform')}": 1
+        for config in configs
+        if config.get("network")
+    }
+    return f"virtual seconds: network {' or '.join(found)}" if found else ""
+
+
+def _warmup(rows: Sequence[Row]) -> str:
+    """The warm-ups in force, and whose they are where they differ."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for warmup in {str(run.config.get("warmup", "")) for run in row.runs}:
+            found.setdefault(warmup, []).append(row.label)
+    if len(found) < 2:
+        return "".join(f"; warm-up {warmup}" for warmup in found if warmup)
+    return "; warm-up " + "; ".join(f"{warmup or 'none'} of {', '.join(whose)}" for warmup, whose in found.items())

@@ -1,0 +1,206 @@
+"""The parts of a report page that are text and tables; the rest is drawn from its data."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+import tomli_w
+
+from ..files import read_json
+from ..record import is_number
+from ..rundir import RunDir
+from . import tables
+from .comparison import Comparison
+from .difference import flat
+from .embed import answer
+from .markup import Html, element, folded, join, table
+from .paired import METRICS, YES, gaps
+from .runs import ELSEWHERE, Row, RunFiles, measured, short, spread
+
+SHARPNESS = {
+    "loss": "training loss",
+    "gradient_norm": "gradient norm",
+    "eigenvalue": "largest eigenvalue",
+    "sam_gap": "SAM gap",
+    "dissimilarity": "dissimilarity",
+    "divergence": "divergence",
+}
+FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
+
+
+# --- the verdict ---
+
+
+def verdict(found: Comparison) -> Html:
+    """A sentence, and the table with the best and whatever is not proved worse in bold."""
+    key, lowest = METRICS[measured(found.rows)][0], measured(found.rows) == "test_loss"
+    scores = {row.label: sum(v) / len(v) for row in found.rows if (v := row.values(key)) and not row.diverged}
+    header, lines = tables.table(found.rows, found.targets)
+    best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
+    ahead = _not_worse(found, best)
+    head = element("tr", *(element("th", title, scope="col") for title in header))
+    body = [
+        element(
+            "tr",
+            element("th", element("span", class_="swatch", data_row=str(i)), line[0], scope="row"),
+            *(element("td", cell.replace("+-", "±")) for cell in line[1:]),
+            class_="best" if row.label in ahead else "",
+        )
+        for i, (row, line) in enumerate(zip(found.rows, lines, strict=True))
+    ]
+    made = element("table", element("thead", head), element("tbody", *body), class_="numbers", id="verdict-table")
+    scroll = element("div", made, class_="scroll", tabindex="0", role="region", aria_label="results")
+    tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
+    note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
+    below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
+    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below])
+
+
+def _not_worse(found: Comparison, best: str) -> set[str]:
+    if not best:
+        return set()
+    key = METRICS[measured(found.rows)][0]
+    against = [gap for gap in gaps(found.rows, best) if gap.metric == key and len(gap.values) > 1]
+    return {best, *(gap.method for gap in against if gap.real != YES and not gap.diverged)}
+
+
+def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
+    """Who wins, by how much, and whether that is real."""
+    if not best:
+        return "No run is finished yet: there is nothing to compare."
+    lowest = measured(found.rows) == "test_loss"
+    scale, digits, unit = (1.0, 4, "") if lowest else (100.0, 2, "%")
+    what = "lowest test loss" if lowest else "highest accuracy (mean of the last five evaluations)"
+    start = f"{best} has the {what}: {short(scale * scores[best], digits)}{unit}"
+    rival = found.baseline if best != found.baseline else ""
+    if not rival:
+        others = {label: score for label, score in scores.items() if label != best}
+        rival = (min if lowest else max)(others, key=lambda label: others[label]) if others else ""
+    if not rival or rival not in scores:
+        return f"{start}."
+    key = METRICS[measured(found.rows)][0]
+    gap = next(gap for gap in gaps(found.rows, rival) if gap.method == best and gap.metric == key)
+    if gap.mean is None:
+        return f"{start}. It has no seed in common with {rival}."
+    by = f"{short(abs(scale * gap.mean), digits)}{'' if lowest else ' points'}"
+    bounds = ""
+    if math.isfinite(gap.low):
+        bounds = f" (95% interval {short(scale * gap.low, digits)} to {short(scale * gap.high, digits)})"
+    side = "better than" if (gap.mean < 0) == lowest and gap.mean else "from"
+    real = "The difference is real." if gap.real == YES else f"Is that real? {answer(gap)[0].upper()}{answer(gap)[1:]}."
+    return f"{start}, {by} {side} {rival}{bounds}. {real}"
+
+
+# --- what to beware of ---
+
+
+def warnings(rows: Sequence[Row], left_out: Sequence[str]) -> list[str]:
+    """What makes runs hard to compare, and which have no numbers in the tables."""
+    runs = [run for row in rows for run in row.runs]
+    found = []
+    for key, name in FINGERPRINTS.items():
+        seeds: dict[int, set[str]] = {}
+        for run in runs:
+            if key in run.summary:
+                seeds.setdefault(int(run.summary["seed"]), set()).add(str(run.summary[key]))
+        if any(len(values) > 1 for values in seeds.values()):
+            found.append(f"These runs are of different {name}: differences between them say little.")
+    for key in ("fedspeed", "torch", "cpu"):
+        versions = sorted({str(env[key]) for run in runs if key in (env := _environment(run))})
+        if len(versions) > 1:
+            found.append(f"These runs were made with different {key}: {', '.join(versions)}.")
+    if any(len(row.runs) == 1 for row in rows):
+        found.append("Some methods have one seed only: no interval, so no telling luck from merit.")
+    found += [f"{run.path.name}: {run.summary['status']}" for run in runs if run.summary["status"] != "finished"]
+    return found + [f"Left out: {reason}" for reason in left_out]
+
+
+def _environment(run: RunFiles) -> dict[str, object]:
+    found = run.summary.get("environment")
+    return found if isinstance(found, dict) else {}
+
+
+# --- sharpness, configs, provenance ---
+
+
+def sharpness(rows: Sequence[Row]) -> Html:
+    """What `fedspeed inspect` found, mean and deviation over seeds; nothing where nobody inspected."""
+    lines = []
+    for row in rows:
+        asked = [read_json(RunDir(run.path).inspection_file) for run in row.runs]
+        values = {key: [float(one[key]) for one in asked if is_number(one.get(key))] for key in SHARPNESS}
+        if any(values.values()):
+            lines.append((row.label, *(spread(values[key], digits=4).replace("+-", "±") for key in SHARPNESS)))
+    return table(("method", *SHARPNESS.values()), lines, "numbers") if lines else Html("")
+
+
+def configs(rows: Sequence[Row]) -> Html:
+    """What differs between the configs, and each in full."""
+    kinds = [
+        flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
+    ]
+    keys = [key for key in dict.fromkeys(key for kind in kinds for key in kind) if len(_values(kinds, key)) > 1]
+    keys = [key for key in keys if key != "method.name"]
+    lines = [(row.label, *(str(kind.get(key, "-")) for key in keys)) for row, kind in zip(rows, kinds, strict=True)]
+    same = element("p", "Nothing but method and seed.", class_="note")
+    shown = table(("method", *keys), lines, "plain") if keys else same
+    full = [
+        folded(row.label, element("pre", tomli_w.dumps(row.runs[0].config), tabindex="0"), *_seeds(row)) for row in rows
+    ]
+    return join([shown, folded("Full configs", *full)])
+
+
+def _values(kinds: list[dict[str, object]], key: str) -> set[str]:
+    return {str(kind.get(key, "-")) for kind in kinds}
+
+
+def _seeds(row: Row) -> list[Html]:
+    seeds = ", ".join(str(run.summary["seed"]) for run in row.runs)
+    return [element("p", f"seeds {seeds}; the config is that of the first", class_="note")] if row.runs[1:] else []
+
+
+def provenance(rows: Sequence[Row]) -> Html:
+    """Where every run was made, what it is known by, and the command that repeats it."""
+    runs = [(row.label, run) for row in rows for run in row.runs]
+    lines = [
+        (
+            run.path.name,
+            label,
+            str(run.summary["seed"]),
+            str(run.summary["status"]).splitlines()[0],
+            *(str(run.summary.get(key, "-")) for key in ("data_fingerprint", "split_fingerprint")),
+            *(str(_digests(run).get(key) or "-")[:16] for key in ("model", "rounds")),
+            " ".join(str(run.summary[key]) for key in ("engine", "backend", "workers") if key in run.summary) or "-",
+            repeat(run),
+        )
+        for label, run in runs
+    ]
+    header = ("run", "method", "seed", "status", "data", "split", "model", "rounds", "computed by", "repeat it")
+    made_on = dict.fromkeys(
+        ", ".join(f"{key} {value}" for key, value in _environment(run).items()) for _, run in runs if _environment(run)
+    )
+    places = [element("li", text) for text in made_on]
+    about = "Fingerprints of data and split, digests of model and rounds; equal ones mean equal bits."
+    check = "`fedspeed verify RUN` recomputes them, `fedspeed diff A B` says what differs."
+    return join(
+        [
+            element("p", f"{about} {check}", class_="note"),
+            element("ul", *places) if places else "",
+            table(header, lines, "plain small"),
+        ]
+    )
+
+
+def _digests(run: RunFiles) -> dict[str, object]:
+    found = run.summary.get("digests")
+    return found if isinstance(found, dict) else {}
+
+
+def repeat(run: RunFiles) -> str:
+    """The command that makes a run again, bit for bit."""
+    given = any(flat(run.config).get(f"{table}.name") == "given" for table in ("model", "data"))
+    if given:
+        return "from Python: simulate(..., out=...) with the same objects"
+    return shlex.join(["fedspeed", "run", str(RunDir(run.path).config_file), "--out", f"runs/{run.path.name}-again"])

@@ -1,0 +1,211 @@
+"""The report page in a real browser (Debian's chromium, driven by Playwright)."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from made_runs import made_run
+from numpy import interp
+
+from fedspeed.cli import main
+from fedspeed.rundir import RunDir
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = {"environment": {"torch": "</script><img src=x onerror=alert(1)>"}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedspeed[dev]")
+    if CHROMIUM is None:
+        pytest.skip("no chromium found: apt-get install chromium")
+    with api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("home") / "runs"
+    for seed in range(3):
+        made_run(folder / f"a-s{seed}", "fedavg", seed, 40)
+        made_run(folder / f"b-s{seed}", "fedspeed", seed, 40, gain=0.05, summary=HOSTILE)
+        made_run(folder / f"c-s{seed}", "scaffold", seed, 40, gain=0.02, record=lambda f: {**f, "bytes_up": 8000})
+    made_run(folder / "d-s0", "fedprox", 0, 25, status="diverged: NaN at round 26", config={"rounds": 40})
+    assert main(["report", str(folder), "-o", str(folder / "report.html"), "--quiet"]) == 0
+    return folder
+
+
+class Opened:
+    """A page, and what went wrong on it."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page, self.wrong = context.new_page(), []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", self._asked)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")) or request.url.endswith(".ico"):
+            self.wrong.append(request.url)
+
+    def drawn(self, panel: str = "test_accuracy") -> str:
+        """What a panel shows, as a picture."""
+        self.page.wait_for_timeout(150)
+        return self.page.locator(f'[data-panel="{panel}"] canvas').evaluate("canvas => canvas.toDataURL()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_opens_in_every_size_and_colour(browser, runs, width, scheme):
+    opened = Opened(browser, runs / "report.html", width, scheme)
+    page = opened.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    for name in ("verdict", "forest", "curves", "motion", "split", "config", "methods", "provenance"):
+        assert page.locator(f"#{name}").is_visible()
+    assert page.locator("#fairness").is_hidden()
+    for details in page.locator("details").all():
+        details.evaluate("one => { one.open = true }")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.wrong == []
+
+
+def test_the_numbers_are_those_of_the_summaries(browser, runs):
+    page = Opened(browser, runs / "report.html").page
+    titles = page.locator("#verdict-table thead th").all_text_contents()
+    for name, letter in (("fedavg", "a"), ("fedspeed", "b"), ("scaffold", "c")):
+        line = page.locator("#verdict-table tbody tr").filter(has_text=name)
+        cells = [line.locator("th").inner_text(), *line.locator("td").all_text_contents()]
+        shown = dict(zip(titles, cells, strict=True))["last-5 mean %"]
+        told = [100 * RunDir(runs / f"{letter}-s{seed}").told()["mean_last5_accuracy"] for seed in range(3)]
+        assert float(shown.split(" ± ")[0]) == pytest.approx(sum(told) / 3, abs=0.005)
+
+
+def test_the_controls_change_what_is_drawn(browser, runs):
+    opened = Opened(browser, runs / "report.html")
+    page, seen = opened.page, [opened.drawn()]
+
+    def changed() -> None:
+        now = opened.drawn()
+        assert now != seen[-1]
+        seen.append(now)
+
+    for axis in ("bytes", "grads", "seconds"):
+        page.locator(f'input[name="axis"][value="{axis}"]').check(force=True)
+        changed()
+    page.locator('input[name="axis"][value="round"]').check(force=True)
+    assert opened.drawn() == seen[0]
+    seen.append(seen[0])
+    for control in ("#seeds", "#settled"):
+        page.locator(control).click()
+        changed()
+    page.locator("#smooth").fill("10")
+    changed()
+    button = page.locator("#legend button").filter(has_text="fedspeed")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    changed()
+    button.click()
+    assert opened.drawn() == seen[-2]
+    before = opened.drawn("test_loss")
+    page.locator("#log").click()
+    assert opened.drawn("test_loss") != before
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    changed()
+    assert opened.wrong == []
+
+
+def test_the_curves_are_means_of_the_rounds(browser, runs):
+    page = Opened(browser, runs / "report.html").page
+    records = [RunDir(runs / f"c-s{seed}").records() for seed in range(3)]
+    drawn = page.evaluate("series(report.data, PANELS[0])")
+    bold = [line["values"] for line in drawn["lines"] if line["bold"] and line["row"] == 2]  # fedavg, fedprox, scaffold
+    assert drawn["xs"] == list(range(1, 41))
+    assert bold[0] == pytest.approx([100 * fmean(r.test_accuracy for r in each) for each in zip(*records, strict=True)])
+    drawn = page.evaluate("(view.axis = 'bytes', series(report.data, PANELS[0]))")
+    sent = [0.012 * t for t in range(1, 41)]  # MB at the end of every round
+    for x, found in list(zip(drawn["xs"], drawn["lines"][-2]["values"], strict=True))[::37]:
+        own = [interp(x, sent, [100 * r.test_accuracy for r in one]) for one in records]
+        assert found is None if x < sent[0] or x > sent[-1] else found == pytest.approx(fmean(own))
+
+
+def test_simulated_seconds_are_an_axis_where_runs_have_them(browser, tmp_path):
+    made_run(tmp_path / "a", record=lambda f: {**f, "metrics": {"virtual_seconds": 3.0 * f["round"]}})
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
+    opened = Opened(browser, tmp_path / "r.html")
+    before = opened.drawn()
+    opened.page.locator('input[name="axis"][value="virtual"]').check(force=True)
+    assert opened.drawn() != before
+    found = opened.page.evaluate("along(report.data, report.data.rows[0].runs[0], 'virtual')")
+    assert found == [3.0 * t for t in range(1, 11)]
+    assert opened.wrong == []
+
+
+def test_panels_zoom_and_hover_together_also_by_keyboard(browser, runs):
+    opened = Opened(browser, runs / "report.html")
+    page, before = opened.page, (opened.drawn(), opened.drawn("drift"))
+    plot = page.locator('[data-panel="test_accuracy"] .plot')
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(100)
+    for panel in ("test_accuracy", "drift"):
+        assert "round 2" in page.locator(f'[data-panel="{panel}"] .readout').inner_text()
+    page.keyboard.press("+")
+    after = (opened.drawn(), opened.drawn("drift"))
+    assert after[0] != before[0]
+    assert after[1] != before[1]
+    page.keyboard.press("0")
+    assert (opened.drawn(), opened.drawn("drift")) == before
+    assert opened.wrong == []
+
+
+def test_another_baseline_and_the_split(browser, runs):
+    page = Opened(browser, runs / "report.html").page
+    first = page.locator("#forest-plot").inner_text()
+    page.locator("#baseline").select_option("fedspeed")
+    assert page.locator("#forest-plot").inner_text() != first
+    assert page.locator("#forest-plot .name").all_text_contents() == ["fedavg", "fedprox", "scaffold"]
+    cells = page.locator("#split-plot rect.cell title").all_text_contents()
+    page.locator("#which-split").select_option(index=1)
+    assert page.locator("#split-plot rect.cell title").all_text_contents() != cells
+
+
+def test_the_csv_has_every_number(browser, runs, tmp_path):
+    page = Opened(browser, runs / "report.html").page
+    with page.expect_download() as download:
+        page.locator("#csv").click()
+    download.value.save_as(tmp_path / "rounds.csv")
+    lines = list(csv.DictReader((tmp_path / "rounds.csv").read_text().splitlines()))
+    assert len(lines) == 9 * 40 + 25
+    own = [line for line in lines if line["folder"] == "c-s1"]
+    records = RunDir(runs / "c-s1").records()
+    for name in ("test_accuracy", "test_loss", "train_loss", "drift", "lr", "bytes_up"):
+        assert [float(line[name]) for line in own] == [getattr(record, name) for record in records]
+
+
+def test_many_runs_open(browser, tmp_path, monkeypatch):
+    """Two hundred runs; their data are packed."""
+    for i in range(200):
+        made_run(tmp_path / f"runs/{i}", "fedavg", i % 4, 100, 0.001 * i, config={"lr": 0.01 * (1 + i // 4)})
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
+    assert "data-packed" in (tmp_path / "r.html").read_text()
+    opened = Opened(browser, tmp_path / "r.html", 390)
+    assert opened.page.locator("#legend button").count() == 50
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert opened.wrong == []

@@ -1,0 +1,388 @@
+"""The report page: the numbers of the runs, whatever their names and however they ended, and never a traceback."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_run
+
+from fedspeed.cli import main
+from fedspeed.report import embed as embedding
+from fedspeed.report.collect import collect, finished, read_any
+from fedspeed.report.comparison import Comparison, targets_of
+from fedspeed.report.paired import Gap, interval
+from fedspeed.rundir import RunDir, alone
+from fedspeed.splitfile import read_split
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u202e"
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """Two methods, three seeds each."""
+    monkeypatch.chdir(tmp_path)
+    for seed in range(3):
+        made_run(tmp_path / f"runs/a-s{seed}", "fedavg", seed)
+        made_run(tmp_path / f"runs/b-s{seed}", "fedspeed", seed, gain=0.05)
+    return tmp_path / "runs"
+
+
+def report(*given: str) -> str:
+    assert main(["report", *given, "-o", "report.html", "--quiet"]) == 0
+    return Path("report.html").read_text("utf-8")
+
+
+class Parts(HTMLParser):
+    """Elements with their attributes, text by the id of the element around it, cells of the verdict's table."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside, self.texts, self.lines = "", {}, []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = dict(attrs).get("id") or self.inside
+        if tag == "tr" and self.inside == "verdict-table":
+            self.lines.append([])
+        if tag in ("td", "th") and self.inside == "verdict-table":
+            self.lines[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self.inside = ""
+
+    def handle_data(self, data):
+        self.texts[self.inside] = self.texts.get(self.inside, "") + data
+        if self.inside == "verdict-table" and self.lines and self.lines[-1]:
+            self.lines[-1][-1] += data
+
+
+def data_of(page: str) -> dict[str, Any]:
+    attributes, text = re.search(r'<script id="data" type="application/json"([^>]*)>([^<]*)</script>', page).groups()
+    return json.loads(zlib.decompress(base64.b64decode(text)) if "deflate" in attributes else text)
+
+
+def column(data: dict[str, Any], run: dict[str, Any], name: str) -> list[Any]:
+    found = data["columns"][run["columns"][name]]
+    return found if isinstance(found, list) else [found] * run["rounds"]
+
+
+# --- numbers ---
+
+
+def test_the_table_says_what_the_summaries_say(runs):
+    lines = Parts(report("runs")).lines
+    title = lines[0]
+    summaries = [RunDir(runs / f"b-s{seed}").told() for seed in range(3)]
+    speed = dict(zip(title, next(line for line in lines if line[0] == "fedspeed"), strict=True))
+    for name, key in (
+        ("last %", "last_accuracy"),
+        ("best %", "best_accuracy"),
+        ("last-5 mean %", "mean_last5_accuracy"),
+    ):
+        values = [100 * summary[key] for summary in summaries]
+        assert speed[name] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    baseline = statistics.fmean(RunDir(runs / f"a-s{seed}").told()["mean_last5_accuracy"] for seed in range(3))
+    target = math.floor(100 * baseline)
+    first = []
+    for seed in range(3):
+        scores = [r.test_accuracy for r in RunDir(runs / f"b-s{seed}").records()]
+        first.append(next(t for t, score in enumerate(scores, 1) if score >= target / 100))
+    assert speed[f"rounds to {target}%"].startswith(f"{statistics.fmean(first):.1f}")
+    assert speed[f"gradients to {target}%"].startswith(f"{20 * statistics.fmean(first):.0f}")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_data_hold_every_number_of_every_round(runs, packed, monkeypatch):
+    if packed:
+        monkeypatch.setattr(embedding, "PLAIN", 10)
+    data = data_of(report("runs"))
+    for row, name in zip(data["rows"], "ab", strict=True):
+        for seed, run in enumerate(row["runs"]):
+            records = RunDir(runs / f"{name}-s{seed}").records()
+            for key in ("test_accuracy", "test_loss", "train_loss", "drift", "update_norm", "lr", "bytes_up"):
+                assert column(data, run, key) == [getattr(record, key) for record in records]
+            assert column(data, run, "seconds") == pytest.approx([record.seconds for record in records], abs=6e-7)
+            assert column(data, run, "cohort") == [4] * 10
+            times = data["columns"][run["took_part"]["each"]]
+            assert times == [sum(i in record.cohort for record in records) for i in range(12)]
+            split = read_split(runs / f"{name}-s{seed}" / "split.json")
+            assert data["splits"][run["split"]]["sizes"] == split.sizes
+
+
+def test_the_same_runs_make_the_same_page(runs):
+    assert report("runs") == report("runs")
+
+
+def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "a", record=lambda f: {**f, "metrics": {"virtual_seconds": 2.0 * f["round"], "angle": 0.5}})
+    data = data_of(report("a"))
+    run = data["rows"][0]["runs"][0]
+    assert column(data, run, "virtual_seconds") == [2.0 * t for t in range(1, 11)]
+    assert column(data, run, "metrics.angle") == [0.5] * 10
+    assert "metrics.virtual_seconds" not in run["columns"]
+
+
+def test_client_scores_are_there_if_a_run_has_them(runs, monkeypatch):
+    import numpy as np
+
+    class Scores:
+        rounds, on = np.array([5, 10]), "train"
+        accuracy, loss = np.array([[0.1, 0.2], [0.5, 0.25]]), np.array([[2.0, 3.0], [1.0, np.inf]])
+
+    monkeypatch.setattr(RunDir, "client_metrics", lambda self: Scores, raising=False)
+    found = data_of(report("runs"))["rows"][0]["runs"][0]["clients"]
+    assert found == {"round": 10, "on": "train", "accuracy": [0.5, 0.25], "loss": [1.0, None]}
+
+
+def test_every_method_can_be_the_baseline(runs):
+    data = data_of(report("runs", "--baseline", "fedspeed"))
+    assert data["baseline"] == "fedspeed"
+    (there,) = (gap for gap in data["gaps"]["fedavg"] if gap["metric"] == "last_accuracy")
+    (back,) = (gap for gap in data["gaps"]["fedspeed"] if gap["metric"] == "last_accuracy")
+    assert there["mean"] == pytest.approx(-back["mean"])
+    assert [there["low"], there["high"]] == pytest.approx([-back["high"], -back["low"]])
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([0.01, 0.03], "undecided: 3 more seeds would decide"),
+        ([0.02, 0.021, 0.022], "yes, better"),
+        ([-0.001, 0.001, 0.0], "no: less than half a point"),
+        ([0.3, -0.3], "undecided"),
+        ([0.1], "unknown: 1 seed; one more gives an interval"),
+        ([], "no seed in common"),
+    ],
+)
+def test_what_would_decide(values, says):
+    mean = statistics.fmean(values) if values else None
+    gap = Gap("a", "last_accuracy", tuple(range(len(values))), tuple(values), mean, *interval(values))
+    assert embedding.answer(gap) == says
+    if gap.more:  # with that many seeds of the same deviation the interval leaves out zero, with one fewer it does not
+        deviation, n = statistics.stdev(values), len(values) + gap.more
+        t = {4: 3.182446, 5: 2.776445}  # of 3 and 4 degrees of freedom
+        assert t[n] * deviation / math.sqrt(n) < mean <= t[n - 1] * deviation / math.sqrt(n - 1)
+
+
+def test_targets(runs):
+    rows = finished(collect([runs])[0])
+    mean = statistics.fmean(RunDir(runs / f"b-s{seed}").told()["mean_last5_accuracy"] for seed in range(3))
+    assert targets_of(rows, "fedspeed") == [math.floor(100 * mean) / 100]
+    made_run(runs / "c", "fedprox", config={"targets": [0.5, 0.7]})
+    assert targets_of(finished(collect([runs])[0])) == [0.5, 0.7]
+
+
+# --- safety ---
+
+
+def test_nothing_is_loaded_and_no_other_script_runs(runs):
+    page = report("runs")
+    parts = Parts(page)
+    loaded = [
+        (tag, key, value)
+        for tag, given in parts.tags
+        for key, value in given.items()
+        if key in ("src", "srcset", "action", "data", "poster", "background")
+        or (key == "href" and not str(value).startswith(("#", "data:,")))
+    ]
+    assert loaded == []
+    policy = next(given["content"] for tag, given in parts.tags if tag == "meta" and "http-equiv" in given)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_names_cannot_break_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {"method": {"name": f"x{HOSTILE}", HOSTILE: HOSTILE}, "data": {"name": HOSTILE}, HOSTILE: "a"}
+    made_run(
+        tmp_path / "a<b>", config=config, summary={"environment": {"torch": HOSTILE}, "digests": {"model": HOSTILE}}
+    )
+    split = RunDir(tmp_path / "a<b>").split_file
+    split.write_text(json.dumps({**json.loads(split.read_text()), "classes": [HOSTILE] * 5, "data": HOSTILE}))
+    page = report("a<b>")
+    parts = Parts(page)
+    assert [tag for tag, _ in parts.tags if tag == "img"] == []
+    assert [given for _, given in parts.tags if any(key.startswith("on") for key in given)] == []
+    assert len([tag for tag, _ in parts.tags if tag == "script"]) == 2
+    assert data_of(page)["rows"][0]["label"].startswith("x</script><img")
+    assert "\u202e" not in page
+
+
+def test_the_report_imports_no_torch(runs):
+    code = (
+        "import sys; from fedspeed.cli import main; main(['report', 'runs', '-o', 'x.html', '--quiet']); "
+        "assert 'torch' not in sys.modules; assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_licence_goes_along():
+    from importlib import resources
+
+    vendor = resources.files("fedspeed.report") / "vendor"
+    assert "Permission is hereby granted" in (vendor / "uPlot.LICENSE").read_text("utf-8")
+    assert "v1.6.32" in (vendor / "uPlot.iife.min.js").read_text("utf-8")[:80]
+
+
+# --- runs that are not as one would like ---
+
+
+def test_runs_that_are_not_done_are_shown_but_not_counted(runs):
+    RunDir(runs / "a-s1").summary_file.unlink()
+    made_run(runs / "a-s2", "fedavg", 2, status="failed: no more disk")
+    with RunDir(runs / "b-s0").rounds_file.open("a") as file:
+        file.write('{"round": 11, "coho')
+    lines = RunDir(runs / "b-s1").rounds_file.read_text().splitlines()
+    RunDir(runs / "b-s1").rounds_file.write_text("\n".join([*lines[:4], lines[4].replace("5", '"x"', 1), *lines[5:]]))
+    page = report("runs")
+    parts = Parts(page)
+    for told in (
+        "a-s1: stopped after 10 rounds",
+        "a-s2: failed: no more disk",
+        "b-s0: damaged: line 11 of rounds.jsonl",
+    ):
+        assert told in page
+    assert "b-s1: damaged: line 5 of rounds.jsonl is not a round (round is " in page
+    data = data_of(page)
+    assert [(run["done"], run["rounds"]) for run in data["rows"][0]["runs"]] == [(True, 10), (False, 10), (False, 10)]
+    assert [(run["done"], run["rounds"]) for run in data["rows"][1]["runs"]] == [(False, 10), (False, 4), (True, 10)]
+    assert data["gaps"]["fedavg"][0]["answer"] == "no seed in common"
+    assert [line[0] for line in parts.lines[1:]] == ["fedavg", "fedspeed"]
+
+
+def test_a_run_that_goes_on(runs):
+    RunDir(runs / "a-s1").summary_file.unlink()
+    with alone(runs / "a-s1"):
+        assert read_any(runs / "a-s1").summary["status"] == "running"
+        assert "a-s1: running" in report("runs")
+
+
+def test_only_a_run_that_goes_on(runs):
+    for name in ("rounds_file", "summary_file"):
+        getattr(RunDir(runs / "a-s1"), name).unlink()
+    page = report("runs/a-s1")
+    assert "No run is finished yet" in page
+    assert data_of(page)["rows"][0]["runs"][0]["rounds"] == 0
+
+
+def test_nan_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nothing = {"test_accuracy": None, "test_loss": math.nan, "train_loss": math.inf, "drift": math.nan}
+    made_run(tmp_path / "runs/a", status="diverged: NaN", record=lambda f: {**f, **nothing})
+    made_run(tmp_path / "runs/b", "fedspeed", seed=1)
+    page = report("runs")
+    run = data_of(page)["rows"][0]["runs"][0]
+    assert "test_accuracy" not in run["columns"]
+    assert "fedavg (1 of 1 diverged)" in [line[0] for line in Parts(page).lines]
+    text = RunDir(tmp_path / "runs/b").rounds_file.read_text().replace('"drift": ', '"drift": NaN, "x": ', 1)
+    RunDir(tmp_path / "runs/b").rounds_file.write_text(text)
+    assert "b: damaged: line 1 of rounds.jsonl" in report("runs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"summary": {"data_fingerprint": "other"}}, "different data sets"),
+        ({"summary": {"environment": {"fedspeed": "0.0.9", "torch": "2.5"}}}, "different torch: 2.13.0, 2.5"),
+        ({}, "one seed only"),
+    ],
+)
+def test_what_makes_runs_hard_to_compare_is_said(tmp_path, monkeypatch, changes, told):
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "runs/a")
+    made_run(tmp_path / "runs/b", "fedspeed", **changes)
+    page = report("runs")
+    assert told in page
+    answers = {gap["answer"] for gap in data_of(page)["gaps"]["fedavg"]}
+    assert answers == ({"other data"} if "data" in told else {"unknown: 1 seed; one more gives an interval"})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["empty"], "empty holds no runs"),
+        (["nowhere"], "nowhere holds no runs"),
+        (["runs", "-o", "runs"], "runs is a folder; use -o runs/report.html"),
+        (["runs", "-o", "page.doc"], "expected a file that ends in .html, .md, .tex, .csv"),
+        (["runs", "--baseline", "fedsped"], "did you mean 'fedspeed'"),
+        (["broken"], "expected finished runs, found none; broken: broken/config.toml is not valid TOML"),
+        (["runs", "--format", "docx"], "invalid choice: 'docx'"),
+    ],
+)
+def test_bad_input_is_one_line(runs, given, told, capsys):
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/config.toml").write_text("a = ")
+    assert main(["report", *given]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"sizes": "x"}', '{"sizes": [1], "counts": [[1], [2]]}', "[" * 9999])
+def test_a_split_that_is_none(runs, content):
+    for folder in runs.iterdir():
+        RunDir(folder).split_file.write_text(content)
+    assert data_of(report("runs"))["splits"] == {}
+
+
+# --- for papers ---
+
+
+def test_the_formats_have_the_same_numbers(runs):
+    lines = Parts(report("runs")).lines
+    for name in ("t.md", "t.tex", "t.csv"):
+        assert main(["report", "runs", "-o", name, "--quiet"]) == 0
+    cells = [cell.replace("±", "+-") for line in lines[1:] for cell in line]
+    page, latex = Path("t.md").read_text(), Path("t.tex").read_text()
+    assert [cell for cell in cells if cell not in page] == []
+    assert [cell for cell in cells if cell.replace("+-", r"$\pm$").replace(">", "$>$") not in latex] == []
+    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert [float(row["last_accuracy"]) for row in rows][:3] == [
+        RunDir(runs / f"a-s{seed}").told()["last_accuracy"] for seed in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figures(runs, kind, starts):
+    assert main(["report", "runs", "--format", kind, "--quiet"]) == 0
+    for name in (f"report.{kind}", f"report-differences.{kind}"):
+        assert Path(name).read_bytes().startswith(starts)
+
+
+def test_unfinished_runs_are_in_no_table(runs):
+    RunDir(runs / "a-s1").summary_file.unlink()
+    found = Comparison(finished(collect([runs], unfinished=True)[0]), ())
+    assert [len(row.runs) for row in found.rows] == [2, 3]
+    assert found.gaps[0].seeds == (0, 2)
+
+
+def test_a_method_of_a_file_has_a_card_and_is_not_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = made_run(tmp_path / "a", config={"method": {"name": "code/own-1234.py:Own", "code": "1234"}})
+    run.code.mkdir()
+    (run.code / "own-1234.py").write_text(
+        'raise SystemExit("executed")\nclass Own:\n    """My own <method>.\n\n    x = y\n    """'
+    )
+    page = report("a")
+    assert "My own &lt;method&gt;." in page
+    assert "Own, a method of its own" in page
