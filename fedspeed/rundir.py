@@ -37,8 +37,7 @@ FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, SPLIT)
 INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
-"""The folder of copies of the files that method, model and data come from: `mine-1a2b3c4d.py` with the digest of
-`mine.py`."""
+"""The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
 
 NUMBER = "(?:0|[1-9][0-9]{0,17})"
 STATE = re.compile(f"states/({NUMBER})@({NUMBER})")
@@ -241,11 +240,9 @@ class RunDir(ShownRun):
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
-            logged = [self.path / "rounds.csv", *self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")]
-            for path in [
-                *(self.path / name for name in (*FILES, INSPECTION)),
-                *logged,
-            ]:  # observers', of an earlier run, too
+            names = (*FILES, INSPECTION, "rounds.csv")  # the last is an observer's, of an earlier run
+            logged = self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")
+            for path in [*(self.path / name for name in names), *logged]:
                 path.unlink(missing_ok=True)
             self.clear()
         except OSError as error:

@@ -21,6 +21,7 @@ from fedspeed.layers import Conv
 from fedspeed.metering import gradient_flops, samples
 from fedspeed.network import DEVICES, NETWORKS, Clock, parse_devices, parse_network
 from fedspeed.record import Record
+from fedspeed.report.costing import costed
 from fedspeed.report.runs import RunFiles
 from fedspeed.run import resume, run_config
 from fedspeed.sampling import batch_order
@@ -191,8 +192,8 @@ def test_finished_runs_are_timed_for_another_network_as_if_run_with_it(tmp_path,
         run_config(config(method=method), f"lte/{method}")
         run_config(config(method=method, network="wifi", devices="lab"), f"wifi/{method}")
     live, asked = RunFiles.read(Path("wifi/scaffold")), RunFiles.read(Path("lte/scaffold"))
-    assert asked.costed("wifi", "lab").curve("virtual_seconds") == live.curve("virtual_seconds")
-    assert asked.costed().rounds == asked.rounds
+    assert costed(asked, "wifi", "lab").curve("virtual_seconds") == live.curve("virtual_seconds")
+    assert costed(asked).rounds == asked.rounds
     assert replace(asked, rounds=[]).numbers([0.5])["virtual_seconds"] == 0.0  # one that diverged at once
     given = ["--network", "wifi", "--devices", "lab", "--targets", "0.01,0.99", "--out", "t"]
     assert main(["compare", "lte", *given]) == 0
@@ -217,7 +218,7 @@ def test_rounds_that_were_changed_are_not_timed(tmp_path, broken):
     run_config(config(rounds=1), tmp_path / "a")
     run = RunFiles.read(tmp_path / "a")
     with pytest.raises(UserError, match="expected rounds that say what every client computed and sent"):
-        replace(run, rounds=[{**run.rounds[0], **broken}]).costed("wifi")
+        costed(replace(run, rounds=[{**run.rounds[0], **broken}]), "wifi")
 
 
 @pytest.mark.parametrize(

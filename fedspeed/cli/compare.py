@@ -101,6 +101,7 @@ def is_folder(text: str) -> bool:
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
     """The rows of existing runs, and where to write: beside them if they are in one folder."""
     from ..report.collect import collect
+    from ..report.costing import costed
 
     asked = [
         *(key for key in options.tables(args) if key not in ("targets", "network", "devices")),
@@ -112,7 +113,7 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
         )
     rows, left_out = collect(given)
     if args.network or args.devices:
-        rows = [replace(row, runs=[run.costed(args.network, args.devices) for run in row.runs]) for row in rows]
+        rows = [replace(row, runs=[costed(run, args.network, args.devices) for run in row.runs]) for row in rows]
     for reason in left_out if console else ():
         assert console is not None
         console.print(f"left out: {reason}", style="yellow")

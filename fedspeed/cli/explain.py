@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..cures import MEANS
 from ..report.explain import Health, examine, series
+from ..rundir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ def _long(health: Health, wide: int) -> list[str]:
     if first is None:
         return parts
     if health.config.get("data") and str(_name(health)) != "given":
-        again = ["fedspeed", "run", str(health.path / "config.toml"), *first.option.split(), "--out"]
+        again = ["fedspeed", "run", str(RunDir(health.path).config_file), *first.option.split(), "--out"]
         parts.append(f"\nfor example: {shlex.join([*again, f'{health.path}-2'])}")
     else:
         parts.append(

@@ -6,16 +6,14 @@ import json
 import math
 import re
 import statistics
-import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..network import Clock
-from ..record import Record, is_number
+from ..record import is_number
 from ..rundir import RunDir, runs_in
 from .difference import flat
 
@@ -88,23 +86,6 @@ class RunFiles:
         for target in targets:
             plain |= self._reached.setdefault(target, {}) or self._reach(target)
         return plain
-
-    def costed(self, network: str = "", devices: str = "") -> RunFiles:
-        """The same run with simulated time for another network or other devices; "" keeps its own."""
-        lacking = UserError(
-            f"{self.path}: expected rounds that say what every client computed and sent, found none; only a run made "
-            f"with --network can be timed for another: run it again with one, its results stay the same"
-        )
-        if not self.config.get("network"):
-            raise lacking
-        network, devices = network or str(self.config["network"]), devices or str(self.config.get("devices", "uniform"))
-        clock = Clock(network, devices, int(self.summary["seed"]))
-        try:
-            times = clock.rounds([Record.from_dict(plain) for plain in self.rounds])
-            rounds = [{**plain, VIRTUAL: time} for plain, time in zip(self.rounds, times, strict=True)]
-        except (TypeError, ValueError, ArithmeticError, struct.error):
-            raise lacking from None
-        return replace(self, rounds=rounds, config={**self.config, "network": network, "devices": devices})
 
     @cached_property
     def _reached(self) -> dict[float, dict[str, float | None]]:
