@@ -25,7 +25,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="fewer clients a round, three repetitions: under 5 minutes"
     )
     parser.add_argument("--peers", action="store_true", help="other simulators too, installed into the cache")
-    parser.add_argument("--full-memory", action="store_true", help="500 clients of ResNet-18-GN: 25 GB of disk")
+    parser.add_argument("--full-memory", action="store_true", help="500 clients of ResNet-18-GN: 10 GB of disk")
     parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join([*PARTS, 'smoke'])}")
     parser.add_argument("--contenders", default="", metavar="A,B", help="only those whose name contains one of these")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="repetitions; default 9, or 3 with --quick")

@@ -34,7 +34,7 @@ FILE = re.compile(r"^# (\w+\.py)\b")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
-NO_COMMAND = re.compile(r"\bRUN\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # one spoken of, not given
+NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
 ELSEWHERE = (
     "--data huggingface",  # needs the network
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these

@@ -271,10 +271,11 @@ def test_explain_says_what_when_why_and_what_to_try(ill, capsys):
     assert out.startswith("ill: finished, 8 of 8 rounds; accuracy 10.")
     assert re.search(r"constant outputs\n  since round 5: .*\n  seen in 6 rounds; round: value 3: ", out)
     assert "dead layer: 2\n" in out
-    assert "1. --clip 10 " in out
+    assert "1. --warmup lr=2 " in out
+    assert "2. --clip 10 " in out
     command = re.search(r"for example: (fedspeed .*)", out)[1]
-    assert main([*shlex.split(command)[1:], "--rounds", "1", "--quiet"]) == 0
-    assert "clip = 10" in (Path("ill-2") / "config.toml").read_text()
+    assert main([*shlex.split(command)[1:], "--rounds", "2", "--quiet"]) == 0
+    assert 'warmup = "lr=2"' in (Path("ill-2") / "config.toml").read_text()
     found = json.loads(explained(capsys, "ill", "--json"))
     assert [one["name"] for one in found["illnesses"]] == ["constant outputs", "dead layer"]
 
