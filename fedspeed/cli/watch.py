@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..errors import Terminated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from rich.console import Console, Group
+    from rich.console import Console, Group, RenderableType
 
     from ..report.standing import Standing
 
@@ -70,43 +70,54 @@ def _terminal(folder: Path, console: Console) -> None:
     watched = Watched(folder)
     watched.look()
     if not console.is_terminal:
-        console.print(view(standings(watched.rows), watched.left_out))
+        console.print(view(standings(watched.rows), watched.left_out, console.width))
         return
     with Live(console=console, auto_refresh=False) as shown:
         while True:
-            shown.update(view(standings(watched.rows), watched.left_out, console.height - 6), refresh=True)
+            shown.update(
+                view(standings(watched.rows), watched.left_out, console.width, console.height - 6), refresh=True
+            )
             time.sleep(EVERY)
             watched.look()
 
 
-def view(found: Sequence[Standing], left_out: Sequence[str], most: int = 10**6) -> Group:
-    """A line per run, those under way first, as many as there is room for."""
+def view(found: Sequence[Standing], left_out: Sequence[str], width: int, most: int = 10**6) -> Group:
+    """A line per run, those under way first; as many lines and columns as there is room for."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    from ..report.standing import headline, minutes, progress
+    from ..report.standing import headline, progress, time_left
     from .show import spark
     from .streams import visible
 
+    columns: dict[str, Callable[[Standing], RenderableType]] = {
+        "run": lambda one: visible(one.run),
+        "state": lambda one: Text(visible(f"{one.state} {one.about}".strip()), style=STYLES.get(one.state, "")),
+        "": lambda one: ProgressBar(one.of, min(one.rounds, one.of), width=12) if one.of else "",
+        "rounds": progress,
+        "last": lambda one: one.score,
+        "curve": lambda one: spark(one.curve, 16) if one.curve else "",
+        "left": time_left,
+        "method": lambda one: visible(one.method),
+        "seed": lambda one: str(one.seed),
+    }
+    for name, needs in (("", 110), ("curve", 90)):
+        if width < needs:
+            del columns[name]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("run", "method", "seed", "state", "", "rounds", "last", "curve", "left"):
+    for name in columns:
+        right = name in ("seed", "last", "left")
         table.add_column(
-            title, no_wrap=title != "state", justify="right" if title in ("seed", "last", "left") else "left"
+            name,
+            no_wrap=name != "state",
+            min_width=8 if name == "state" else None,
+            justify="right" if right else "left",
         )
     room = max(1, most - len(left_out))
     for one in found[:room]:
-        state = f"{one.state} {one.about}".strip()
-        table.add_row(
-            *(visible(text) for text in (one.run, one.method, str(one.seed))),
-            Text(visible(state), style=STYLES.get(one.state, "")),
-            ProgressBar(one.of, min(one.rounds, one.of), width=12) if one.of else "",
-            progress(one),
-            one.score,
-            spark(one.curve, 16) if one.curve else "",
-            "" if one.left is None else minutes(one.left),
-        )
+        table.add_row(*(cell(one) for cell in columns.values()))
     below = [f"and {len(found) - room} more"] if len(found) > room else []
     below += [f"left out: {reason}" for reason in left_out]
     return Group(headline(found), *([table] if found else []), *map(visible, below))

@@ -117,6 +117,11 @@ def progress(one: Standing) -> str:
     return f"{one.rounds} of {one.of}" if one.of else str(one.rounds)
 
 
+def time_left(one: Standing) -> str:
+    """In words; "" if nobody can tell."""
+    return "" if one.left is None else minutes(one.left)
+
+
 def live(found: Sequence[Standing]) -> Html:
     """The section of the page about it."""
     text = headline(found)
@@ -128,12 +133,11 @@ def live(found: Sequence[Standing]) -> Html:
         element(
             "tr",
             element("th", one.run, scope="row"),
-            *(element("td", cell) for cell in (one.method, str(one.seed))),
             element(
                 "td", element("span", one.state, class_=f"state {one.state}"), f" {one.about}" if one.about else ""
             ),
             element("td", _bar(one), f" {progress(one)}"),
-            *(element("td", cell) for cell in (one.score, "" if one.left is None else minutes(one.left))),
+            *(element("td", cell) for cell in (one.score, time_left(one), one.method, str(one.seed))),
         )
         for one in found
     ]
@@ -141,7 +145,7 @@ def live(found: Sequence[Standing]) -> Html:
     return join([lead, element("div", made, class_="scroll tall", tabindex="0", role="region", aria_label="runs")])
 
 
-HEADER = ("run", "method", "seed", "state", "rounds", "last", "left")
+HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
 
 
 def _bar(one: Standing) -> Html:

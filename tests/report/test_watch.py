@@ -334,10 +334,15 @@ def test_the_terminal_shows_what_there_is_room_for(runs):
 
     seen = Watched(runs)
     seen.look()
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(view(standings(seen.rows), ["x: no"], 2))
-    assert shown.get().splitlines()[-2:] == ["and 1 more", "left out: x: no"]
+    for width in (120, 80):
+        console = Console(width=width)
+        with console.capture() as shown:
+            console.print(view(standings(seen.rows), ["x: no"], width, 2))
+        lines = shown.get().splitlines()
+        assert lines[-2:] == ["and 1 more", "left out: x: no"]
+        for cell in ("finished", "10 of 10", "fedavg", f"{100 * RunDir(runs / 'a').told()['last_accuracy']:.2f}%"):
+            assert cell in lines[2]
+        assert ("━" in lines[2]) is (width == 120)
 
 
 # --- bad input, and the end ---
