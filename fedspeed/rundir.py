@@ -285,7 +285,7 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-    with locked(out, "LOCK_EX") as free:
+    with locked(out, "LOCK_EX", tries=5) as free:  # who only looks, `fedspeed watch` for example, holds it for a moment
         if not free:
             raise UserError(
                 f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"

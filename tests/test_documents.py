@@ -50,6 +50,7 @@ SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is app
     (r"^theory rate( |$)", ["--rounds", "4,8", "--seeds", "2", "--m", "2"]),
     (r"^reproduce (?!list)", ["--preset", "smoke", "--seeds", "1", "--set", "rounds=2", "--set", "device=cpu"]),
     (r"^inspect ", ["--samples", "50"]),
+    (r"^watch ", ["--terminal"]),  # the page is there until Ctrl-C, tests/report/test_watch.py has it
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..observe import Observer
 from ..report.runs import short
+from ..report.standing import minutes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,8 +204,3 @@ class Runs:
     def _say(self, text: str, style: str | None = None) -> None:
         self.said = time.monotonic()
         self.console.print(text, style=style)
-
-
-def minutes(seconds: float) -> str:
-    """A time in words: seconds up to 90, then minutes."""
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

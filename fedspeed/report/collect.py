@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,26 @@ def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row],
         unfinished: also runs that go on, were stopped or are damaged, as far as they came.
     """
     folders = [folder for path in given for folder in folders_of_runs(path)]
-    usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
-    rows, left_out = gather(folders, usual, read_any if unfinished else RunFiles.read, unfinished)
-    if len(given) == 1:
-        rank = {name: i for i, name in enumerate(usual)}
-        rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
+    rows, left_out = rows_of(folders, read_any if unfinished else RunFiles.read, unfinished, len(given) == 1)
     if not rows:
         raise UserError(f"{given[0]}: expected finished runs, found none; {left_out[0]}")
+    return rows, left_out
+
+
+def rows_of(
+    folders: Sequence[Path], read: Callable[[Path], RunFiles], unfinished: bool, in_order: bool
+) -> tuple[list[Row], list[str]]:
+    """Run directories as rows, and why others are left out.
+
+    Args:
+        read: a run directory; one for which it raises UserError is left out.
+        in_order: methods in their usual order, not in that of the folders.
+    """
+    usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
+    rows, left_out = gather(folders, usual, read, unfinished)
+    if in_order:
+        rank = {name: i for i, name in enumerate(usual)}
+        rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
     return rows, left_out
 
 

@@ -31,8 +31,8 @@ class Comparison:
 
     def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
         self.rows, self.targets = rows, targets
-        self.baseline = find_row(rows, baseline).label
-        self.gaps = gaps(rows, self.baseline)
+        self.baseline = find_row(rows, baseline).label if rows else ""
+        self.gaps = gaps(rows, self.baseline) if rows else []
         self.table = tables.table(rows, targets)
         self.gap_table = tables.gap_table(self.gaps)
 

@@ -91,7 +91,8 @@ def columns(run: RunFiles) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     named = sorted({name for r in run.rounds for name in r.get("metrics", ())})
     for name in (*SCORES, *COSTS):
-        found[name] = [_number(r.get(name, r.get("metrics", {}).get(name)), name) for r in run.rounds]
+        values = [r[name] if name in r else r.get("metrics", {}).get(name) for r in run.rounds]
+        found[name] = [_number(value, name) for value in values]
     for name in named[:METRICS]:
         if name not in found:
             found[f"metrics.{name}"] = [_number(r.get("metrics", {}).get(name), name) for r in run.rounds]
@@ -123,7 +124,7 @@ def _took_part(run: RunFiles, pool: Pool) -> dict[str, Any]:
 
 
 def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
-    labels = [row.label for row in found.rows]
+    labels = [row.label for row in found.rows] if any(row.runs for row in found.rows) else []
     chosen = labels if len(labels) <= BASELINES else [found.baseline]
     own = {found.baseline: found.gaps}
     return {label: [plain_gap(gap) for gap in own.get(label) or gaps(found.rows, label)] for label in chosen}

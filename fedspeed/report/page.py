@@ -18,39 +18,55 @@ from .sections import configs, provenance, sharpness, verdict, warnings
 
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/curves.js", "page/forest.js", "page/clients.js",
            "page/main.js")  # fmt: skip
+LIVE = "page/live.js"
 STYLES = ("vendor/uPlot.min.css", "page/page.css")
 
 
-def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), connect: str = "'none'") -> str:
+def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), live: str | None = None) -> str:
     """The page as text, the same for the same runs.
 
     Args:
         rows: with all runs, also those that are not done.
         found: the comparison of those that are.
         left_out: why other runs are not on the page.
-        connect: where the page may get more data from, as a content security policy says it.
+        live: how the runs stand; such a page asks its server for more (`/data`), any other asks nobody.
     """
-    code = "\n".join(map(_part, SCRIPTS))
-    told = warnings(rows, left_out)
-    flat = sharpness(found.rows)
-    about = "Sharpness and client divergence of the trained models, as `fedspeed inspect` found them."
-    title = setting(rows) or "several settings"
-    runs = sum(len(row.runs) for row in rows)
+    code = "\n".join(map(_part, SCRIPTS if live is None else (*SCRIPTS, LIVE)))
     return Template(_part("page/page.html")).substitute(
-        policy=_policy(code, connect),
-        title=join([title]),
-        sub=join([f"{len(rows)} methods, {runs} runs, {seeds_of(rows)} each"]),
+        parts(rows, found, left_out, live),
+        policy=_policy(code, "'none'" if live is None else "'self'"),
         style="\n".join(map(_part, STYLES)),
-        warnings=element("div", element("ul", *(element("li", text) for text in told)), class_="warn") if told else "",
-        verdict=verdict(found),
-        sharpness=_section("sharpness", "Sharpness", element("p", about, class_="note"), flat) if flat else "",
-        configs=configs(rows),
-        cards=cards(rows),
-        provenance=provenance(rows),
         version=__version__,
         data=script(embed(rows, found)),
         script=code,
     )
+
+
+def parts(
+    rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), live: str | None = None
+) -> dict[str, str]:
+    """What stands on the page as HTML, by the names of its places."""
+    told = warnings(rows, left_out, statuses=live is None)
+    flat = sharpness(found.rows)
+    about = "Sharpness and client divergence of the trained models, as `fedspeed inspect` found them."
+    runs = sum(len(row.runs) for row in rows)
+    return {
+        "title": join([setting(rows) or ("several settings" if rows else "No runs yet")]),
+        "sub": join([f"{_many(len(rows), 'method')}, {_many(runs, 'run')}, {seeds_of(rows)} each"] if rows else []),
+        "warnings": element("div", element("ul", *(element("li", text) for text in told)), class_="warn")
+        if told
+        else "",
+        "live": _section("live", "Runs", live) if live is not None else "",
+        "verdict": verdict(found),
+        "sharpness": _section("sharpness", "Sharpness", element("p", about, class_="note"), flat) if flat else "",
+        "configs": configs(rows),
+        "cards": cards(rows),
+        "provenance": provenance(rows),
+    }
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _section(name: str, title: str, *children: str) -> Html:

@@ -34,7 +34,10 @@ FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
 
 
 def verdict(found: Comparison) -> Html:
-    """A sentence, and the table with the best and whatever is not proved worse in bold."""
+    """A sentence, and the table with the best and whatever is not proved worse in bold; before a run is done,
+    only the sentence."""
+    if not any(row.runs for row in found.rows):
+        return element("p", sentence(found, "", {}), class_="lead")
     key, lowest = METRICS[measured(found.rows)][0], measured(found.rows) == "test_loss"
     scores = {row.label: sum(v) / len(v) for row in found.rows if (v := row.values(key)) and not row.diverged}
     header, lines = tables.table(found.rows, found.targets)
@@ -96,8 +99,8 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
 # --- what to beware of ---
 
 
-def warnings(rows: Sequence[Row], left_out: Sequence[str]) -> list[str]:
-    """What makes runs hard to compare, and which have no numbers in the tables."""
+def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True) -> list[str]:
+    """What makes runs hard to compare, and (`statuses`) which have no numbers in the tables."""
     runs = [run for row in rows for run in row.runs]
     found = []
     for key, name in FINGERPRINTS.items():
@@ -113,7 +116,8 @@ def warnings(rows: Sequence[Row], left_out: Sequence[str]) -> list[str]:
             found.append(f"These runs were made with different {key}: {', '.join(versions)}.")
     if any(len(row.runs) == 1 for row in rows):
         found.append("Some methods have one seed only: no interval, so no telling luck from merit.")
-    found += [f"{run.path.name}: {run.summary['status']}" for run in runs if run.summary["status"] != "finished"]
+    not_done = [run for run in runs if run.summary["status"] != "finished"] if statuses else []
+    found += [f"{run.path.name}: {run.summary['status']}" for run in not_done]
     return found + [f"Left out: {reason}" for reason in left_out]
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import made_run
-from numpy import interp
 
 from fedspeed.cli import main
-from fedspeed.rundir import RunDir
+from fedspeed.clientmetrics import ClientMetrics
+from fedspeed.report.serve import Server
+from fedspeed.rundir import RunDir, alone
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -47,7 +55,7 @@ def runs(tmp_path_factory) -> Path:
 class Opened:
     """A page, and what went wrong on it."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, path: Path | str, width: int = 1280, scheme: str = "light") -> None:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
         )
@@ -55,17 +63,27 @@ class Opened:
         self.page.on("console", lambda message: self.wrong.append(message.text))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", self._asked)
-        self.page.goto(path.as_uri())
+        self.url = path if isinstance(path, str) else path.as_uri()
+        self.page.goto(self.url)
         self.page.wait_for_selector("html[data-ready]", timeout=60_000)
 
     def _asked(self, request: Any) -> None:
-        if not request.url.startswith(("file:", "data:", "blob:")) or request.url.endswith(".ico"):
+        known = ("file:", "data:", "blob:", self.url)
+        if not request.url.startswith(known) or request.url.endswith(".ico"):
             self.wrong.append(request.url)
 
     def drawn(self, panel: str = "test_accuracy") -> str:
         """What a panel shows, as a picture."""
         self.page.wait_for_timeout(150)
         return self.page.locator(f'[data-panel="{panel}"] canvas').evaluate("canvas => canvas.toDataURL()")
+
+    def until(self, truth: str) -> None:
+        """Wait; `wait_for_function` would need a page that lets other scripts run."""
+        for _ in range(200):
+            if self.page.evaluate(truth):
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(truth)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -140,7 +158,7 @@ def test_the_curves_are_means_of_the_rounds(browser, runs):
     drawn = page.evaluate("(view.axis = 'bytes', series(report.data, PANELS[0]))")
     sent = [0.012 * t for t in range(1, 41)]  # MB at the end of every round
     for x, found in list(zip(drawn["xs"], drawn["lines"][-2]["values"], strict=True))[::37]:
-        own = [interp(x, sent, [100 * r.test_accuracy for r in one]) for one in records]
+        own = [np.interp(x, sent, [100 * r.test_accuracy for r in one]) for one in records]
         assert found is None if x < sent[0] or x > sent[-1] else found == pytest.approx(fmean(own))
 
 
@@ -209,3 +227,107 @@ def test_many_runs_open(browser, tmp_path, monkeypatch):
     assert opened.page.locator("#legend button").count() == 50
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert opened.wrong == []
+
+
+# --- runs that go on ---
+
+
+@pytest.fixture
+def going(tmp_path) -> Iterator[tuple[RunDir, str]]:
+    """A run with 20 of its 40 rounds beside one that is over, and where they are watched."""
+    made_run(tmp_path / "runs/a", "fedavg", 0, 40)
+    run = made_run(tmp_path / "runs/b", "fedspeed", 0, 20, config={"rounds": 40})
+    run.summary_file.unlink()
+    command = [sys.executable, "-m", "fedspeed", "watch", str(tmp_path / "runs")]
+    with alone(run.path), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        url = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+        try:
+            yield run, url
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(20) == 0
+
+
+def add_round(run: RunDir) -> None:
+    lines = run.rounds_file.read_text().splitlines()
+    new = {**json.loads(lines[-1]), "round": len(lines) + 1, "test_accuracy": 0.5 + 0.01 * len(lines)}
+    with run.rounds_file.open("a") as file:
+        file.write(json.dumps(new) + "\n")
+
+
+def test_a_new_round_shows_without_reloading_and_all_stays_as_chosen(browser, going):
+    run, url = going
+    opened = Opened(browser, url)
+    page = opened.page
+    page.evaluate("window.same = true")
+    rounds = page.locator("#live-table tr").filter(has_text="running")
+    assert "20 of 40" in rounds.inner_text()
+    page.locator("#legend button").filter(has_text="fedavg").click()
+    page.locator('input[name="axis"][value="grads"]').check(force=True)
+    page.locator("#config details").first.evaluate("one => { one.open = true }")
+    plot = page.locator('[data-panel="test_accuracy"] .plot')
+    plot.focus()
+    page.keyboard.press("+")
+    zoom = page.evaluate("zoomed()")
+    assert zoom is not None
+    page.evaluate("scrollTo(0, 900)")
+    place = page.evaluate("scrollY")
+    before = opened.drawn()
+    add_round(run)
+    opened.until("report.data.rows[1].runs[0].rounds === 21")
+    assert "21 of 40" in rounds.inner_text()
+    assert opened.drawn() != before
+    assert page.evaluate("column(report.data, report.data.rows[1].runs[0], 'test_accuracy').at(-1)") == 0.7
+    assert page.locator("#config details").first.get_attribute("open") is not None
+    assert page.evaluate("zoomed()") == zoom
+    assert page.evaluate("scrollY") == place
+    assert page.evaluate("document.activeElement.className") == "plot"
+    assert page.evaluate("view.axis") == "grads"
+    assert page.evaluate("[...view.hidden].map((i) => report.data.rows[i].label)") == ["fedavg"]
+    made_run(run.path.parent / "c", "fedprox", 0, 40)  # stands between the two; fedavg stays hidden, all else stays
+    opened.until("report.data.rows.length === 3")
+    hidden = page.locator('#legend button[aria-pressed="false"]').all_text_contents()
+    assert hidden == ["fedavg"]
+    assert page.evaluate("zoomed()") == zoom
+    page.locator("#reset").click()
+    page.locator('input[name="axis"][value="round"]').check(force=True)
+    made_run(run.path, "fedspeed", 0, 40, gain=0.05)
+    opened.until("report.data.rows.every((row) => row.runs[0].done)")
+    assert page.locator("#live .lead").inner_text() == "3 finished."
+    assert page.locator("#verdict-table tbody tr").count() == 3
+    assert page.evaluate("window.same")
+    assert opened.wrong == []
+
+
+def test_an_empty_folder_fills_on_the_page(browser, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with Server(tmp_path / "runs", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        opened = Opened(browser, server.url, 390)
+        page = opened.page
+        assert page.locator("#verdict").is_hidden()
+        made_run(tmp_path / "runs/a")
+        page.wait_for_selector("#live-table")
+        assert page.locator("#curves").is_visible()
+        assert page.locator("h1").inner_text() == "digits, iid, 4 of 12 clients"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert opened.wrong == []
+        server.shutdown()
+        thread.join()
+    page.wait_for_selector("#trouble:not([hidden])")
+    assert "does not answer" in page.locator("#trouble").inner_text()
+    assert page.locator("#curves").is_visible()
+
+
+def test_fairness_is_of_the_runs_that_are_over(browser, tmp_path):
+    for name, rounds, worst in (("a", 10, 0.5), ("b", 4, 0.1)):
+        run = made_run(tmp_path / "runs" / name, seed=rounds, rounds=rounds, config={"rounds": 10})
+        scores = np.linspace(worst, 1, 20)[None]
+        run.add_client_metrics(ClientMetrics(np.array([rounds]), np.full(20, 9), 1 - scores, scores))
+    run.summary_file.unlink()
+    for given, note, mean in (("runs", "after round 10.", "75.00"), ("runs/b", "after round 4.", "55.00")):
+        assert main(["report", str(tmp_path / given), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
+        page = Opened(browser, tmp_path / "r.html").page
+        assert note in page.locator("#fairness-note").inner_text()
+        assert page.locator("#fairness-table td").first.inner_text() == mean

@@ -98,11 +98,20 @@ const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 function drawFairness(data) {
   const key = runsOf(data).some((run) => run.clients?.accuracy.some((a) => a !== null)) ? "accuracy" : "loss";
-  const rows = data.rows.map((row) => row.runs.filter((run) => run.clients).map((run) => run.clients[key].filter((a) => a !== null).sort((a, b) => a - b)).filter((a) => a.length));
+  const rounds = new Set(), on = new Set();
+  const rows = data.rows.map((row) => {
+    const scored = row.runs.filter((run) => run.clients?.[key].some((a) => a !== null)), over = scored.filter((run) => run.done);
+    return (over.length ? over : scored).map((run) => {
+      rounds.add(run.clients.round);
+      on.add(run.clients.on === "train" ? "training" : run.clients.on);
+      return run.clients[key].filter((a) => a !== null).sort((a, b) => a - b);
+    });
+  });
   byId("fairness").hidden = !rows.some((runs) => runs.length);
   if (byId("fairness").hidden) return;
-  const scale = key === "accuracy" ? 100 : 1, one = runsOf(data).find((run) => run.clients);
-  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model on each client's own ${one.clients.on === "train" ? "training" : one.clients.on} data, after round ${one.clients.round}. A flat, high curve is fair.`;
+  const scale = key === "accuracy" ? 100 : 1, [first, last] = [Math.min(...rounds), Math.max(...rounds)];
+  const when = first === last ? `after round ${last}` : `as last measured, after rounds ${first} to ${last}: not the same stage of training`;
+  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model on each client's own ${[...on].join(" or ")} data, ${when}. A flat, ${key === "accuracy" ? "high" : "low"} curve is fair.`;
   const at = (sorted) => {
     const order = key === "accuracy" ? sorted : [...sorted].reverse();
     return quantiles.map((q) => order[Math.min(order.length - 1, Math.floor((q / 100) * order.length))] * scale);

@@ -184,6 +184,30 @@ function drawCurves(data) {
   byId("motion").hidden = !byId("motion-panels").childElementCount;
 }
 
+// More of the same curves: panels stay, with zoom, hover and focus. False where that does not do.
+function refreshCurves(data) {
+  const panels = panelsOf(data).map((panel) => [panel, series(data, panel)]).filter(([, found]) => found);
+  const shape = (panel, found) => [panel.key, ...found.lines.map((l) => `${l.row}${l.bold}`)].join();
+  const [before, after] = [view.panels.map((one) => shape(one.panel, one.found)), panels.map(([panel, found]) => shape(panel, found))];
+  if (before.join(";") !== after.join(";") || view.panels.some(({ found }) => found.xs.length < 3)) return false;
+  const zoom = zoomed();
+  following = true;
+  panels.forEach(([, found], i) => {
+    Object.assign(view.panels[i].found, found);
+    view.panels[i].chart.setData([found.xs, ...found.lines.map((l) => l.values)], false);
+    view.panels[i].chart.setScale("x", zoom ?? { min: found.xs[0], max: found.xs.at(-1) });
+  });
+  following = false;
+  return true;
+}
+
+// The part of the axis that is shown; null if all of it is.
+function zoomed() {
+  if (!view.panels.length) return null;
+  const { chart, found } = view.panels[0], { min, max } = chart.scales.x;
+  return min > found.xs[0] || max < found.xs.at(-1) ? { min, max } : null;
+}
+
 // Hide or show methods without drawing anew.
 function showMethods() {
   for (const { chart, found } of view.panels) {

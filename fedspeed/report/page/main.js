@@ -78,13 +78,14 @@ function navigation() {
 }
 
 // Draws the page from data: at the start, and again whenever there are more.
-function render(data) {
+function render(data, more = false) {
   legend(data);
   controls(data);
   drawForest(data);
-  drawCurves(data);
+  if (!more || !refreshCurves(data)) drawCurves(data);
   drawSplits(data);
   drawFairness(data);
+  for (const id of ["verdict", "config", "methods", "provenance"]) byId(id).hidden = !data.rows.length;
   navigation();
 }
 
@@ -97,7 +98,30 @@ const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 theme(prefersDark.matches ? "dark" : "light");
 navigation();
 
-const report = { data: null, update(data) { report.data = data; render(data); } };
+const report = {
+  data: null,
+  // Other data, of the same runs a round later for example: what one has hidden, zoomed, chosen or focused stays so.
+  update(data) {
+    const before = report.data, zoom = before && zoomed(), axis = view.axis, focus = before && focused();
+    const hidden = new Set([...view.hidden].map((i) => before.rows[i].label));
+    view.hidden = new Set(data.rows.flatMap((row, i) => (hidden.has(row.label) ? [i] : [])));
+    const alike = before && before.rows.length === data.rows.length && before.rows.every((row, i) => row.label === data.rows[i].label);
+    document.body.style.minHeight = `${document.body.offsetHeight}px`; // else a page that is shorter for a moment scrolls
+    report.data = data;
+    render(data, alike);
+    if (zoom && axis === view.axis) for (const { chart } of view.panels) chart.setScale("x", zoom);
+    document.body.style.minHeight = "";
+    if (focus && document.activeElement === document.body) document.querySelector(focus)?.focus({ preventScroll: true });
+  },
+};
+
+// Where the keyboard is, if it is at something that is made anew.
+function focused() {
+  const { dataset, name, value } = document.activeElement;
+  if (dataset.row) return `#legend [data-row="${dataset.row}"]`;
+  return name === "axis" ? `input[value="${value}"]` : null;
+}
+
 readData().then((data) => {
   report.update(data);
   const change = (name) => (theme(name), render(report.data));
