@@ -61,7 +61,10 @@ def cures(name: str, config: dict[str, Any]) -> list[Cure]:
     Args:
         config: its tables, as in `config.toml`.
     """
-    made = (CURES[key](config) for key in TRY[name])
+    keys = TRY[name]
+    if _number(config.get("lr")) > 10 * Plan.lr:  # a rate far above the usual one is to blame before all else
+        keys = tuple(sorted(keys, key=lambda key: key != "lr"))
+    made = (CURES[key](config) for key in keys)
     return [cure for cure in made if cure is not None]
 
 
@@ -95,9 +98,15 @@ def _clip(config: dict[str, Any]) -> Cure | None:
     return Cure("clip", f"{value:g}", f"no gradient is longer than this; now {f'{now:g}' if now else 'not clipped'}")
 
 
-def _lr(config: dict[str, Any], factor: float = 0.2, why: str = "smaller local steps") -> Cure | None:
+def _lr(config: dict[str, Any]) -> Cure | None:
     now = _number(config.get("lr"))
-    return Cure("lr", _two_digits(factor * now), f"{why}; now {now:g}") if now else None
+    lower = 0.2 * now if now <= 10 * Plan.lr else Plan.lr
+    return Cure("lr", _two_digits(lower), f"smaller local steps; now {now:g}") if now else None
+
+
+def _higher_lr(config: dict[str, Any]) -> Cure | None:
+    now = _number(config.get("lr"))
+    return Cure("lr", _two_digits(max(10 * now, Plan.lr / 10)), f"larger local steps; now {now:g}") if now else None
 
 
 def _rho(config: dict[str, Any]) -> Cure | None:
@@ -135,7 +144,7 @@ CURES: dict[str, Callable[[dict[str, Any]], Cure | None]] = {
     "warmup": _warmup,
     "clip": _clip,
     "lr": _lr,
-    "higher lr": lambda config: _lr(config, 10.0, "larger local steps"),
+    "higher lr": _higher_lr,
     "rho": _rho,
     "steps": _steps,
     "active": _active,
@@ -155,4 +164,4 @@ def _table(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _number(value: Any) -> float:
     """A number that can be computed with, 0 for anything else."""
-    return float(value) if type(value) in (int, float) and 0 < value < 1e15 else 0.0
+    return float(value) if type(value) in (int, float) and 0 < value < 1e300 else 0.0

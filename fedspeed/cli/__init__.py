@@ -139,7 +139,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, about in COMMANDS.items():
         module = import_module(f".{name}", __name__)
-        sub = commands.add_parser(name, help=about, description=about.capitalize() + ".", formatter_class=Help)
+        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=Help)
         module.configure(sub)
         sub.default_action = getattr(module, "DEFAULT_ACTION", "")
         for each in (sub, *sub.inner().values()):

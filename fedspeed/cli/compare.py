@@ -80,11 +80,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
     elif show:
         show_comparison(result, console, out)
-        table = rows[-1].runs[0].config["method"]
-        name = str(table["name"])
-        if "origin" in table:  # a method from a file, named by the user's file and not by the run's copy
-            name = f"{table['origin']}:{name.rpartition(':')[2]}"
-        console.print(f"next: fedspeed methods {shlex.quote(name)}   (what it does, and what its fields mean)")
+        page = shlex.join(["fedspeed", "report", *(folders or [str(out)])])
+        console.print(f"next: {page}   (one page: who wins, by how much, is it real, at what cost)")
     return 2 if failed else 0
 
 

@@ -65,6 +65,8 @@ def _score(health: Health) -> str:
 
 
 def _long(health: Health, wide: int) -> list[str]:
+    if not health.found and not health.records:
+        return ["there is nothing to look at yet"]
     if not health.found:
         return [textwrap.fill(HEALTHY, wide)]
     parts = []

@@ -84,7 +84,7 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
         group.add_argument(flag, metavar="NAME", help=f"{about}; default {default.name}")
         return
     if name == "targets":
-        group.add_argument(flag, metavar="A,B", type=floats, help=f"{about}; default none")
+        group.add_argument(flag, metavar="A,B", type=accuracies, help=f"{about}; default none")
         return
     if name == "warmup":
         group.add_argument(flag, metavar="FIELD=N,..", help=f"{about}; default none")
@@ -109,12 +109,16 @@ def _typed(kind: type) -> Any:
     return convert
 
 
-def floats(text: str) -> list[float]:
+def accuracies(text: str) -> list[float]:
     """`0.5,0.8` as numbers."""
     try:
-        return [float(part) for part in text.split(",")]
+        found = [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers such as 0.8,0.85, got {text!r}") from None
+    for value in found:
+        if not 0 < value < 1:
+            raise argparse.ArgumentTypeError(f"targets must be accuracies in (0, 1), got {value}; 0.85 is 85%")
+    return found
 
 
 def tables(args: argparse.Namespace) -> dict[str, Any]:

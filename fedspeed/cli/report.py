@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=tuple(FORMATS), metavar="|".join(FORMATS), help=about)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
     about = "accuracies to reach; default those of the runs, else what the baseline ends with, rounded down"
-    parser.add_argument("--targets", metavar="A,B", type=options.floats, help=about)
+    parser.add_argument("--targets", metavar="A,B", type=options.accuracies, help=about)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -48,13 +48,17 @@ def main(args: argparse.Namespace, console: Console) -> int:
     """Read, compare, write one file (two of figures)."""
     from ..report.collect import collect, finished
     from ..report.comparison import Comparison, targets_of
+    from ..report.sections import warnings
 
     out, kind = _output(args)
     rows, left_out = collect([Path(text) for text in args.runs], unfinished=True)
     done = finished(rows)
     found = Comparison(done, args.targets or targets_of(done, args.baseline), args.baseline)
-    for path in _write(out, kind, rows, found, left_out):
-        if not args.quiet:
+    written = _write(out, kind, rows, found, left_out)
+    if not args.quiet:
+        for text in warnings(rows, left_out):  # on the page too, but not in tables and figures
+            console.print(text, style="yellow")
+        for path in written:
             console.print(f"report: {path}")
     return 0
 

@@ -74,7 +74,9 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
         _report(console, config, summary)
         console.print(f"run directory: {out}")
         hint = _next(config)
-        if hint:
+        if summary.get("illnesses"):
+            console.print(f"next: {shlex.join(['fedspeed', 'explain', str(out)])}   (what ails it, and what to try)")
+        elif hint:
             console.print(f"next: {hint}   (is the difference real?)")
 
 

@@ -36,7 +36,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
     console.print(
         f"{run.path}: {run.tags['method']} on {run.tags['data']} {_of(run, 'split')}, seed {run.tags['seed']}"
     )
-    console.print(f"{run.status.splitlines()[0]}, {len(rounds)} of {_of(run, 'rounds')} rounds{_cost(rounds)}")
+    status, _, why = run.status.partition("\n")[0].partition(": ")
+    console.print(f"{status}, {len(rounds)} of {_of(run, 'rounds')} rounds{_cost(rounds)}")
+    if why:
+        console.print(why)
     told = RunFiles(run.path, rounds, {}, run.config)
     accuracies = [value for _, value in told.curve()]
     if accuracies:

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..record import Record
 from ..report.difference import flat
 from ..report.runs import folders_of_runs
-from ..rundir import SUMMARY, RunDir, beside
+from ..rundir import RunDir, beside
 
 MAY_CHANGE = ("rounds", "data_dir", "targets")
 """Keys of a config that may be others when a run is continued."""
@@ -43,15 +43,16 @@ class Source:
         files = RunDir(path)
         config = files.config()
         if not str(_table(config, "method").get("name", "")):
-            raise UserError("its config names no method")
+            raise UserError(f"{files.config_file} names no method")
         with beside(path) as going:
             told, records = files.told(), files.records()
             lines = len(files.rounds_file.read_bytes().splitlines()) if files.rounds_file.exists() else 0
         over = told is not None and not going
         wanted = (told or {}).get("rounds") if over else max(lines - 1, len(records))  # a last line may be half written
         if wanted != len(records):
-            fault = f"expected {wanted} rounds" if wanted is not None else f"expected a {SUMMARY} that can be read"
-            raise UserError(f"it is damaged: {fault}, found {len(records)}")
+            if wanted is None:
+                raise UserError(f"{files.summary_file} is damaged: it cannot be read")
+            raise UserError(f"{files.rounds_file} is damaged: expected {wanted} rounds, found {len(records)}")
         status = str((told or {}).get("status", "")) if over else "running" if going else "interrupted"
         return cls(path, config, records, status)
 

@@ -84,7 +84,9 @@ def _decay(rows: Sequence[Row]) -> str:
     found = {run.config.get("lr_decay", 0.0) for row in rows for run in row.runs}
     if len(found) > 1:
         return "learning-rate decay as in each config"
-    (decay,) = found or {0.0}
+    if not found:
+        return ""
+    (decay,) = found
     return f"learning-rate decay {decay:g} per round" if decay else "learning-rate decay of the paper, per method"
 
 

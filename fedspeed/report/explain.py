@@ -53,6 +53,10 @@ def examine(path: Path) -> Health:
     summary = run.told()
     if summary == {}:
         notes.append(f"{run.summary_file} cannot be read")
+    told = (summary or {}).get("rounds")
+    with beside(path) as going_on:  # a run that goes on may still have the summary of its last stop
+        if type(told) is int and told > len(records) and not going_on:
+            notes.append(f"{run.rounds_file} is damaged: expected {told} rounds, found {len(records)}")
     status = str((summary or {}).get("status") or "")
     found = illnesses(records)
     if status.startswith("diverged"):

@@ -108,7 +108,6 @@ VIRTUAL = "virtual_seconds"
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
            "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
 
-
 COSTS = {"bytes": ("bytes_down", "bytes_up"), "grad_evals": ("grad_evals",), "seconds": ("seconds",)}
 """What rounds cost beside their number, and what in a record adds up to it."""
 
@@ -241,7 +240,8 @@ def gather(
         try:
             run = read(folder)
         except UserError as error:
-            out.append(f"{folder}: {str(error).splitlines()[0] if unfinished else 'not finished'}")
+            why = str(error).splitlines()[0].replace(f"{folder} is not a finished run directory", "not finished")
+            out.append(f"{folder}: {why}")
             continue
         seeds = runs.setdefault(json.dumps(_kind(run), sort_keys=True, default=str), {})
         seed = int(run.summary["seed"])

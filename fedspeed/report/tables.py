@@ -144,7 +144,8 @@ def _signed(value: float | None, scale: float, digits: int) -> str:
 def markdown(header: tuple[str, ...], lines: Lines) -> str:
     """A Markdown table."""
     rule = tuple("---" for _ in header)
-    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *lines))
+    safe = [[cell.replace("|", r"\|").replace("<", "&lt;") for cell in line] for line in (header, rule, *lines)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in safe)
 
 
 def tabular(header: tuple[str, ...], lines: Lines) -> str:

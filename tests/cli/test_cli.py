@@ -124,6 +124,8 @@ BAD = [
     ("compare nowhere/runs", "there is no folder nowhere/runs; expected methods, or folders of runs"),
     ("compare compared fedavg", "expected methods to run or folders of runs, got both (fedavg, compared)"),
     ("compare compared", "compared: expected finished runs, found none; compared/fedavg-s1: not finished"),
+    ("compare compared --targets 85", "targets must be accuracies in (0, 1), got 85.0; 0.85 is 85%"),
+    ("report compared --targets=-1", "targets must be accuracies in (0, 1), got -1.0; 0.85 is 85%"),
     ("compare compared --lr 1", "with folders nothing is run, so --lr has no use"),
     ("compare compared --seeds 3", "with folders nothing is run, so --seeds has no use"),
 ]

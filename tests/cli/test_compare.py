@@ -67,7 +67,7 @@ def test_compare_prints_a_table_a_chart_and_where_the_files_are(capsys):
         assert "mean +- standard deviation over 2 seeds; learning-rate decay 0.998 per round" in text
         assert "Is the difference to fedavg real? (points, paired over seeds, 95% t-interval)" in text
     assert re.search(r"^fedspeed:rho=0,lam=100 +[+-]\d+\.\d\d +\[.*\] +(yes|no|undecided)", out, re.M)
-    assert "next: fedspeed methods fedspeed" in out
+    assert "next: fedspeed report c   (one page" in out
     kinds = {"accuracy.png": b"\x89PNG", "accuracy.pdf": b"%PDF", "accuracy.svg": b"<?xml", "table.tex": b"\\begin"}
     assert all(Path("c", name).read_bytes().startswith(start) for name, start in kinds.items())
     assert len(list(csv_format.DictReader(Path("c/table.csv").read_text().splitlines()))) == 4

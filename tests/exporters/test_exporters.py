@@ -181,12 +181,12 @@ def damaged(path: Path) -> None:
 
 
 DAMAGE = {
-    "a line": (damaged, "damaged: expected 4 rounds, found 1"),
+    "a line": (damaged, "runs/bad/rounds.jsonl is damaged: expected 4 rounds, found 1"),
     "fewer": (lambda p: (p / "rounds.jsonl").write_text(json.dumps(lines(1)[0])), "expected 4 rounds, found 1"),
     "no rounds": (lambda p: (p / "rounds.jsonl").unlink(), "expected 4 rounds, found 0"),
-    "a summary": (lambda p: (p / "summary.json").write_text("{"), "expected a summary.json that can be read"),
+    "a summary": (lambda p: (p / "summary.json").write_text("{"), "summary.json is damaged: it cannot be read"),
     "a config": (lambda p: (p / "config.toml").write_text("rounds = "), "is not valid TOML"),
-    "no method": (lambda p: (p / "config.toml").write_text("rounds = 3"), "its config names no method"),
+    "no method": (lambda p: (p / "config.toml").write_text("rounds = 3"), "runs/bad/config.toml names no method"),
     "of a killed one": (lambda p: (damaged(p), (p / "summary.json").unlink()), "expected 3 rounds, found 1"),
     "bytes": (lambda p: (p / "rounds.jsonl").write_bytes(b"\xff\xfe\x00" * 50), "expected 4 rounds, found 0"),
 }  # fmt: skip
@@ -213,6 +213,12 @@ def test_folders_without_runs_are_one_line(target, capsys):
     for name in ("empty", "nowhere"):
         assert f"{name} holds no runs: expected a run directory" in refused(capsys, "export", name, "--to", target)
     assert "empty holds no run: expected a config.toml" in refused(capsys, "show", "empty")
+
+
+def test_help_keeps_names_as_they_are_written(capsys):
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    assert "Hand runs to TensorBoard, Weights & Biases" in capsys.readouterr().out
 
 
 def test_a_killed_run_has_the_rounds_it_wrote(capsys):
@@ -294,7 +300,9 @@ def test_show_has_less_where_less_was_measured(rounds, shown, not_shown, capsys)
 def test_show_of_a_diverged_run_says_so(capsys):
     run_folder(Path("runs/a"), n=2, status="diverged: client 3 of round 3\nand more")
     assert main(["show", "runs/a"]) == 0
-    assert "\ndiverged: client 3 of round 3, 2 of 4 rounds" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].startswith("diverged, 2 of 4 rounds, ")
+    assert shown[2] == "client 3 of round 3"
 
 
 # --- in notebooks ---

@@ -268,6 +268,25 @@ def test_runs_that_are_not_done_are_shown_but_not_counted(runs):
     assert [line[0] for line in parts.lines[1:]] == ["fedavg", "fedspeed"]
 
 
+def test_tables_cannot_name_runs_that_are_not_counted_so_the_command_does(runs, capsys):
+    for path in runs.iterdir():
+        RunDir(path).summary_file.unlink()
+    (runs / "a-s0" / "rounds.jsonl").write_text("")
+    (runs / "b-s0" / "config.toml").write_text("x = [")
+    assert main(["report", "runs", "-o", "t.md"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "a-s0: stopped after 0 rounds" in told
+    assert "a-s1: stopped after 10 rounds" in told
+    assert "Left out: runs/b-s0: runs/b-s0/config.toml is not valid TOML" in told
+    assert "learning-rate decay" not in Path("t.md").read_text()  # there is no run to have one
+
+
+def test_rounds_that_were_cut_off_between_two_lines_are_missed(runs):
+    file = RunDir(runs / "a-s1").rounds_file
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    assert read_any(runs / "a-s1").summary["status"] == "damaged: rounds.jsonl has 4 of 10 rounds"
+
+
 def test_a_run_that_goes_on(runs):
     RunDir(runs / "a-s1").summary_file.unlink()
     with alone(runs / "a-s1"):

@@ -278,8 +278,19 @@ def test_unfinished_and_repeated_runs_are_left_out_by_name(tmp_path):
     rows, out = gather(folders_of_runs(tmp_path))
     assert [[run.path.name for run in r.runs] for r in rows] == [["a", "diverged"]]
     assert [text.partition(": ")[2].removeprefix("the same run as ").removeprefix(str(tmp_path)) for text in out] == [
-        "/a", "not finished", "interrupted",
+        "/a", "not finished: it has no summary.json that can be read", "interrupted",
     ]  # fmt: skip
+
+
+def test_why_a_run_cannot_be_read_is_told(tmp_path):
+    stored(tmp_path, "a")
+    (stored(tmp_path, "b", 1) / "config.toml").write_text("x = [")
+    (told,) = gather(folders_of_runs(tmp_path))[1]
+    assert told.startswith(f"{tmp_path / 'b'}: not finished: {tmp_path / 'b' / 'config.toml'} is not valid TOML")
+
+
+def test_a_name_cannot_break_a_markdown_table():
+    assert tables.markdown(("a",), [("x|<b>",)]).splitlines()[-1] == r"| x\|&lt;b> |"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
