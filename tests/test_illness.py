@@ -360,7 +360,7 @@ def test_a_rate_far_above_the_usual_one_is_the_first_suspect(name):
 
 
 def test_a_suggested_warmup_is_no_longer_than_the_run_and_a_tiny_rate_is_left_at_once():
-    assert "--warmup lr=4" in [cure.option for cure in cures("chance", {"lr": 0.1, "rounds": 4})]
+    assert "--warmup lr=5" in [cure.option for cure in cures("chance", {"lr": 0.1, "rounds": 20})]
     assert [cure.option for cure in cures("standing still", {"lr": 1e-7})] == ["--lr 0.01"]
 
 
