@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, NamedTuple
-
-from .plan import Plan
 
 MEANS = {
     "constant outputs": "The model gives every sample the same scores. Large first steps have driven the features to "
@@ -85,10 +82,11 @@ def _he(config: dict[str, Any]) -> Cure | None:
 
 
 def _warmup(config: dict[str, Any]) -> Cure | None:
-    if "warmup" not in {field.name for field in fields(Plan)} or config.get("warmup"):
+    rounds = min(10, int(_number(config.get("rounds"))))
+    if rounds < 2 or config.get("warmup"):
         return None
-    rho = ",rho=10" * bool(_number(_table(config, "method").get("rho")))
-    return Cure("warmup", f"lr=10{rho}", "small first steps, while the loss is most curved")
+    rho = f",rho={rounds}" * bool(_number(_table(config, "method").get("rho")))
+    return Cure("warmup", f"lr={rounds}{rho}", "small first steps, while the loss is most curved")
 
 
 def _clip(config: dict[str, Any]) -> Cure | None:
