@@ -220,6 +220,11 @@ def test_a_slow_start_is_not_chance():
     assert [(one.name, one.since) for one in illnesses(stuck)] == [("chance", 14)]
 
 
+def test_a_loss_that_swings_does_not_stand_still():
+    swings = [replace(r, test_loss=2.4 + r.round % 2) for r in records([{"accuracy of guessing": 0.1}] * 11)]
+    assert [one.name for one in illnesses(swings)] == ["chance"]
+
+
 def test_rounds_that_are_not_evaluated_do_not_end_a_streak():
     made = records([{"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}])
     blind = [r if r.signs else replace(r, test_loss=None, test_accuracy=None) for r in made]
