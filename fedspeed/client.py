@@ -19,7 +19,7 @@ from .method import Local, Method
 from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
-from .symptoms import grown
+from .symptoms import grown, large
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -188,7 +188,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         raise failed(work, job, k, steps, error) from error
     train_loss = sum(float(loss) for loss in oracle.losses) / steps
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
-        raise diverged(work, job, [float(loss) for loss in oracle.losses], down, client)
+        raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
     facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics, own=own)
     return Reply(job, up, kept, facts)
@@ -196,8 +196,11 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
 
 def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
     """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
-    asked = work.plan.measures(job.t + 1, own=True)
-    return own_score(work.flat, x, work.data, work.loss, job.client) if asked else None
+    if not work.plan.measures(job.t + 1, own=True):
+        return None
+    gpus = [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):  # an upload that draws draws the same, asked or not
+        return own_score(work.flat, x, work.data, work.loss, job.client)
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
@@ -222,12 +225,12 @@ def failed(work: Work, job: Job, k: int, steps: int, error: Exception) -> Client
     )
 
 
-def diverged(work: Work, job: Job, losses: list[float], down: Any, client: Any) -> Diverged:
+def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, client: Any) -> Diverged:
     """What to say when a client's update is not finite: whether its data, what it was given, or its rate is to blame.
 
     Args:
-        losses: at the first oracle call of each step.
-        client: the state that it began with.
+        losses: at the first oracle call of each step; none of a method that makes no call.
+        client: its state; a method may have changed it on the way.
     """
     name, rows, plan = type(work.method).__name__, work.data.rows(job.client), work.plan
     for what, a in (("inputs", work.data.x), ("targets", work.data.y)):
@@ -240,15 +243,17 @@ def diverged(work: Work, job: Job, losses: list[float], down: Any, client: Any) 
             )
     told = f"{name}: client {job.client} diverged (NaN or Inf) in round {job.t + 1}"
     clip = 10.0 if not plan.clip or plan.clip > 10 else plan.clip / 10
-    cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {len(losses)}) or --clip {clip:g}"
-    first, x0 = losses[0], work.flat.x
-    large = {**grown("the server's", down, x0), **grown("its own", client, x0)}
-    worst = max((what for what in large if large[what] < math.inf), key=lambda what: large[what], default="")
+    cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip {clip:g}"
+    most = large(work.flat.x)
+    found = {**grown("the server's", down, most), **grown("its own", client, most)}
+    worst = max((what for what in found if found[what] < math.inf), key=lambda what: found[what], default="")
     if worst:
         return Diverged(
-            f"{told}; {worst.replace('.', ' ', 1)} had run away before, to a norm of {large[worst]:.3g}; {cure} from "
-            f"the start"
+            f"{told}; {worst.replace('.', ' ', 1)} had run away to a norm of {found[worst]:.3g}; {cure} from the start"
         )
+    if not losses:
+        return Diverged(f"{told}; {cure}")
+    first = losses[0]
     if not math.isfinite(first):
         blamed = f"the server's step in round {job.t}" if job.t else "the first model, or the scale of the inputs,"
         return Diverged(f"{told}; its loss is {first} before any step: {blamed} is to blame, not the local rate")

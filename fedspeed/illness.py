@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .cures import cures
@@ -130,11 +131,16 @@ def _loss_above(records: Sequence[Record], scored: Sequence[Record]) -> Iterator
 
 def _chance(scored: Sequence[Record]) -> Iterator[Illness]:
     sign = "accuracy of guessing"
-    row = _streak(scored, _has(sign), lambda row: len(row) >= GUESSES and row[-1].round - row[0].round >= LONG - 1)
+
+    def enough(row: list[Record]) -> bool:
+        long = len(row) >= GUESSES and row[-1].round - row[0].round >= LONG - 1
+        return long and (_stands(scored[0], row) or not _falls(row[-GUESSES:]))
+
+    row = _streak(scored, _has(sign), enough)
     if row:
         values = tuple((r.round, _accuracy(r)) for r in scored if sign in r.signs)
         seen = f"the accuracy, {_accuracy(row[-1]) or 0:.1%}, is that of guessing since round {row[0].round}"
-        if _same(_loss(scored[0]), _loss(row[-1])):
+        if _stands(scored[0], row):
             seen += f", and the test loss, {_text(_loss(row[-1]))}, is what it was in round {scored[0].round}"
             yield Illness("standing still", row[-1].round, seen, values=values)
         else:
@@ -222,6 +228,17 @@ def _accuracy(record: Record) -> float | None:
 def _same(first: float | None, now: float | None) -> bool:
     """Whether a loss is where it was."""
     return first is not None and now is not None and abs(now - first) <= SAME * abs(first)
+
+
+def _stands(first: Record, row: Sequence[Record]) -> bool:
+    """Whether the loss never left where it was; one that swings may pass there."""
+    return all(_same(_loss(first), _loss(record)) for record in row)
+
+
+def _falls(row: Sequence[Record]) -> bool:
+    """Whether the loss is lower every time: a slow start, which gets there."""
+    losses = [_loss(record) for record in row]
+    return all(a is not None and b is not None and b < a for a, b in pairwise(losses))
 
 
 def _text(value: float | None) -> str:

@@ -134,8 +134,10 @@ class Plan(Params):
             >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
             [3, 6, 7]
         """
+        if not self.client_metrics:  # asked for every client of every round
+            return False
         every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
-        return bool(every) and (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
+        return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
 
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""

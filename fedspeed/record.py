@@ -40,9 +40,7 @@ class Record:
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
     signs: dict[str, float] = field(default_factory=dict)  # of illness, by name (symptoms.py); none in a healthy round
-    virtual_seconds: float | None = (
-        None  # simulated, up to the end of this round; None, and no lists, without a network
-    )
+    virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
 
@@ -86,25 +84,26 @@ _LATER: dict[str, Any] = {
 """Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
 
 
+def up_to(rounds: Sequence[dict[str, Any]], target: float) -> Sequence[dict[str, Any]]:
+    """The rounds, records as JSON has them, to the first that was tested at a target accuracy; none if none was."""
+    scores = (record.get("test_accuracy") for record in rounds)
+    first = next((i for i, accuracy in enumerate(scores, 1) if accuracy is not None and accuracy >= target), 0)
+    return rounds[:first]
+
+
 def cost_to(rounds: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
     """What it took to be tested at a target accuracy; None if it was not reached.
-
-    Args:
-        rounds: records as JSON has them.
 
     Example:
         >>> first = {"round": 1, "test_accuracy": 0.5, "bytes_down": 8, "bytes_up": 2}
         >>> cost_to([first, {**first, "round": 2, "test_accuracy": 0.9}], 0.8)
         {'round': 2, 'bytes': 20}
     """
-    spent = 0
-    for record in rounds:
-        spent += record["bytes_down"] + record["bytes_up"]
-        accuracy = record.get("test_accuracy")
-        if accuracy is not None and accuracy >= target:
-            virtual = {key: record[key] for key in ("virtual_seconds",) if key in record}
-            return {"round": record["round"], "bytes": spent, **virtual}
-    return None
+    spent = up_to(rounds, target)
+    if not spent:
+        return None
+    virtual = {key: spent[-1][key] for key in ("virtual_seconds",) if key in spent[-1]}
+    return {"round": spent[-1]["round"], "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in spent), **virtual}
 
 
 def _finite(value: Any) -> Any:

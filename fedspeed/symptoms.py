@@ -28,6 +28,8 @@ GROWN = 10.0
 a tenth of that norm. The model itself may be this many times larger again."""
 FLAT = 0.02
 """The spread of logits over pictures below which probabilities are the same for all of them to two digits."""
+LOST = 0.1
+"""The part of the first model's spread below which it was lost: some start with outputs that are nearly alike."""
 STILL = 1e-4
 """How far a weight has moved, relative to itself, if it has only been scaled and rounded."""
 FIRST = 2
@@ -44,6 +46,8 @@ class Symptoms:
 
     def __init__(self, work: Work, x0: torch.Tensor) -> None:
         self.work, self.x0 = work, x0
+        with one_thread():
+            self.most = large(x0)
         self._client: dict[str, float] = {}
         data = work.data
         self.validation = not slices(data, False)
@@ -79,7 +83,7 @@ class Symptoms:
         return {name: float(f"{value:.4g}") for name, value in found.items()}
 
     def _large(self, whose: str, tree: Any) -> dict[str, float]:
-        return {f"norm {name}": size for name, size in grown(whose, tree, self.x0).items()}
+        return {f"norm {name}": size for name, size in grown(whose, tree, self.most).items()}
 
     def _still(self, x: torch.Tensor) -> dict[str, float]:
         """Weights that were scaled, by weight decay, and never trained, while others were."""
@@ -97,29 +101,34 @@ class Symptoms:
 
     def _inside(self, x: torch.Tensor) -> dict[str, float]:
         """The spread of the outputs over a slice of pictures if it is none, and the first layer that gives zeros."""
-        work, dead = self.work, list[str]()
+        dead = list[str]()
 
         def look(name: str, given: Any, output: Any) -> None:
             if not dead and _is_zero(output) and not any(map(_is_zero, given)):
                 dead.append(name)
 
         hooks = []
+        stop = slices(self.work.data, self.validation)[0][1]
         try:
-            with torch_seed(0, "symptoms"), torch.no_grad():
-                work.flat.load(x.to(work.flat.dtype, copy=True))
-                work.flat.model.eval()
-                for name, module in work.flat.model.named_modules():
-                    hooks.append(module.register_forward_hook(lambda _, a, b, name=name: look(name, a, b)))
-                stop = slices(work.data, self.validation)[0][1]
-                inputs, _ = (work.data.validation_batch if self.validation else work.data.test_batch)(0, stop)
-                wide = spread(work.flat.model(inputs))
+            for name, module in self.work.flat.model.named_modules():
+                hooks.append(module.register_forward_hook(lambda _, a, b, name=name: look(name, a, b)))
+            wide = self._spread(x, stop)
         except Exception:  # somebody's model that cannot be looked into; the run goes on without this sign
             return {}
         finally:
             for hook in hooks:
                 hook.remove()
-        found = {"spread of outputs": wide} if wide < FLAT else {}
+        found = {"spread of outputs": wide} if wide < FLAT and wide < LOST * self._spread(self.x0, stop) else {}
         return found | {f"zeros from {name}": float(stop) for name in dead}
+
+    def _spread(self, x: torch.Tensor, stop: int) -> float:
+        """Of the outputs at x for the first samples that are scored."""
+        flat, data = self.work.flat, self.work.data
+        with torch_seed(0, "symptoms"), torch.no_grad():
+            flat.load(x.to(flat.dtype, copy=True))
+            flat.model.eval()
+            inputs, _ = (data.validation_batch if self.validation else data.test_batch)(0, stop)
+            return spread(flat.model(inputs))
 
     def _guessing(self, train_loss: float, score: Score | None) -> dict[str, float]:
         """The loss of guessing where a loss is above it; the accuracy of guessing where the accuracy is not above."""
@@ -145,15 +154,22 @@ def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
     )
 
 
-def grown(whose: str, tree: Any, x0: torch.Tensor) -> dict[str, float]:
-    """The norms of those vectors of a NamedTuple that are too large beside the first model, by names: server.c.
+def large(x0: torch.Tensor) -> float:
+    """The norm above which a vector is too large beside the first model."""
+    return GROWN * max(1.0, _norm(x0))
+
+
+def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
+    """The norms of those vectors of a NamedTuple that are too large, by names: server.c.
+
+    Args:
+        most: as `large` says.
 
     Example:
         >>> from fedspeed.methods.fedavg import Up
-        >>> grown("up", Up(torch.tensor([3e3, 4e3])), x0=torch.ones(2)), grown("up", Up(torch.ones(2)), torch.ones(2))
+        >>> grown("up", Up(torch.tensor([3e3, 4e3])), most=10.0), grown("up", Up(torch.ones(2)), most=10.0)
         ({'up.D': 5000.0}, {})
     """
-    most = GROWN * max(1.0, _norm(x0))
     norms = {name: _norm(a) for name, a in named(whose, tree)}
     return {name: size for name, size in norms.items() if size > most * (GROWN if name.endswith(".x") else 1.0)}
 

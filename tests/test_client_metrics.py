@@ -140,6 +140,18 @@ def test_training_does_not_notice():
     assert_same_bits(outcome(FedSpeed()), outcome(FedSpeed(), client_metrics="every=1,own"))
 
 
+class Noisy(FedAvg):
+    """Draws from torch's own generator, as it stands after the last step."""
+
+    def upload(self, xK, down, client, run):
+        up, client = super().upload(xK, down, client, run)
+        return up._replace(D=up.D + 0.1 * torch.rand_like(up.D)), client
+
+
+def test_an_upload_that_draws_does_not_notice():
+    assert_same_bits(outcome(Noisy()), outcome(Noisy(), client_metrics="every=1,own"))
+
+
 def run_of(tables, out):
     run_config(Config.from_dict(tables), out)
     return RunDir(out)

@@ -107,7 +107,7 @@ class Block:
             ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
         if not good:
-            return [self._lost(jobs, i, down, client) for i in range(len(jobs))]
+            return [self._lost(jobs, i, K, down, client) for i in range(len(jobs))]
         if len(good) < len(jobs):
             up = tree_map(lambda a: a[good] if a.ndim == 2 else a, up)
         mean = tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, up)
@@ -119,13 +119,13 @@ class Block:
                 facts = Facts(K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i])
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
-                replies.append(self._lost(jobs, i, down, client))
+                replies.append(self._lost(jobs, i, K, down, client))
         return replies
 
-    def _lost(self, jobs: list[Job], i: int, down: Any, client: Any) -> Failed:
+    def _lost(self, jobs: list[Job], i: int, K: int, down: Any, client: Any) -> Failed:
         """The job of a row that is not finite."""
         losses = [float(loss[i]) for loss in self.oracle.losses]
-        return Failed(jobs[i], diverged(self.work, jobs[i], losses, down, unstack(client, len(jobs))[i]))
+        return Failed(jobs[i], diverged(self.work, jobs[i], K, losses, down, unstack(client, len(jobs))[i]))
 
 
 class BlockOracle:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..record import is_number
+from ..record import is_number, up_to
 from ..rundir import RunDir, runs_in
 from .difference import flat
 
@@ -93,14 +93,13 @@ class RunFiles:
 
     def _reach(self, target: float) -> dict[str, float | None]:
         """What a target took, kept: every cell of a table asks."""
-        first = next((t for t, accuracy in self.curve() if accuracy >= target), None)
-        upto = [r for r in self.rounds if first and r["round"] <= first]
+        spent = up_to(self.rounds, target)
         found = self._reached[target]
-        found[to("rounds", target)] = first
+        found[to("rounds", target)] = spent[-1]["round"] if spent else None
         for cost, keys in COSTS.items():
-            found[to(cost, target)] = sum(r[key] for r in upto for key in keys) if first else None
+            found[to(cost, target)] = sum(r[key] for r in spent for key in keys) if spent else None
         if self.config.get("network"):
-            found[to(VIRTUAL, target)] = upto[-1].get(VIRTUAL) if first else None
+            found[to(VIRTUAL, target)] = spent[-1].get(VIRTUAL) if spent else None
         return found
 
 
