@@ -48,6 +48,7 @@ def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), c
         cards=cards(rows),
         provenance=provenance(rows),
         version=__version__,
+        licence=join([_part("vendor/uPlot.LICENSE")]),
         data=script(embed(rows, found)),
         script=code,
     )

@@ -142,9 +142,10 @@ def _signed(value: float | None, scale: float, digits: int) -> str:
 
 
 def markdown(header: tuple[str, ...], lines: Lines) -> str:
-    """A Markdown table."""
+    """A Markdown table; a bar inside a name would end its column."""
     rule = tuple("---" for _ in header)
-    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *lines))
+    safe = [[text.replace("|", r"\|") for text in line] for line in (header, rule, *lines)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in safe)
 
 
 def tabular(header: tuple[str, ...], lines: Lines) -> str:

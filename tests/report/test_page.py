@@ -235,11 +235,19 @@ def test_the_report_imports_no_torch(runs):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_licence_goes_along():
+def test_the_licence_goes_along(runs):
+    """With the package, and with every page, which is a copy of the library too."""
     from importlib import resources
 
     vendor = resources.files("fedspeed.report") / "vendor"
     assert "Permission is hereby granted" in (vendor / "uPlot.LICENSE").read_text("utf-8")
+    page = report("runs")
+    for words in (
+        "Copyright (c) 2022 Leon Sorokin",
+        "Permission is hereby granted",
+        'THE SOFTWARE IS PROVIDED "AS IS"',
+    ):
+        assert words in page
     assert "v1.6.32" in (vendor / "uPlot.iife.min.js").read_text("utf-8")[:80]
 
 
@@ -380,6 +388,14 @@ def test_a_split_that_is_none(runs, content):
 
 
 # --- for papers ---
+
+
+def test_a_bar_in_a_name_ends_no_column(runs):
+    made_run(runs / "c", config={"split": "a|b"})
+    assert main(["report", "runs", "-o", "t.md", "--quiet"]) == 0
+    table = Path("t.md").read_text().split("\n\n")[0].splitlines()
+    assert any(r"a\|b" in line for line in table)
+    assert len({line.replace(r"\|", "").count("|") for line in table}) == 1
 
 
 def test_the_formats_have_the_same_numbers(runs):
