@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
-    from ..report.comparison import Comparison
+    from ..report.comparison import Comparison, told_targets
     from .comparison import show as show_comparison
 
     show = not (args.quiet or args.json)
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     failed: dict[str, str] = {}
     if folders:
         rows, out = _read(args, out, [Path(text) for text in folders], console if show else None)
-        targets = args.targets or rows[0].runs[0].config.get("targets", [])
+        targets = args.targets or told_targets(rows)
     else:
         rows, failed, targets = _run(args, out, console, show)
     lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed: reported already

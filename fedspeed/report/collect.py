@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS
 from ..record import Record, is_number
-from ..rundir import RunDir, beside
-from .difference import flat
+from ..rundir import ROUNDS, RunDir, beside
 from .runs import Row, RunFiles, folders_of_runs, gather
 
 RUNNING, STOPPED, DAMAGED = "running", "stopped", "damaged"
@@ -56,8 +55,9 @@ def read_any(path: Path) -> RunFiles:
     """A run directory, whatever became of the run: `status` of its summary says what."""
     files = RunDir(path)
     config = files.config()
-    seed = config.get("seed", 0)
-    if "method.name" not in flat(config) or type(seed) is not int:
+    seed, method = config.get("seed", 0), config.get("method")
+    named = isinstance(method, dict) and isinstance(method.get("name"), str)
+    if not named or type(seed) is not int:
         raise UserError(f"{files.config_file} is not the config of a run: it lacks a method or a seed")
     rounds, broken = _rounds(files)
     run = RunFiles(path, rounds, files.told() or {}, config)
@@ -69,6 +69,8 @@ def read_any(path: Path) -> RunFiles:
     except (KeyError, TypeError, AttributeError):
         broken = broken or ("its summary cannot be read" if files.told() is not None else "")
     else:
+        told = run.summary["rounds"]
+        broken = broken or ("" if told == len(rounds) else f"{told} rounds in its summary, {len(rounds)} in {ROUNDS}")
         if not broken:
             return run
     with beside(path) as busy:

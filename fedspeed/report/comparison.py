@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..files import write
 from ..record import is_number
 from . import tables
@@ -18,18 +19,26 @@ from .runs import Row, seeds_of, setting
 
 def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
     """The targets of the runs' configs; else the whole percentage that the baseline ends with (last-5 mean)."""
-    told = [run.config.get("targets") for row in rows for run in row.runs]
-    given = [[a for a in one if is_number(a)] for one in told if isinstance(one, list)]
-    if any(given):
-        return sorted({target for one in given for target in one})
+    if given := told_targets(rows):
+        return given
     ends = find_row(rows, baseline).values("mean_last5_accuracy")
     return [math.floor(100 * statistics.fmean(ends)) / 100] if ends and statistics.fmean(ends) >= 0.01 else []
+
+
+def told_targets(rows: Sequence[Row]) -> list[float]:
+    """The targets of the runs' configs."""
+    told = [run.config.get("targets") for row in rows for run in row.runs]
+    given = [a for one in told if isinstance(one, list) for a in one]
+    return sorted({a for a in given if is_number(a) and 0 < a < 1})
 
 
 class Comparison:
     """Rows with their targets and their baseline (the first unless named)."""
 
     def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
+        for target in targets:
+            if not 0 < target < 1:
+                raise UserError(f"targets: expected accuracies in (0, 1), got {target:g}; 0.85 is 85%")
         self.rows, self.targets = rows, targets
         self.baseline = find_row(rows, baseline).label if rows else ""
         self.gaps = gaps(rows, self.baseline) if rows else []

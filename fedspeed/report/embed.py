@@ -77,7 +77,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
         "done": run.done,
         "folder": run.path.name,
         "rounds": len(run.rounds),
-        "of": run.config.get("rounds"),
+        "of": told if type(told := run.config.get("rounds")) is int else None,
         "split": str(run.summary.get("split_fingerprint", "")),
         "columns": {name: pool.add(values) for name, values in columns(run).items()},
         "took_part": _took_part(run, pool),

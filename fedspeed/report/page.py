@@ -37,6 +37,7 @@ def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), l
         policy=_policy(code, "'none'" if live is None else "'self'"),
         style="\n".join(map(_part, STYLES)),
         version=__version__,
+        licence=join([_part("vendor/uPlot.LICENSE")]),
         data=script(embed(rows, found)),
         script=code,
     )

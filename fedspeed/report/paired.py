@@ -94,6 +94,8 @@ class Gap:
         if self.real != UNDECIDED or self.mean is None or n < 2:
             return None
         deviation, small = statistics.stdev(self.values), SMALL if "accuracy" in self.metric else 0.0
+        if self.high - self.low <= 1e-9:  # seeds that agree again would decide as little
+            return None
         for total in range(n + 1, MOST + 1):
             half = t_975(total - 1) * deviation / math.sqrt(total)
             if half < abs(self.mean) or half + abs(self.mean) <= small:

@@ -50,12 +50,15 @@ class RunFiles:
 
     def check(self) -> None:
         """Raise KeyError, TypeError or AttributeError where something is missing, or is not what it must be."""
-        if "method.name" not in flat(self.config):
+        if not isinstance(self.config["method"]["name"], str):
             raise TypeError("the name of a method")
         for key, value in self.numbers((0.5,)).items():
             if not is_number(value) and (value is not None or key == "seed"):
                 raise TypeError(f"a number for {key}")
-        str(self.summary["status"])
+        texts = {"data_fingerprint": "-", "split_fingerprint": "-", **self.summary}
+        for key in ("data_fingerprint", "split_fingerprint", "status"):
+            if not str.strip(texts[key]):  # a TypeError where it is no text
+                raise TypeError(f"text for {key}")
 
     @property
     def done(self) -> bool:
@@ -106,7 +109,6 @@ class RunFiles:
 VIRTUAL = "virtual_seconds"
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
            "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
-
 COSTS = {"bytes": ("bytes_down", "bytes_up"), "grad_evals": ("grad_evals",), "seconds": ("seconds",)}
 """What rounds cost beside their number, and what in a record adds up to it."""
 
@@ -200,9 +202,8 @@ def seeds_of(rows: Iterable[Row]) -> str:
 def setting(rows: Iterable[Row]) -> str:
     """Data, split and cohort, as far as all runs have the same."""
     tables = [flat(run.config) for row in rows for run in row.runs]
-    shared = (
-        {key: value for key, value in tables[0].items() if all(t.get(key) == value for t in tables)} if tables else {}
-    )
+    first = tables[0] if tables else {}
+    shared = {key: value for key, value in first.items() if all(t.get(key) == value for t in tables)}
     parts = [str(shared[key]) for key in ("data.name", "split") if key in shared]
     if {"active", "clients"} <= set(shared):
         parts.append(f"{shared['active']} of {shared['clients']} clients")

@@ -16,7 +16,7 @@ from .comparison import Comparison
 from .difference import flat
 from .embed import answer
 from .markup import Html, element, folded, join, table
-from .paired import METRICS, YES, gaps
+from .paired import METRICS, OTHER_DATA, YES, gaps
 from .runs import ELSEWHERE, Row, RunFiles, measured, short, spread
 
 SHARPNESS = {
@@ -66,7 +66,7 @@ def _not_worse(found: Comparison, best: str) -> set[str]:
         return set()
     key = METRICS[measured(found.rows)][0]
     against = [gap for gap in gaps(found.rows, best) if gap.metric == key and len(gap.values) > 1]
-    return {best, *(gap.method for gap in against if gap.real != YES and not gap.diverged)}
+    return {best, *(gap.method for gap in against if gap.real not in (YES, OTHER_DATA) and not gap.diverged)}
 
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
@@ -87,6 +87,8 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
     gap = next(gap for gap in gaps(found.rows, rival) if gap.method == best and gap.metric == key)
     if gap.mean is None:
         return f"{start}. It has no seed in common with {rival}."
+    if gap.real == OTHER_DATA:
+        return f"{start}. {rival} was run on other data: that says nothing of the methods."
     by = f"{short(abs(scale * gap.mean), digits)}{'' if lowest else ' points'}"
     bounds = ""
     if math.isfinite(gap.low):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -142,9 +143,10 @@ def _signed(value: float | None, scale: float, digits: int) -> str:
 
 
 def markdown(header: tuple[str, ...], lines: Lines) -> str:
-    """A Markdown table."""
+    """A Markdown table; a bar inside a name would end its column, a tag would be one."""
     rule = tuple("---" for _ in header)
-    safe = [[cell.replace("|", r"\|").replace("<", "&lt;") for cell in line] for line in (header, rule, *lines)]
+    tag = re.compile("<(?=[a-zA-Z/!?])")
+    safe = [[tag.sub("&lt;", cell.replace("|", r"\|")) for cell in line] for line in (header, rule, *lines)]
     return "".join("| " + " | ".join(line) + " |\n" for line in safe)
 
 

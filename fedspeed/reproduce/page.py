@@ -39,14 +39,14 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
 
 def results(sheet: Sheet, details: bool = True) -> list[str]:
     """Ours beside the paper's, the other metrics, and what the tables do not say."""
-    parts = [f"{caption(sheet)}:\n", _table(*primary(sheet))]
+    parts = [f"{caption(sheet)}:\n", markdown_table(*primary(sheet))]
     if sheet.partial:
         parts[:0] = ["**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n"]
     others = [metric for metric in dict.fromkeys(sheet.show) if metric != sheet.metric]
     if details and others:
-        parts.append(_table(("", *map(label, others)), list(_details(sheet, others))))
+        parts.append(markdown_table(("", *map(label, others)), list(_details(sheet, others))))
     if details and sheet.printed:
-        parts += ["Further numbers that the paper prints:\n", _table(*_printed(sheet))]
+        parts += ["Further numbers that the paper prints:\n", markdown_table(*_printed(sheet))]
     told = list(notes(sheet))
     return parts + ["".join(f"- {note}\n" for note in told)] * bool(told)
 
@@ -246,12 +246,6 @@ def _commits(runs: Iterable[Result]) -> str:
 
 def _places(sheet: Sheet) -> list[tuple[str, str]]:
     return [(row, column) for row in sheet.rows for column in sheet.columns]
-
-
-def _table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """A Markdown table; a bar inside a name would end its column."""
-    first, *rest = [tuple(text.replace("|", r"\|") for text in line) for line in (header, *lines)]
-    return markdown_table(first, rest)
 
 
 def _number(value: float) -> str:

@@ -21,7 +21,7 @@ from made_runs import made_run
 from fedspeed.cli import main
 from fedspeed.report import embed as embedding
 from fedspeed.report.collect import collect, finished, read_any
-from fedspeed.report.comparison import Comparison, targets_of
+from fedspeed.report.comparison import Comparison, targets_of, told_targets
 from fedspeed.report.paired import Gap, interval
 from fedspeed.rundir import RunDir, alone
 from fedspeed.splitfile import read_split
@@ -166,6 +166,7 @@ def test_every_method_can_be_the_baseline(runs):
         ([0.02, 0.021, 0.022], "yes, better"),
         ([-0.001, 0.001, 0.0], "no: less than half a point"),
         ([0.3, -0.3], "undecided"),
+        ([0.02, 0.02, 0.02], "undecided"),  # a coarse test set: another such seed would say no more
         ([0.1], "unknown: 1 seed; one more gives an interval"),
         ([], "no seed in common"),
     ],
@@ -234,11 +235,19 @@ def test_the_report_imports_no_torch(runs):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_licence_goes_along():
+def test_the_licence_goes_along(runs):
+    """With the package, and with every page, which is a copy of the library too."""
     from importlib import resources
 
     vendor = resources.files("fedspeed.report") / "vendor"
     assert "Permission is hereby granted" in (vendor / "uPlot.LICENSE").read_text("utf-8")
+    page = report("runs")
+    for words in (
+        "Copyright (c) 2022 Leon Sorokin",
+        "Permission is hereby granted",
+        'THE SOFTWARE IS PROVIDED "AS IS"',
+    ):
+        assert words in page
     assert "v1.6.32" in (vendor / "uPlot.iife.min.js").read_text("utf-8")[:80]
 
 
@@ -344,6 +353,8 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path, monkeypatch, changes,
         (["runs", "--baseline", "fedsped"], "did you mean 'fedspeed'"),
         (["broken"], "expected finished runs, found none; broken: broken/config.toml is not valid TOML"),
         (["runs", "--format", "docx"], "invalid choice: 'docx'"),
+        (["runs", "--targets", "80"], "expected accuracies in (0, 1), got 80; 0.85 is 85%"),
+        (["runs", "--targets", "nan"], "expected accuracies in (0, 1), got nan; 0.85 is 85%"),
     ],
 )
 def test_bad_input_is_one_line(runs, given, told, capsys):
@@ -357,6 +368,37 @@ def test_bad_input_is_one_line(runs, given, told, capsys):
     assert not Path("report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"summary": {"split_fingerprint": ["x"]}}, "damaged: its summary cannot be read"),
+        ({"summary": {"data_fingerprint": {}}}, "damaged: its summary cannot be read"),
+        ({"summary": {"status": ""}}, "damaged: its summary cannot be read"),
+        ({"summary": {"rounds": 12}}, "damaged: 12 rounds in its summary, 10 in rounds.jsonl"),
+        ({"config": {"rounds": math.inf}}, ""),
+        ({"config": {"targets": [math.nan, 80, "x"]}}, ""),
+        ({"config": {"method": {"name": 3}}}, "it lacks a method or a seed"),
+        ({"config": {"method": "fedavg", "method.name": "fedavg"}}, "it lacks a method or a seed"),
+    ],
+)
+def test_files_that_say_strange_things(runs, changes, told):
+    made_run(runs / "c", "fedprox", **changes)
+    page = report("runs")
+    assert told in page
+    assert len(Parts(page).lines) >= 3
+    rows = collect([runs])[0]
+    Comparison(rows, told_targets(rows))  # what compare does
+
+
+def test_other_data_make_no_winner(runs):
+    for seed in range(3):
+        made_run(runs / f"b-s{seed}", "fedspeed", seed, gain=0.05, summary={"data_fingerprint": "other"})
+    page = report("runs")
+    assert "fedavg was run on other data" in page
+    assert "better than fedavg" not in page
+    assert page.count('<tr class="best">') == 1
+
+
 @pytest.mark.parametrize("content", ["", "[1]", '{"sizes": "x"}', '{"sizes": [1], "counts": [[1], [2]]}', "[" * 9999])
 def test_a_split_that_is_none(runs, content):
     for folder in runs.iterdir():
@@ -365,6 +407,14 @@ def test_a_split_that_is_none(runs, content):
 
 
 # --- for papers ---
+
+
+def test_a_bar_in_a_name_ends_no_column(runs):
+    made_run(runs / "c", config={"split": "a|b"})
+    assert main(["report", "runs", "-o", "t.md", "--quiet"]) == 0
+    table = Path("t.md").read_text().split("\n\n")[0].splitlines()
+    assert any(r"a\|b" in line for line in table)
+    assert len({line.replace(r"\|", "").count("|") for line in table}) == 1
 
 
 def test_the_formats_have_the_same_numbers(runs):

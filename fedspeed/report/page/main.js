@@ -127,7 +127,9 @@ readData().then((data) => {
   const change = (name) => (theme(name), render(report.data));
   byId("theme").onclick = () => change(isDark() ? "light" : "dark");
   prefersDark.addEventListener("change", (event) => change(event.matches ? "dark" : "light"));
-  addEventListener("beforeprint", () => change("light"));
+  let chosen;
+  addEventListener("beforeprint", () => ((chosen = document.documentElement.dataset.theme), change("light")));
+  addEventListener("afterprint", () => change(chosen));
   document.documentElement.dataset.ready = "true";
 }).catch((error) => {
   byId("trouble").textContent = `The curves cannot be drawn: ${error.message}`;
