@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .plan import Plan
+
 MEANS = {
     "constant outputs": "The model gives every sample the same scores. Large first steps have driven the features to "
     "one common value (a start where the loss is strongly curved, a high rate, a large rho), and hardly any gradient "

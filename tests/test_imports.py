@@ -229,7 +229,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "compat": set(),
     "presets": {"method", "methods"},
     "schedule": {"errors", "method"},
-    "cures": set(),
+    "cures": {"plan"},
     "illness": {"cures", "observe", "record"},
     "symptoms": {"contract", "errors", "evaluate", "sampling", "vec"},
     "metering": {"client", "errors", "given", "network", "record"},

@@ -50,7 +50,8 @@ class RunFiles:
 
     def check(self) -> None:
         """Raise KeyError, TypeError or AttributeError where something is missing, or is not what it must be."""
-        if not isinstance(self.config["method"]["name"], str):
+        method = self.config.get("method")
+        if not isinstance(method, dict) or not isinstance(method.get("name"), str):
             raise TypeError("the name of a method")
         for key, value in self.numbers((0.5,)).items():
             if not is_number(value) and (value is not None or key == "seed"):
