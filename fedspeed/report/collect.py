@@ -61,9 +61,6 @@ def read_any(path: Path) -> RunFiles:
         raise UserError(f"{files.config_file} is not the config of a run: it lacks a method or a seed")
     rounds, broken = _rounds(files)
     run = RunFiles(path, rounds, files.told() or {}, config)
-    told = run.summary.get("rounds")
-    if not broken and type(told) is int and told > len(rounds):
-        broken = f"{files.rounds_file.name} has {len(rounds)} of {told} rounds"
     try:
         run.check()
     except (KeyError, TypeError, AttributeError):

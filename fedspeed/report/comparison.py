@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
 from ..files import write
 from ..record import is_number
 from . import tables
@@ -36,9 +35,6 @@ class Comparison:
     """Rows with their targets and their baseline (the first unless named)."""
 
     def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
-        for target in targets:
-            if not 0 < target < 1:
-                raise UserError(f"targets: expected accuracies in (0, 1), got {target:g}; 0.85 is 85%")
         self.rows, self.targets = rows, targets
         self.baseline = find_row(rows, baseline).label if rows else ""
         self.gaps = gaps(rows, self.baseline) if rows else []

@@ -293,7 +293,7 @@ def test_tables_cannot_name_runs_that_are_not_counted_so_the_command_does(runs, 
 def test_rounds_that_were_cut_off_between_two_lines_are_missed(runs):
     file = RunDir(runs / "a-s1").rounds_file
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
-    assert read_any(runs / "a-s1").summary["status"] == "damaged: rounds.jsonl has 4 of 10 rounds"
+    assert read_any(runs / "a-s1").summary["status"] == "damaged: 10 rounds in its summary, 4 in rounds.jsonl"
 
 
 def test_a_run_that_goes_on(runs):
@@ -353,8 +353,8 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path, monkeypatch, changes,
         (["runs", "--baseline", "fedsped"], "did you mean 'fedspeed'"),
         (["broken"], "expected finished runs, found none; broken: broken/config.toml is not valid TOML"),
         (["runs", "--format", "docx"], "invalid choice: 'docx'"),
-        (["runs", "--targets", "80"], "expected accuracies in (0, 1), got 80; 0.85 is 85%"),
-        (["runs", "--targets", "nan"], "expected accuracies in (0, 1), got nan; 0.85 is 85%"),
+        (["runs", "--targets", "80"], "targets must be accuracies in (0, 1), got 80.0; 0.85 is 85%"),
+        (["runs", "--targets", "nan"], "targets must be accuracies in (0, 1), got nan; 0.85 is 85%"),
     ],
 )
 def test_bad_input_is_one_line(runs, given, told, capsys):
