@@ -69,8 +69,9 @@ def same(found: readers.Held, out: Path, tracker: str) -> bool:
     for line in (out / "rounds.jsonl").read_text().splitlines():
         plain = json.loads(line)
         step = plain.pop("round")
-        metrics = {f"metrics/{name}": value for name, value in plain.pop("metrics", {}).items()}
-        for name, value in (plain | metrics).items():
+        tables = ("metrics", "signs")
+        named = {f"{table}/{name}": value for table in tables for name, value in plain.pop(table, {}).items()}
+        for name, value in (plain | named).items():
             number = len(value) if isinstance(value, list) else value
             if number is not None:
                 readers.put(wanted, step, name, single(number) if tracker == "tensorboard" else number)
