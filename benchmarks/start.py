@@ -1,0 +1,175 @@
+"""Why ResNet-18-GN does not start: curvature of the loss at its first vector, and what becomes of its features.
+
+python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR]
+
+The setting is that of `fedspeed reproduce start --preset paper-2pct-start`: CIFAR-10, 10 of 500 clients, Dir-0.6,
+batch 20, K = 10, rate 0.1. First the largest eigenvalue of the Hessian at the start beside 2/lr, above which plain
+descent grows, and the curvature along one direction that is known in closed form: let m be the mean feature (what
+enters the last layer, averaged over pictures) and u a unit vector over classes. Moving the last layer's weights by u
+m^T / ||m|| adds u ||m|| to the logits of every picture alike, so the curvature there is about u^T (diag p - p p^T) u
+||m||^2. Then FedSpeed with several rho from both starts: norm of the mean feature and spread of features around it,
+after every block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspeed.config import Config, Spec
+from fedspeed.models import STARTS, Block
+from fedspeed.reproduce.recipes import find_recipe
+from fedspeed.run import prepare
+from fedspeed.server import Simulation
+from fedspeed.sharpness import batches, mean_gradient, top_eigenvalue
+
+PICTURES = 500
+
+
+class Features(NamedTuple):
+    """Of a layer's outputs over pictures: the norm of their mean, and the root mean square distance from it."""
+
+    mean: float
+    spread: float
+
+
+class Curvature(NamedTuple):
+    """The loss at the first vector: its value, the Hessian's largest eigenvalue, and what the features say of it."""
+
+    start: str
+    seed: int
+    loss: float
+    eigenvalue: float
+    along_mean: float  # measured, by a product with the Hessian
+    closed_form: float  # u^T (diag p - p p^T) u ||m||^2
+    limit: float  # 2 / lr
+    mean: float
+    spread: float
+
+
+def setting(start: str, rho: float, seed: int, rounds: int) -> Config:
+    """The config of the recipe's run of FedSpeed, with another start, rho, seed and number of rounds."""
+    cells = find_recipe("start").cells("paper-2pct-start")
+    config = next(cell for cell in cells if cell.row == "FedSpeed").config(seed)
+    model = Spec(config.model.name, {**config.model.options, "init": start})
+    method = replace(config.method, rho=rho)
+    return replace(config, model=model, method=method, rounds=rounds, eval_every=rounds)
+
+
+def pictures(run: Simulation) -> Any:
+    """Training pictures, the same for every start: not augmented, in batches."""
+    rows = np.unique(run.work.data.indices)
+    return batches(run.work.data, rows[:: max(1, len(rows) // PICTURES)][:PICTURES])
+
+
+def forward(run: Simulation, x: torch.Tensor) -> None:
+    """All pictures through the network at x."""
+    run.work.flat.load(x)
+    run.work.flat.model.eval()
+    with torch.no_grad():
+        for inputs, _ in pictures(run):
+            run.work.flat.model(inputs)
+
+
+def features(run: Simulation, x: torch.Tensor) -> list[Features]:
+    """After the pooling of the stem, after every block, and last of what enters the classifier."""
+    flat = run.work.flat
+    layers = [m for m in flat.model.modules() if isinstance(m, nn.MaxPool2d | Block | nn.Flatten)]
+    seen: list[list[torch.Tensor]] = [[] for _ in layers]
+    hooks = [
+        layer.register_forward_hook(lambda _, __, y, kept=kept: kept.append(y.detach().flatten(1).double()))
+        for layer, kept in zip(layers, seen, strict=True)
+    ]
+    try:
+        forward(run, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [_features(torch.cat(kept)) for kept in seen]
+
+
+def _features(outputs: torch.Tensor) -> Features:
+    mean = outputs.mean(0)
+    return Features(float(mean.norm()), float((outputs - mean).square().sum(1).mean().sqrt()))
+
+
+def curvature(start: str, seed: int) -> Curvature:
+    """At the first vector of a start."""
+    config = setting(start, 0.0, seed, 1)
+    with prepare(replace(config, backend="serial", workers=1)) as run:
+        flat, loss, data = run.work.flat, run.work.loss, pictures(run)
+        x = run.x.to(next(flat.model.parameters()).dtype)
+        value, _ = mean_gradient(flat, x, data, loss)
+        top = top_eigenvalue(flat, x, data, loss, iterations=60, tolerance=1e-2, seed=seed)
+        last = features(run, x)[-1]
+        v, form = common_mode(run, x)
+        n = sum(len(y) for _, y in data)
+        along = sum(float(v @ flat.hvp(x, v, a, y, loss)) * len(y) / n for a, y in data)
+        return Curvature(start, seed, value, top.value, along, form, 2 / config.lr, last.mean, last.spread)
+
+
+def common_mode(run: Simulation, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The unit vector that moves the last layer's weights by u m^T, and the curvature along it in closed form."""
+    flat = run.work.flat
+    inside, outside = list[torch.Tensor](), list[torch.Tensor]()
+    layer = next(m for m in flat.model.modules() if isinstance(m, nn.Linear))
+    hook = layer.register_forward_hook(lambda _, given, y: inside.append(given[0]) or outside.append(y))
+    forward(run, x)
+    hook.remove()
+    m = torch.cat(inside).mean(0)
+    p = torch.cat(outside).softmax(1)
+    covariance = torch.diag(p.mean(0)) - p.T @ p / len(p)
+    values, vectors = torch.linalg.eigh(covariance)
+    u = vectors[:, -1]
+    v = torch.zeros_like(x)
+    end = len(x) - layer.out_features  # the last layer is the last of the vector: weights, then biases
+    v[end - layer.weight.numel() : end] = torch.outer(u, m / m.norm()).flatten()
+    return v, float(values[-1] * m.square().sum())
+
+
+def course(start: str, rho: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Features before the first round and after each, of FedSpeed from one start with one rho."""
+    with prepare(setting(start, rho, 0, rounds)) as run:
+        dtype = next(run.work.flat.model.parameters()).dtype
+        yield {"start": start, "rho": rho, "round": 0, "features": features(run, run.x.to(dtype))}
+        for record in run:
+            found = features(run, run.x.to(dtype))
+            yield {"start": start, "rho": rho, "round": record.round, "features": found, "loss": record.train_loss}
+
+
+def main() -> None:
+    """Print a line per measurement, and keep them as JSON lines; what is there already is not made again."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rho", default="0,0.01,0.05,0.1", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="of the curvature at the start; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("results/start"), help="default: %(default)s")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "curvature.jsonl"
+    if not file.exists():
+        found = [curvature(start, seed)._asdict() for seed in range(args.seeds) for start in STARTS]
+        file.write_text("".join(json.dumps(a) + "\n" for a in found))
+    print(file.read_text(), end="")
+    for start in STARTS:
+        for rho in map(float, args.rho.split(",")):
+            file = args.out / f"{start}-{rho:g}.jsonl"
+            if not file.exists():
+                lines = []
+                for line in course(start, rho, args.rounds):
+                    lines.append(json.dumps(line))
+                    last = line["features"][-1]
+                    print(f"{start} rho {rho:g} round {line['round']}: mean {last.mean:.3g}, spread {last.spread:.3g}")
+                file.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
