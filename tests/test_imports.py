@@ -242,11 +242,13 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "notebook": set(),
     "splitfile": {"data", "files"},
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
-    "sweeps": {"batch", "config", "errors", "methods", "runconfig"},
+    "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
+    "points": {"config", "errors", "methods", "runconfig"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
     "batch",
+    "points",
     "sweeps",
     "",
     "cures",
@@ -320,6 +322,7 @@ PUBLIC = [
     "rng",
     "run_config",
     "simulate",
+    "sweep",
 ]
 
 
