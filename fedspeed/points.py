@@ -89,6 +89,8 @@ def named(base: Tables, point: Mapping[str, Any]) -> Point:
         >>> named({}, {"rho": 0.1, "method": "fedsam"})
         {'method': 'fedsam', 'method.rho': 0.1}
     """
+    if not isinstance(point, Mapping) or not all(isinstance(name, str) for name in point):
+        raise UserError(f"sweep: expected a point such as {{'lr': 0.1, 'rho': 0.05}}, got {point!r}")
     flat: Point = {}
     for name, value in point.items():
         if name in TABLES and isinstance(value, dict):
@@ -103,8 +105,15 @@ def named(base: Tables, point: Mapping[str, Any]) -> Point:
         path = _path(name, method)
         if path in found:
             raise UserError(f"sweep: expected one value for {path}, got {found[path]!r} and {flat[name]!r}")
-        found[path] = flat[name]
+        found[path] = _plain(flat[name])
     return found
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and tuples as TOML has them."""
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
 
 
 def _path(name: str, method: Any) -> str:
@@ -114,7 +123,7 @@ def _path(name: str, method: Any) -> str:
             "sweep: seeds are no points, their results are averaged; give them as --seeds 5,7 (seeds=[5, 7])"
         )
     if name in (*PLACEMENT, "targets"):
-        raise UserError(f"sweep: {name} changes no result, so there is nothing to sweep over; give it as an option")
+        raise UserError(f"sweep: {name} has no effect on results: there is nothing to sweep over; give it as an option")
     target, dot, key = name.partition(".")
     if name in (*TABLES, *PLAIN, "preset") or (target in TABLES and key):
         return name

@@ -24,7 +24,6 @@ from .errors import UserError
 from .exporters.trackers import need
 from .observe import Observers
 from .points import Point, Tables, at, label_of, named, points_of
-from .report.comparison import told_targets
 from .report.runs import Row, RunFiles
 from .report.sweep import Swept
 from .runconfig import PLACEMENT, as_stored
@@ -71,10 +70,13 @@ def plan(
             configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
         except UserError as error:
             raise UserError(f"sweep at {label}: {error}") from None
-        same = known.setdefault(_kind(configs[seeds[0]]), label)
-        name = folder_name(label)
-        if label in (one.label for one in found) or same != label:
-            raise UserError(f"sweep: expected different points, got {same} and {label}, one run; leave one out")
+        if "local_epochs" in point and configs[seeds[0]].local_steps:
+            raise UserError(f"sweep at {label}: expected local_epochs or local_steps, got both; leave one out")
+        kind, name = _kind(configs[seeds[0]]), folder_name(label)
+        if kind in known:
+            twice = f"{label} twice" if known[kind] == label else f"{known[kind]} and {label}, which are one run"
+            raise UserError(f"sweep: expected different points, got {twice}; leave one out")
+        known[kind] = label
         if folders.setdefault(name.casefold(), label) != label:
             raise UserError(
                 f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
@@ -109,7 +111,7 @@ def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxy
             rows.append(Row(one.label, runs))
     if not rows:
         raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
-    return Swept(points, rows, told_targets(rows))
+    return Swept(points, rows, next(iter(planned[0].tasks.values())).tables["targets"])
 
 
 def sweep(

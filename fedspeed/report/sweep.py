@@ -173,8 +173,8 @@ class Swept:
             return f"{text}; with 1 seed nobody can say whether it really is"
         if not best.rivals:
             return f"{text}; the seeds prove all others worse" if len(self.rows) > len(self.best) else text
-        more = f" and {len(best.rivals) - 3} more" if len(best.rivals) > 3 else ""
-        return f"{text}; not proved worse by the seeds: {', '.join(best.rivals[:3])}{more}"
+        more = f"; and {len(best.rivals) - 3} more" if len(best.rivals) > 3 else ""
+        return f"{text}; not proved worse by the seeds: {'; '.join(best.rivals[:3])}{more}"
 
     def markdown(self) -> str:
         """Table and verdict."""

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .figures import marker, new_figure, style
+from .figures import MARKERS, new_figure, style
+from .runs import seeds_of, setting
 
 if TYPE_CHECKING:
     from .sweep import Swept
 
 WIDE = 10.0
 """How many times the least value the largest is where an axis becomes logarithmic."""
+TICKS = 12
+"""Values up to which each has its tick."""
 
 
 def draw(found: Swept) -> Any:
@@ -62,13 +65,15 @@ def curves(found: Swept, name: str, by: str = "") -> Any:
         means = [found.scale * score.mean for _, score in drawn]
         half = [found.scale * (score.bounds[1] - score.mean) if math.isfinite(score.bounds[1]) else 0.0
                 for _, score in drawn]  # fmt: skip
-        line = {**style(k), **marker(k, 1, 1), "capsize": 4, "label": f"{by}={group}" if by else None}
+        label = f"{_short(by)}={group}" if by else None
+        line = {**style(k), "marker": MARKERS[k % len(MARKERS)], "capsize": 4, "label": label}
         axes.errorbar(x, means, yerr=half, **(line if numbers else {**line, "linestyle": "none"}))
     if numbers and logarithmic(values):
         axes.set_xscale("log")
-    if not numbers:
-        axes.set_xticks(range(len(values)), [str(value) for value in values])
-    axes.set(xlabel=name, ylabel=f"{_label(found)}, 95% interval", title=_title(found))
+    if not numbers or len(values) <= TICKS:
+        axes.set_xticks(list(places.values()), [str(value) for value in values])
+        axes.minorticks_off()
+    axes.set(xlabel=_short(name), ylabel=_label(found), title=_title(found, bars=True))
     axes.grid(alpha=0.3)
     if by:
         axes.legend(framealpha=0.8, edgecolor="none")
@@ -94,10 +99,10 @@ def heat_map(found: Swept, down: str, across: str) -> Any:
         point = next(p for p, row in zip(found.points, found.rows, strict=True) if row.label == best.label)
         corner = (columns.index(point[across]) - 0.5, rows.index(point[down]) - 0.5)
         frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.5}
-        axes.add_patch(_rectangle(corner, **frame))
+        axes.add_patch(_rectangle(corner, **frame, clip_on=False, zorder=3))
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
-    axes.set(xlabel=across, ylabel=down, title=_title(found))
+    axes.set(xlabel=_short(across), ylabel=_short(down), title=_title(found))
     figure.colorbar(image, ax=axes, label=_label(found))
     return figure
 
@@ -116,7 +121,7 @@ def points(found: Swept) -> Any:
     names = [row.label if len(row.label) <= 50 else f"{row.label[:49]}…" for row in found.rows]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set(xlabel=f"{_label(found)}, 95% interval", title=_title(found))
+    axes.set(xlabel=_label(found), title=_title(found, bars=True))
     axes.grid(axis="x", alpha=0.3)
     return figure
 
@@ -132,13 +137,15 @@ def _sorted(values: list[Any]) -> list[Any]:
     return sorted(values) if all(map(is_number, values)) else values
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("method.")
+
+
 def _label(found: Swept) -> str:
-    what = "accuracy, mean of the last five (%)" if found.accuracy else "loss"
-    return f"{found.on} {what}"
+    return f"{found.on} accuracy (%), last-5 mean" if found.accuracy else f"{found.on} loss"
 
 
-def _title(found: Swept) -> str:
-    from .runs import seeds_of, setting
-
+def _title(found: Swept, bars: bool = False) -> str:
+    seeds = f"{seeds_of(found.rows)} per point{', 95% interval' if bars and seeds_of(found.rows) != '1 seed' else ''}"
     where = setting(found.rows)
-    return f"{where}\n{seeds_of(found.rows)} per point" if where else f"{seeds_of(found.rows)} per point"
+    return f"{where}\n{seeds}" if where else seeds
