@@ -218,6 +218,7 @@ def test_a_point_that_diverged_is_not_the_best():
     found = Swept(made.points, [made.rows[0], Row("lr=2", runs)])
     assert [best.label for best in found.best] == ["lr=1"]
     assert found.table[1][1][0] == "lr=2 (1 of 3 diverged)"
+    assert found.verdict[0].endswith("%); left aside, diverged or without all seeds: lr=2")
 
 
 def test_points_of_different_data_have_a_best_each_and_are_not_averaged():
