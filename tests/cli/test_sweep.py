@@ -43,7 +43,7 @@ def _in_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_four_values_three_seeds_killed_and_repeated_have_the_numbers_of_single_runs(jobs, capsys):
-    quick = [*QUICK, "--rounds", "12", "--quiet"]
+    quick = [*QUICK, "--rounds", "6", "--quiet"]
     given = ["sweep", "--grid", f"lr={','.join(RATES)}", *quick, "--seeds", "3", "--jobs", jobs, "--out", "s"]
     with subprocess.Popen([*MODULE, *given], stderr=subprocess.PIPE, start_new_session=True) as process:
         deadline = time.monotonic() + 120
