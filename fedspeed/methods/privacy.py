@@ -16,14 +16,15 @@ from .wrappers import Wrapper, drawn, leaves, mapped
 if TYPE_CHECKING:
     from torch import Tensor as Vec
 
-MARGIN = 2.0**-22
-"""What rounding in float32 may add to a norm, relative to it: clipped uploads are shorter by this much."""
+MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
+"""What rounding may add to a norm, relative to it, by the bytes of a number: clipped uploads are shorter by this."""
 
 
 def clipped(up: Any, limit: float) -> Any:
     """An upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client."""
     squares: Any = sum(v.double().square().sum(-1, keepdim=True) for v in leaves(up))
-    factor = (limit * (1 - MARGIN) / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
+    margin = MARGIN[min(v.element_size() for v in leaves(up))]
+    factor = (limit * (1 - margin) / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
     return mapped(lambda v: v * factor.to(v.dtype), up)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from federations import Softmax, package
-from test_optima import Quadratics, finish
 
 from fedspeed import FedAvg, FedSpeed, Plan, Quantise, Scaffold, TopK, Wrapper
 from fedspeed.method import Local
@@ -64,7 +63,7 @@ def test_the_largest_entries_are_sent_and_the_others_kept():
 
 @pytest.mark.parametrize("bits", [1, 2, 5])
 def test_rounding_is_to_the_two_neighbours_and_right_in_the_mean(bits):
-    v, n = vector(64, torch.float64), 4000
+    v, n = vector(64, torch.float64), 1500
     method = Quantise(FedAvg(), bits, bucket=16)
     down = FedAvg().broadcast(FedAvg().init_server(torch.zeros(64, dtype=torch.float64)))
     sent = torch.stack([method.upload(v.clone(), down, (), Local(1, 0.1, 1, t=t, client=3))[0].D for t in range(n)])
@@ -78,7 +77,14 @@ def test_rounding_is_to_the_two_neighbours_and_right_in_the_mean(bits):
     assert ((sent.mean(0) - v).abs() <= 5 * error + 1e-12).all()
 
 
-@pytest.mark.parametrize("method", [TopK(FedSpeed(), 0.2), TopK(Scaffold(), 0.2), Quantise(Scaffold(), 3)], ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [
+        TopK(Scaffold(), 0.2),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in (TopK(FedSpeed(), 0.2), Quantise(Scaffold(), 3))),
+    ],
+    ids=repr,
+)
 def test_loop_block_and_workers_agree(method):
     def ended(**changes):
         with package(EQUAL, method, Plan.from_fields({**PLAN.fields(), **changes})) as run:
@@ -104,13 +110,25 @@ def test_keeping_all_is_the_base():
 
 
 def test_error_feedback_converges_where_leaving_out_stalls():
-    """Heterogeneous quadratics, one gradient per round: clients whose largest entries cancel send nothing that helps."""
-    problem = Quadratics()
+    """F_i(x) = ||x - a_i||^2 / 2, one step per round at a falling rate, of five entries one is sent: the largest entries
+    of the clients cancel, and without feedback nothing else is ever sent."""
+    a = torch.zeros(6, 5, dtype=torch.float64)
+    a[:, 0] = torch.tensor([9.0, -9.0, 9.0, -9.0, 9.0, -9.0])
+    a[:, 1:] = vector(24, torch.float64).view(6, 4)
     far = {}
     for feedback in (True, False):
-        run = problem.run(TopK(FedAvg(), 0.2, feedback=feedback), 300, problem.clients, 1, lr=0.1)
-        far[feedback] = np.linalg.norm(finish(run).x.numpy() - problem.optimum())
-    assert far[True] < 1e-3 < 0.05 < far[False]
+        method = TopK(FedAvg(), 0.2, feedback=feedback)
+        x = torch.zeros(5, dtype=torch.float64)
+        states = [method.init_client(x) for _ in a]
+        for t in range(400):
+            down, sent = FedAvg().broadcast(FedAvg().init_server(x)), []
+            for i in range(6):
+                up, states[i] = method.upload(x - 4 / (t + 40) * (x - a[i]), down, states[i], Local(1, 0.1, 1))
+                sent.append(up.D)
+            x = x + torch.stack(sent).mean(0)
+        far[feedback] = float((x - a.mean(0)).norm())
+    assert far[True] < 0.05
+    assert far[False] > 0.9 * float(a.mean(0).norm())
 
 
 def test_trees_in_trees_are_followed():

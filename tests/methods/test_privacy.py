@@ -19,6 +19,7 @@ from fedspeed.cli import main
 from fedspeed.methods import privacy
 from fedspeed.methods.scaffold import Up
 from fedspeed.run import resume, run_config
+from fedspeed.runconfig import read_config
 from fedspeed.verify import verify
 
 EQUAL = Softmax(equal=8)
@@ -45,7 +46,7 @@ def test_clipped_norms_never_exceed_the_bound(numbers, limit, dtype, block):
         )
         assert np.linalg.norm(after) <= limit
         short = np.linalg.norm(before) <= limit * (1 - 1e-6)
-        np.testing.assert_allclose(after, before if short else before * limit / np.linalg.norm(before), rtol=1e-6)
+        np.testing.assert_allclose(after, before if short else before * limit / np.linalg.norm(before), 1e-6, 1e-40)
 
 
 def clipped(D):
@@ -61,7 +62,7 @@ def run_beside_numpy(method, truth, engine="loop", **changes):
             sent = moves(x, t, [i for i in record.cohort if i not in record.dropped])
             assert any(np.linalg.norm(D) > CLIP for D in sent.values())  # the clipping does something
             x = x + truth(sent, t)
-            np.testing.assert_allclose(run.x.numpy(), x, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(run.x.numpy(), x, rtol=1e-9, atol=1e-12)
         return record
 
 
@@ -110,7 +111,11 @@ def test_epsilon_is_the_librarys():
 
 
 @pytest.mark.parametrize(
-    "method", [DP(FedSpeed(), NOISE, CLIP), DP(TopK(Scaffold(), 0.2), NOISE, CLIP, where="clients")]
+    "method",
+    [
+        pytest.param(DP(FedSpeed(), NOISE, CLIP), marks=pytest.mark.slow),
+        DP(TopK(Scaffold(), 0.2), NOISE, CLIP, where="clients"),
+    ],
 )
 def test_the_same_bits_on_every_back_end(method):
     def ended(**changes):
@@ -129,7 +134,10 @@ def test_epsilon_is_in_every_record_and_in_the_summary_and_a_run_goes_on(tmp_pat
     run_config(config, tmp_path / "whole")
     run_config(Config.from_dict({**given, "rounds": 2}), tmp_path / "cut")
     resume(tmp_path / "cut", rounds=4)
-    whole, cut = ([json.loads(line) for line in (tmp_path / name / "rounds.jsonl").open()] for name in ("whole", "cut"))
+    whole, cut = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("whole", "cut")
+    )
     spent = [line["metrics"]["epsilon"] for line in whole]
     assert spent == sorted(spent)
     assert spent == [line["metrics"]["epsilon"] for line in cut]
@@ -137,7 +145,7 @@ def test_epsilon_is_in_every_record_and_in_the_summary_and_a_run_goes_on(tmp_pat
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
         tmp_path / "cut" / "model.safetensors"
     ).read_bytes()
-    assert verify(tmp_path / "whole").problems == []
+    assert verify(tmp_path / "whole").broken == []
 
 
 @pytest.mark.parametrize(
@@ -166,8 +174,7 @@ def test_bad_input_is_one_line(words, told, tmp_path, capsys):
 def test_run_takes_wrappers_by_name(tmp_path):
     words = ["--data", "digits", "--clients", "20", "--active", "4", "--rounds", "1", "--quiet"]
     assert main(["run", "--method", "fedspeed:rho=0.05+quantise:2", *words, "--out", str(tmp_path / "run")]) == 0
-    config = Config.load(tmp_path / "run" / "config.toml")
-    assert config.method == Quantise(FedSpeed(rho=0.05), bits=2)
+    assert read_config(tmp_path / "run").method == Quantise(FedSpeed(rho=0.05), bits=2)
 
 
 def test_without_the_accountant_it_says_what_to_install(monkeypatch):
