@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ..report.runs import Row
 
 EPILOG = """\
-A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All
-methods get the same splits, initial models, cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
+A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All methods
+get the same splits, initial models, cohorts and batches for a seed, and one learning-rate decay; the paper gave some
+methods a slower one (--paper-decay).
 A --warmup is for all of them too: of the rate in every method, of another field in those that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in

@@ -110,8 +110,8 @@ def test_keeping_all_is_the_base():
 
 
 def test_error_feedback_converges_where_leaving_out_stalls():
-    """F_i(x) = ||x - a_i||^2 / 2, one step per round at a falling rate, of five entries one is sent: the largest entries
-    of the clients cancel, and without feedback nothing else is ever sent."""
+    """F_i(x) = ||x - a_i||^2 / 2, one step per round at a falling rate, of five entries one is sent: the largest of
+    the clients cancel, and without feedback nothing else is ever sent."""
     a = torch.zeros(6, 5, dtype=torch.float64)
     a[:, 0] = torch.tensor([9.0, -9.0, 9.0, -9.0, 9.0, -9.0])
     a[:, 1:] = vector(24, torch.float64).view(6, 4)
