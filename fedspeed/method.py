@@ -8,7 +8,7 @@ one-element tensors or NamedTuples of them. A round is
     x    = start(down, client)                                  on each active client
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
-    server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server, as `received` hands it on
+    server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean (`received`) reaches the server
 
 Beside that a method may report named numbers, `client_metrics` of each client (their mean over clients is recorded)
 and `metrics` of the round: they stand in the round's record and change nothing.
