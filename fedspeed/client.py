@@ -52,7 +52,7 @@ class Work:
         hooks, x0 = self.hooks, self.flat.x
         down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
         with hooks.hook("upload"):
-            up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1))
+            up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1, active=1))
         return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
 
     def at(self, t: int) -> Work:
@@ -177,7 +177,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
             step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        local = Local(steps, job.lr, len(rows), job.t, seed, job.client)
+        local = Local(steps, job.lr, len(rows), job.t, seed, job.client, work.plan.active)
         metrics = hooks.client_metrics(x, down, client, local)
         own = own_model(work, job, x)
         up, kept = hooks.upload(x, down, client, local)

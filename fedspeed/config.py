@@ -141,6 +141,7 @@ class Config(Plan):
         bad = [a for a in self.targets if not 0 < a < 1]
         if bad:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
+        self.require(self.method)
         self._settle_clients()
 
     def _settle_clients(self) -> None:

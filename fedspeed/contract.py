@@ -38,6 +38,7 @@ class Hooks:
         self.dtype = dtype
         self._up: list[Field] = []  # of the first upload
         self.reporting = {hook for hook in ("metrics", "client_metrics", "sent") if reports(method, hook)}
+        self._receives = reports(method, "received")
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
@@ -107,6 +108,16 @@ class Hooks:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise self._error("sent", f"must return a whole number of bytes >= 0, found {_kind(size)}")
         return size
+
+    def received(self, mean: Any, round: Round) -> Any:
+        """The mean of the uploads as the server goes on with it, of the same fields."""
+        if not self._receives:
+            return mean
+        with self.hook("received", f"round {round.t + 1}"):
+            new = self.method.received(mean, round)
+        self._tree("received", new, next(a.dtype for _, a in named("", mean)), what="Up")
+        self._alike("received", "Up", _fields(new), _fields(mean), "as was sent")
+        return new
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state, of the fields it had."""

@@ -1,6 +1,6 @@
 """The contract between a method and everything that runs it. Read this file, then write a method.
 
-A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and five optional
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and six optional
 ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
 one-element tensors or NamedTuples of them. A round is
 
@@ -8,7 +8,7 @@ one-element tensors or NamedTuples of them. A round is
     x    = start(down, client)                                  on each active client
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
-    server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server
+    server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean (`received`) reaches the server
 
 Beside that a method may report named numbers, `client_metrics` of each client (their mean over clients is recorded)
 and `metrics` of the round: they stand in the round's record and change nothing.
@@ -23,7 +23,7 @@ here or in `methods/` imports torch: the operators of the vectors are all it tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -57,7 +57,8 @@ class Local(NamedTuple):
     n: int
     t: int = 0
     seed: int = 0
-    client: int | tuple[int, ...] = 0  # in a block one index per row; K, lr, n, t and seed are the same for all rows
+    client: int | tuple[int, ...] = 0  # in a block one index per row; all else is the same for all rows
+    active: int = 0  # clients that were asked in this round
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -67,7 +68,8 @@ class Local(NamedTuple):
 
 class Round(NamedTuple):
     """What the server knows: S and N are the weight of the counted replies and of all clients (plain counts when
-    the average is uniform), K the mean number of local steps under those weights, lr this round's local rate."""
+    the average is uniform), K the mean number of local steps under those weights, lr this round's local rate, active
+    the number of clients that were asked."""
 
     t: int
     S: float
@@ -75,6 +77,7 @@ class Round(NamedTuple):
     K: float
     lr: float
     seed: int = 0
+    active: int = 0
 
 
 class Nothing(NamedTuple):
@@ -90,6 +93,8 @@ class Method(Params):
     origin: ClassVar[str] = ""  # where the user had it, if it is a run directory's copy
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
     released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
+    bounds_uploads: ClassVar[bool] = False  # uploads have at most some norm: no wrapper around it may change them
+    hands_on: ClassVar[Collection[str]] = ()  # hooks that a wrapper writes only to call its base's
     reads_gradient_from_D: ClassVar[bool] = False  # D / (K lr) is taken as a mean gradient, D measured from the start
 
     @property
@@ -106,6 +111,11 @@ class Method(Params):
     def running_mean(self) -> tuple[str, str] | None:
         """(field of the client, field of the server that is its mean over ALL clients), which `verify` then checks."""
         return None
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Fields of the plan, and the one value with which this method is what it says."""
+        return {}
 
     def init_server(self, x0: Vec) -> Any:
         """The server's state before round 0."""
@@ -135,6 +145,10 @@ class Method(Params):
     def sent(self, up: Any) -> int:
         """Bytes that one client's upload takes on the wire; all its numbers as they are, unless a method says less."""
         return dense_bytes(up)
+
+    def received(self, mean: Any, round: Round) -> Any:
+        """What everything after it is given as the mean of what came up: noise of the server's is added here."""
+        return mean
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state from the mean of what came up."""

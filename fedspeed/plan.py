@@ -147,6 +147,14 @@ class Plan(Params):
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t * factor(self.warmup, LR, t)
 
+    def require(self, method: Method) -> None:
+        """Raise unless this is a plan with which the method is what it says."""
+        for name, value in method.needs.items():
+            if (found := getattr(self, name)) != value:
+                raise UserError(
+                    f"{method.label}: needs {name} = {value}, got {found}; --{name.replace('_', '-')} {value}"
+                )
+
     def method_at(self, method: Method, t: int) -> Method:
         """The method of round t = 0, 1, ..., its warm-up in force."""
         return method_at(method, self.warmup, t)

@@ -265,6 +265,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         **(virtual if config.network else {}),
         "seed": config.seed,
         **({"warmup": config.warmup} if config.warmup else {}),
+        **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,

@@ -105,6 +105,7 @@ class Simulation(ShownSimulation):
     ) -> None:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
+        plan.require(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
         flat = FlatModel(copied(model).to(device), no_decay)
@@ -202,9 +203,9 @@ class Simulation(ShownSimulation):
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
         steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
-        told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
+        told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed, len(active))
         with one_thread():  # the bits of a sum depend on the number of threads
-            result = mean.result()
+            result = work.hooks.received(mean.result(), told)
             server = work.hooks.update(self.server, result, told)
             metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
             del mean, result

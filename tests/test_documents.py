@@ -183,7 +183,7 @@ def test_nothing_is_left_out():
         if line.startswith("fedspeed ")
     ]
     assert set(fenced) <= set(found)
-    assert "fedspeed run --method fedinit --set method.base=fedspeed" in found
+    assert "fedspeed compare fedspeed fedspeed+dp:noise=1 fedspeed+topk:0.01" in found
     assert len(found) > len(fenced) + 4
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ..report.runs import Row
 
 EPILOG = """\
-A method may carry fields of its own: fedspeed:rho=0,lam=100. All methods get the same splits, initial models,
-cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
+A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All methods
+get the same splits, initial models, cohorts and batches for a seed, and one learning-rate decay; the paper gave some
+methods a slower one (--paper-decay).
 A --warmup is for all of them too: of the rate in every method, of another field in those that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
@@ -36,7 +37,8 @@ examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
   fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5 --jobs 2
   fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5
-  fedspeed compare fedspeed fedinit:base=fedspeed,beta=0.05
+  fedspeed compare fedspeed fedspeed+fedinit:0.05
+  fedspeed compare fedspeed fedspeed+dp:noise=1,clip=0.5 fedspeed+topk:0.01 fedspeed+quantise:4
   fedspeed compare runs/first --baseline fedspeed      a folder of runs, or several run directories
 """
 
@@ -170,10 +172,10 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     """Every method's text and config; `all` stands for every method that the setting allows, one that refuses it is
     left out with its reason."""
     asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
-    rivals = {name: build(parse_method(name)) for _, name in asked} if base.get("warmup") else {}
+    rivals = {name: build(options.parse_method(name)) for _, name in asked} if base.get("warmup") else {}
     found: list[tuple[str, dict[str, Any]]] = []
     for text, name in asked:
-        tables = {**base, "method": parse_method(name)}
+        tables = {**base, "method": options.parse_method(name)}
         if rivals:
             tables["warmup"] = warmup_of(base["warmup"], rivals[name], rivals.values())
         try:
@@ -186,18 +188,3 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
         else:
             found.append((name, tables))
     return found
-
-
-def parse_method(text: str) -> dict[str, Any]:
-    """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own."""
-    name, _, given = text.partition(":")
-    if name.endswith(".py"):
-        cls, _, given = given.partition(":")
-        name = f"{name}:{cls}"
-    fields: dict[str, Any] = {"name": name}
-    for part in given.split(",") if given else []:
-        key, found, value = part.partition("=")
-        if not found:
-            raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
-        fields[key.strip()] = options.parse_value(value)
-    return fields

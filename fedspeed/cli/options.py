@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import re
 import time
 import tomllib
 from contextlib import suppress
@@ -16,7 +17,7 @@ import tomli_w
 from ..config import TABLES, Config, read_tables
 from ..errors import UserError, unknown
 from ..method import Method
-from ..methods import find_method
+from ..methods import WRAPPERS, find_method
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
 
@@ -127,7 +128,10 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, name, None)
         if value is None:
             continue
-        given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
+        if name == "method" and len(chain(value)) > 1:
+            given[name] = parse_method(value)
+        else:
+            given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
     if args.local_epochs is not None:
         if args.local_steps:
             raise UserError("--local-epochs and --local-steps: expected one of them, got both; leave one out")
@@ -184,10 +188,56 @@ def as_text(method: Method) -> str | None:
     fields = {key: value for key, value in table.items() if key != "name" and value != plain.get(key)}
     base = fields.get("base")
     if isinstance(base, dict):
-        fields["base"] = base["name"] if base == find_method(base["name"]).from_fields({}).to_dict() else base
+        plainly = base == find_method(base["name"]).from_fields({}).to_dict()
+        inner = None if plainly else as_text(method.base)  # type: ignore[attr-defined]
+        if inner and table["name"] in WRAPPERS:
+            return f"{inner}+{_written(table['name'], {k: v for k, v in fields.items() if k != 'base'})}"
+        fields["base"] = base["name"] if plainly else base
     if any(isinstance(value, dict | list) for value in fields.values()):
         return None
-    return ":".join([str(table["name"]), *([",".join(f"{k}={_toml(v)}" for k, v in fields.items())] if fields else [])])
+    return _written(table["name"], fields)
+
+
+def _written(name: str, fields: dict[str, Any]) -> str:
+    return ":".join([name, *([",".join(f"{k}={_toml(v)}" for k, v in fields.items())] if fields else [])])
+
+
+def chain(text: str) -> list[str]:
+    """`fedspeed:rho=0+topk:0.01+dp` -> the method and the wrappers around it, from the inside."""
+    return re.split(rf"\+(?=(?:{'|'.join(WRAPPERS)})(?:[:+]|$))", text)
+
+
+def parse_method(text: str) -> dict[str, Any]:
+    """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own.
+
+    Example:
+        >>> parse_method("fedspeed:rho=0+topk:0.01")
+        {'name': 'topk', 'fraction': 0.01, 'base': {'name': 'fedspeed', 'rho': 0}}
+    """
+    first, *around = [_method(part) for part in chain(text)]
+    for wrapper in around:
+        if "base" in wrapper:
+            raise UserError(
+                f"method {text!r}: expected wrappers without base after a +, found base in {wrapper['name']}"
+            )
+        first = {**wrapper, "base": first}
+    return first
+
+
+def _method(text: str) -> dict[str, Any]:
+    name, _, given = text.partition(":")
+    if name.endswith(".py"):
+        cls, _, given = given.partition(":")
+        name = f"{name}:{cls}"
+    fields: dict[str, Any] = {"name": name}
+    for number, part in enumerate(given.split(",") if given else []):
+        key, found, value = part.partition("=")
+        if not found and not number and name in WRAPPERS:  # `topk:0.01`: its first own field
+            key, value = dataclasses.fields(WRAPPERS[name])[1].name, part
+        elif not found:
+            raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
+        fields[key.strip()] = parse_value(value)
+    return fields
 
 
 def _toml(value: Any) -> str:

@@ -75,7 +75,7 @@ class Block:
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
                 step_(x, hooks.direction(x, oracle, down, client), lr, work)
-            local = Local(K, lr, n, t, seed, tuple(clients))
+            local = Local(K, lr, n, t, seed, tuple(clients), work.plan.active)
             metrics: list[dict[str, float] | None] = [None] * len(jobs)
             if "client_metrics" in work.hooks.reporting:  # row by row, as the loop calls it
                 states = unstack(client, len(jobs))

@@ -13,6 +13,8 @@ from ..errors import UserError, one_line, unknown
 from ..method import Method
 from ..registry import foreign, load
 from ..usercode import code_digest, file_of, load_text, read_code, require_part
+from .compression import Quantise as Quantise
+from .compression import TopK as TopK
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
 from .fedadmm import FedADMM as FedADMM
@@ -29,6 +31,8 @@ from .fedsmoo import FedSMOO as FedSMOO
 from .fedspeed import FedSpeed as FedSpeed
 from .fedyogi import FedYogi as FedYogi
 from .mofedsam import MoFedSAM as MoFedSAM
+from .privacy import DP as DP
+from .privacy import Clip as Clip
 from .scaffold import Scaffold as Scaffold
 from .wrappers import FedInit as FedInit
 from .wrappers import Wrapper as Wrapper
@@ -39,8 +43,8 @@ _FAMILY = (FedPD, FedYogi, FedAdagrad, FedNova, FedSAM, MoFedSAM, FedGamma, FedS
 METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY)}
 """The methods of the paper's comparison first, then the family around them."""
 
-WRAPPERS: dict[str, type[Method]] = {"fedinit": FedInit}
-"""Methods around a method."""
+WRAPPERS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (FedInit, Clip, DP, TopK, Quantise)}
+"""Methods around a method: `fedspeed+topk:0.01+dp:noise=1`."""
 
 
 def find_method(name: str, code: str = "", origin: str = "") -> type[Method]:

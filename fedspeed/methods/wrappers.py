@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from ..errors import UserError
-from ..method import Grad, Local, Method
+from ..method import Grad, Local, Method, nested
 from ..params import param
 from .fedavg import FedAvg
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
 
-OWN = {"source", "code", "origin", "block_safe", "released", "name", "label", "to_dict", "running_mean"}
+OWN = {
+    "source",
+    "code",
+    "origin",
+    "block_safe",
+    "bounds_uploads",
+    "hands_on",
+    "released",
+    "name",
+    "label",
+    "to_dict",
+    "running_mean",
+}
 """What a wrapper says for itself; all else that `Method` has is asked of the base."""
 
 
@@ -39,6 +51,14 @@ class Wrapper(Method):
             raise UserError(
                 f"{type(self).__name__}: base must be a method such as FedAvg(), got {self.base!r}; a name of one is "
                 f"understood in TOML and by --set method.base=NAME"
+            )
+
+        inside = next((m for m in nested(self.base) if m.bounds_uploads), None)
+        if inside is not None and type(self).upload is not Wrapper.upload:
+            name, own = type(inside).__name__, type(self).__name__
+            raise UserError(
+                f"{own}: expected {name} around it, found it around {name}, whose bound on uploads it would undo; "
+                f"write +{own.lower()}+{name.lower()}"
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -72,9 +92,45 @@ def _of_base(name: str) -> property:
     return property(lambda self: getattr(self.base, name), doc=f"The base's `{name}`.")
 
 
-for _name in vars(Method):  # every hook, also one that is added later
-    if not _name.startswith("_") and _name not in OWN:
-        setattr(Wrapper, _name, _of_base(_name))
+Wrapper.hands_on = {name for name in vars(Method) if not name.startswith("_")} - OWN  # also hooks that are added later
+for _name in Wrapper.hands_on:
+    setattr(Wrapper, _name, _of_base(_name))
+
+
+def leaves(tree: Any) -> Iterator[Vec]:
+    """The vectors of a NamedTuple (of NamedTuples), in order."""
+    for value in tree:
+        if isinstance(value, tuple):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def mapped(f: Callable[..., Vec], tree: Any, *others: Any) -> Any:
+    """A tree of what f makes of its vectors, in order, and of those in the same place of other trees."""
+    values = zip(tree, *others, strict=True)
+    return type(tree)(*(mapped(f, *each) if isinstance(each[0], tuple) else f(*each) for each in values))
+
+
+def rebuilt(pieces: Sequence[Vec]) -> Vec:
+    """A vector, or a block, from the pieces that `split` made of its last axis."""
+    whole = pieces[0].new_empty((*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces)))
+    begin = 0
+    for piece in pieces:
+        whole[..., begin : begin + piece.shape[-1]] = piece
+        begin += piece.shape[-1]
+    return whole
+
+
+def drawn(v: Vec, kind: str, streams: Sequence[tuple[Any, ...]]) -> Vec:
+    """Random numbers of v's shape: `random` or `standard_normal`, every row from the stream `rng(*its own)`."""
+    import numpy as np
+
+    from ..sampling import rng
+
+    rows = [getattr(rng(*stream), kind)(v.shape[-1]) for stream in streams]
+    numbers: Vec = v.new_tensor(np.stack(rows)).view_as(v)
+    return numbers
 
 
 class Client(NamedTuple):
@@ -112,6 +168,7 @@ class FedInit(Wrapper):
 
     beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient")
     centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
+    hands_on: ClassVar[Collection[str]] = ("client_metrics",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -125,7 +125,7 @@ def test_the_options_of_a_config_make_that_config(changes):
     config = Config(**changes)
     words = shlex.split(shlex.join(["compare", options.as_text(config.method), *options.as_given(config)]))
     args = build_parser().parse_args(words)
-    made = Config.from_dict({**compare._base(args), "method": compare.parse_method(args.methods[0])})
+    made = Config.from_dict({**compare._base(args), "method": options.parse_method(args.methods[0])})
     assert made.to_dict() == config.to_dict()
 
 

@@ -78,7 +78,7 @@ def assert_same(a, b):
 
 def test_the_public_names_are_there():
     assert set(PUBLIC.split()) | {"fedgamma", "fedsmoo", "fedlesam"} == set(METHODS)
-    assert set(WRAPPERS) == {"fedinit"}
+    assert set(WRAPPERS) == {"fedinit", "clip", "dp", "topk", "quantise"}
 
 
 @every

@@ -1,0 +1,226 @@
+"""Smaller uploads, around any method: the largest entries with error feedback, or a few bits per number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ..method import Grad, Local, Nothing
+from ..params import param
+from .wrappers import Wrapper, drawn, leaves, mapped, rebuilt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor as Vec
+
+
+class Client(NamedTuple):
+    error: Any  # what was not sent so far, in the form of an upload; nothing under feedback=False
+    base: Any  # what the base method keeps
+
+
+@dataclass(frozen=True)
+class TopK(Wrapper):
+    """Of every vector that `base` sends only the entries that are largest in size; what is left out is sent later.
+
+        1  client i: v = u_i + e_i, u_i what `base` sends, e_i what was not sent so far (0 at first)
+        2  sends the ceil(fraction d) largest entries of v, the others count as 0
+        3  e_i = v - what was sent
+
+    Without feedback line 1 has no e_i: what is small in every round is then never sent, and training stalls.
+    Bytes are those of `encode`: the values, and where they are as numbers of 4 bytes or one bit per entry.
+
+    Args:
+        base: the method inside; `fedspeed+topk:0.01` on the command line.
+        fraction: the part of the entries that is sent.
+        feedback: whether what is left out is kept and added next time.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> TopK(FedSpeed(), fraction=0.01).size(1000)
+        10
+
+    Reference: Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
+    """
+
+    fraction: float = param(0.01, "(0, 1]", "the part of the entries that is sent")
+    feedback: bool = param(True, about="whether what is left out is added to the next upload")
+    block_safe: ClassVar[bool] = True
+    hands_on: ClassVar[Collection[str]] = ("client_metrics",)
+
+    def size(self, d: int) -> int:
+        """How many of d entries are sent."""
+        return max(1, math.ceil(self.fraction * d))
+
+    def init_client(self, x0: Vec) -> Client:
+        base = super().init_client(x0)
+        if not self.feedback:
+            return Client(Nothing(), base)
+        down = super().broadcast(super().init_server(x0.clone()))
+        up, _ = super().upload(x0.clone(), down, base, Local(1, 1.0, 1, active=1))
+        return Client(mapped(lambda v: v.new_zeros(v.shape), up), super().init_client(x0))
+
+    def start(self, down: Any, client: Client) -> Vec:
+        return super().start(down, client.base)
+
+    def direction(self, x: Vec, grad: Grad, down: Any, client: Client) -> Vec:
+        return super().direction(x, grad, down, client.base)
+
+    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
+        return super().client_metrics(xK, down, client.base, run)
+
+    def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
+        up, kept = super().upload(xK, down, client.base, run)
+        if not self.feedback:
+            return mapped(self.largest, up), Client(client.error, kept)
+        up = mapped(lambda u, e: u + e, up, client.error)  # line 1
+        sent = mapped(self.largest, up)  # line 2
+        return sent, Client(mapped(lambda v, s: v - s, up, sent), kept)  # line 3
+
+    def largest(self, v: Vec) -> Vec:
+        """v with all but its largest entries zero."""
+        at = v.abs().topk(self.size(v.shape[-1]), dim=-1).indices
+        return v.new_zeros(v.shape).scatter_(-1, at, v.gather(-1, at))
+
+    def sent(self, up: Any) -> int:
+        return sum(self._bytes(v.shape[-1], v.element_size()) for v in leaves(up))
+
+    def _bytes(self, d: int, each: int) -> int:
+        k = self.size(d)
+        return min(4 * k, -(-d // 8)) + k * each
+
+    def encode(self, up: Any) -> bytes:
+        """An upload as bytes, as many as `sent` says."""
+        import numpy as np
+
+        parts = []
+        for v in leaves(up):
+            values = v.cpu().numpy()
+            k, d = self.size(len(values)), len(values)
+            at = np.sort(np.argsort(values == 0, kind="stable")[:k])  # the entries that are not 0, then others
+            mask = np.isin(np.arange(d), at)
+            places = np.packbits(mask).tobytes() if -(-d // 8) < 4 * k else at.astype("<u4").tobytes()
+            parts += [places, values[at].tobytes()]
+        return b"".join(parts)
+
+    def decode(self, data: bytes, like: Any) -> Any:
+        """An upload from its bytes; `like` is one of the same form."""
+        import numpy as np
+
+        def one(v: Vec) -> Vec:
+            nonlocal data
+            d, each = v.shape[-1], v.element_size()
+            k = self.size(d)
+            head = self._bytes(d, each) - k * each
+            if head < 4 * k:
+                at = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, head))[:d])
+            else:
+                at = np.frombuffer(data, "<u4", k).astype(np.int64)
+            values = np.frombuffer(data, v.cpu().numpy().dtype, k, offset=head)
+            data = data[head + k * each :]
+            return v.new_zeros(d).scatter_(0, v.new_tensor(at).long(), v.new_tensor(values))
+
+        return mapped(one, like)
+
+
+@dataclass(frozen=True)
+class Quantise(Wrapper):
+    """Numbers of a few bits: every vector that `base` sends, rounded at random to a grid so that its mean is right.
+
+        1  in every piece of `bucket` entries: s = max |v|, a grid of 2^bits - 1 points from -s to s (1 bit: -s, s)
+        2  an entry becomes one of its two neighbours on the grid, the nearer the likelier: E[sent] = v
+
+    Bytes are those of `encode`: one scale per piece, and `bits` bits per entry.
+
+    Args:
+        base: the method inside; `fedspeed+quantise:4` on the command line.
+        bits: per entry, 1 to 8.
+        bucket: entries that share a scale.
+
+    Example:
+        >>> from fedspeed import FedAvg
+        >>> Quantise(FedAvg(), bits=4).steps
+        14
+
+    Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS 2017.
+    """
+
+    bits: int = param(4, "[1, 8]", "the number of bits per entry")
+    bucket: int = param(512, "[1, inf)", "the number of entries that share a scale")
+    block_safe: ClassVar[bool] = True
+
+    @property
+    def steps(self) -> int:
+        """Between the ends of the grid; even but for one bit, so that 0 is on it."""
+        return max(1, (1 << self.bits) - 2)
+
+    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        up, kept = super().upload(xK, down, client, run)
+        number = iter(range(len(list(leaves(up)))))
+
+        def rounded(v: Vec) -> Vec:
+            k = next(number)
+            chance = drawn(v, "random", [(run.seed, "quantise", run.t, i, k) for i in run.clients])
+            return rebuilt([self.round(a, b) for a, b in zip(self.pieces(v), self.pieces(chance), strict=True)])
+
+        return mapped(rounded, up), kept
+
+    def pieces(self, v: Vec) -> Iterator[Vec]:
+        """A vector, or the rows of a block, cut up."""
+        yield from v.split(self.bucket, dim=-1)  # type: ignore[no-untyped-call]
+
+    def round(self, v: Vec, chance: Vec) -> Vec:
+        """A piece on its grid, rounded up where `chance` says so."""
+        scale = v.abs().amax(-1, keepdim=True)
+        return self.value(self.coded(v, scale, chance), scale)
+
+    def coded(self, v: Vec, scale: Vec, chance: Vec) -> Vec:
+        """Which point of the grid, 0 .. steps."""
+        place = (v / scale.clamp(min=1e-30) + 1) * (self.steps / 2)
+        code: Vec = (place + chance).floor().clamp(0, self.steps)
+        return code
+
+    def value(self, code: Vec, scale: Vec) -> Vec:
+        """A point of the grid."""
+        value: Vec = (code / (self.steps / 2) - 1) * scale
+        return value
+
+    def sent(self, up: Any) -> int:
+        return sum(self._bytes(v.shape[-1], v.element_size()) for v in leaves(up))
+
+    def _bytes(self, d: int, each: int) -> int:
+        return -(-d // self.bucket) * each + -(-d * self.bits // 8)
+
+    def encode(self, up: Any) -> bytes:
+        """An upload as bytes, as many as `sent` says."""
+        import numpy as np
+
+        parts = []
+        for v in leaves(up):
+            scales = rebuilt([a.abs().amax(-1, keepdim=True) for a in self.pieces(v)])
+            codes = rebuilt(
+                [self.coded(a, a.abs().amax(-1, keepdim=True), a.new_full((1,), 0.5)) for a in self.pieces(v)]
+            )
+            numbers = codes.cpu().numpy().astype(np.uint8)
+            bits = np.unpackbits(numbers[:, None], axis=1)[:, 8 - self.bits :]
+            parts += [scales.cpu().numpy().tobytes(), np.packbits(bits.ravel()).tobytes()]
+        return b"".join(parts)
+
+    def decode(self, data: bytes, like: Any) -> Any:
+        """An upload from its bytes; `like` is one of the same form."""
+        import numpy as np
+
+        def one(v: Vec) -> Vec:
+            nonlocal data
+            d, each = v.shape[-1], v.element_size()
+            pieces = -(-d // self.bucket)
+            scales: np.ndarray = np.frombuffer(data, v.cpu().numpy().dtype, pieces)
+            packed = np.frombuffer(data, np.uint8, -(-d * self.bits // 8), offset=pieces * each)
+            bits = np.unpackbits(packed)[: d * self.bits].reshape(d, self.bits)
+            codes = v.new_tensor(bits @ (1 << np.arange(self.bits)[::-1]))
+            data = data[self._bytes(d, each) :]
+            return rebuilt([self.value(c, v.new_tensor(s)) for c, s in zip(self.pieces(codes), scales, strict=True)])
+
+        return mapped(one, like)

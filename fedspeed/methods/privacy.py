@@ -1,0 +1,161 @@
+"""Uploads of bounded length, and client-level differential privacy, around any method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import UserError
+from ..method import Local, Round
+from ..params import param
+from .wrappers import Wrapper, drawn, leaves, mapped
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
+"""What rounding may add to a norm, relative to it, by the bytes of a number: clipped uploads are shorter by this."""
+
+
+def clipped(up: Any, limit: float) -> Any:
+    """An upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client."""
+    squares: Any = sum(v.double().square().sum(-1, keepdim=True) for v in leaves(up))
+    margin = MARGIN[min(v.element_size() for v in leaves(up))]
+    factor = (limit * (1 - margin) / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
+    return mapped(lambda v: v * factor.to(v.dtype), up)
+
+
+@dataclass(frozen=True)
+class Clip(Wrapper):
+    """What a client sends has at most this norm; what it keeps is what `base` keeps.
+
+        1  client i sends u_i min(1, norm / ||u_i||), u_i all that `base` sends, taken together
+
+    Args:
+        base: the method inside; `fedspeed+clip:0.5` on the command line.
+        norm: the largest norm of an upload.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> Clip(FedSpeed(), norm=0.5).lam
+        10.0
+    """
+
+    norm: float = param(1.0, "(0, inf)", "the largest norm of an upload")
+    block_safe: ClassVar[bool] = True
+
+    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        up, kept = super().upload(xK, down, client, run)
+        return clipped(up, self.norm), kept
+
+
+@dataclass(frozen=True)
+class DP(Wrapper):
+    """Client-level differential privacy: clipped uploads, Gaussian noise on their sum, epsilon in every record.
+
+        1  client i sends v_i = u_i min(1, clip / ||u_i||), u_i all that `base` sends, taken together
+        2  server: the mean it hands to `base` is (sum_S v_i + noise clip z) / S, z standard normal
+           where="clients": client i sends v_i + noise clip z_i / sqrt(active) instead; the server adds what is missing
+           if clients were lost, so that the noise of the sum is the same
+
+    epsilon(t) at `delta` is for all models up to round t, by the RDP accountant of `dp-accounting`, for cohorts of a
+    fixed size drawn without replacement and neighbours that differ in all data of one client: its upload may go from
+    any v to any other, so the sensitivity is 2 clip and the accountant is told noise / 2. It needs averages in
+    which clients count equally, and says nothing of what a simulation records beside the model (losses, drift).
+    Noise comes from the run's seed, for results that can be repeated: who deploys takes another source.
+
+    Args:
+        base: the method inside; `fedspeed+dp:noise=1,clip=0.5` on the command line.
+        noise: the noise multiplier, standard deviation of the noise of the sum in units of `clip`.
+        clip: the largest norm of an upload.
+        delta: the probability for which epsilon does not hold.
+        where: who adds the noise, the `server` or the `clients`.
+
+    Example:
+        >>> from fedspeed import FedAvg
+        >>> DP(FedAvg(), noise=1.0, clip=0.5).needs
+        {'weighting': 'uniform', 'cohort': 'fixed'}
+
+    Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018. Wang et al.,
+    Subsampled Renyi Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
+    """
+
+    noise: float = param(1.0, "[0, inf)", "the noise multiplier, in units of clip")
+    clip: float = param(1.0, "(0, inf)", "the largest norm of an upload")
+    delta: float = param(1e-5, "(0, 1)", "delta of (epsilon, delta)")
+    where: str = param("server", ("server", "clients"), "who adds the noise")
+    block_safe: ClassVar[bool] = True
+    bounds_uploads: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if find_spec("dp_accounting") is None:
+            raise UserError(
+                "DP: expected the package dp-accounting, which is not here; pip install 'fedspeed[privacy]'"
+            )
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        return {**super().needs, "weighting": "uniform", "cohort": "fixed"}
+
+    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        up, kept = super().upload(xK, down, client, run)
+        up = clipped(up, self.clip)  # line 1
+        if self.where == "server":
+            return up, kept
+        size = self.noise * self.clip / run.active**0.5
+        rows = [(run.seed, "dp", run.t, i) for i in run.clients]
+        return noisy(up, size, rows), kept
+
+    def received(self, mean: Any, round: Round) -> Any:
+        """Line 2; the noise of clients that were lost is made up for."""
+        missing = 1.0 if self.where == "server" else 1 - min(round.S / round.active, 1.0)
+        size = self.noise * self.clip * missing**0.5 / round.S
+        return super().received(noisy(mean, size, [(round.seed, "dp", round.t)]), round)
+
+    def metrics(self, server: Any, mean: Any, round: Round) -> Mapping[str, float]:
+        spent = epsilon(self.noise, self.delta, round.active, int(round.N), round.t + 1)
+        return {**super().metrics(server, mean, round), "epsilon": spent}
+
+
+def noisy(tree: Any, size: float, streams: list[tuple[Any, ...]]) -> Any:
+    """A tree plus size times standard normal numbers, of every vector its own; one stream per row."""
+    if not size:
+        return tree
+    number = iter(range(len(list(leaves(tree)))))
+
+    def plus(v: Vec) -> Vec:
+        k = next(number)
+        return v + size * drawn(v, "standard_normal", [(*stream, k) for stream in streams])
+
+    return mapped(plus, tree)
+
+
+def epsilon(noise: float, delta: float, active: int, clients: int, rounds: int) -> float:
+    """What `rounds` rounds have spent, by the accountant; infinite without noise.
+
+    Example:
+        >>> epsilon(2.0, 1e-5, 10, 500, 100) < epsilon(1.0, 1e-5, 10, 500, 100) < epsilon(1.0, 1e-5, 10, 500, 200)
+        True
+    """
+    from dp_accounting.rdp import compute_epsilon
+
+    if not noise:
+        return float("inf")
+    orders, spent = _one_round(noise, active, clients)
+    return float(compute_epsilon(orders, rounds * spent, delta)[0])
+
+
+@lru_cache(maxsize=64)
+def _one_round(noise: float, active: int, clients: int) -> tuple[Any, Any]:
+    """Orders, and the Renyi divergence of one round at each."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.GaussianDpEvent(noise / 2)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(clients, active, event))
+    return accountant.orders, accountant.rdp
