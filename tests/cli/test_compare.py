@@ -16,7 +16,7 @@ import pytest
 from test_cli import in_a_terminal
 
 from fedspeed import Config, batch
-from fedspeed.cli import compare, main, options, several
+from fedspeed.cli import main, options, several
 from fedspeed.report.runs import RunFiles
 
 QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
