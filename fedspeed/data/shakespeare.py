@@ -170,13 +170,13 @@ def shakespeare(
         raise UserError(
             f"data shakespeare: no role has least = {least} characters, the most are {sizes.max()}; set a smaller least"
         )
-    rows, held = np.concatenate(train).astype(np.int64), np.concatenate(test).astype(np.int64)
+    rows, held = np.concatenate(train), np.concatenate(test)  # bytes; ids for an embedding are int64
     return Samples(
         "shakespeare",
-        rows[:, :-1],
-        rows[:, -1],
-        held[:, :-1],
-        held[:, -1],
+        rows[:, :-1].astype(np.int64),
+        rows[:, -1].astype(np.int64),
+        held[:, :-1].astype(np.int64),
+        held[:, -1].astype(np.int64),
         classes=len(VOCABULARY),
         owner=np.concatenate(owner),
         labels=tuple("\\n" if character == "\n" else character for character in VOCABULARY),
