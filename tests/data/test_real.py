@@ -143,7 +143,7 @@ def test_quickdraw_is_the_published_one(tmp_path: Path) -> None:
     assert samples.augmentation.std == pytest.approx([pixels.std()], abs=1e-4)
     options = shlex.split(
         "--split iid --clients 20 --active 4 --rounds 3 --local-epochs 1 --batch-size 40 --lr 0.1 --eval-every 3 "
-        "--set data.train_size=6900 --set data.test_size=690 --model lenet --quiet"
+        "--set data.train_size=6900 --set data.test_size=690 --model cnn --quiet"
     )
     assert main(["run", "--data", "quickdraw", "--out", str(tmp_path / "run"), *options]) == 0
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
