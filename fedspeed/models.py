@@ -19,6 +19,7 @@ from .data.federated import Federated
 from .data.required import federated
 from .errors import UserError, unknown
 from .layers import Conv, Layout, RowConv
+from .recurrent import CharLSTM, charlstm
 from .sampling import torch_seed
 from .trim import trimmed
 from .trim import untrim as untrim
@@ -178,7 +179,9 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual"
     return trimmed(net, shape) if trim else net
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, vector, mlp, cnn, lenet, resnet18_gn)}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    f.__name__: f for f in (linear, vector, mlp, cnn, lenet, resnet18_gn, charlstm)
+}
 
 
 def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
@@ -248,6 +251,8 @@ def build_with(
             raise UserError(f"model {name}: cannot be built with {options}: {reason}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name}: expected an nn.Module, found a {type(model).__name__}; return one")
+    if isinstance(model, CharLSTM):
+        model.check(data.x, data.x_test)
     if data.classes or len(shape) == 1:
         return model
     return nn.Sequential(model, nn.Unflatten(1, shape) if shape else nn.Flatten(0))  # outputs shaped like the targets

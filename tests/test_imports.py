@@ -42,7 +42,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "data": {"errors", "problems", "sampling", "usercode"},
     "layers": {"compat"},
     "trim": {"errors", "layers"},
-    "models": {"data", "errors", "layers", "sampling", "trim", "usercode"},
+    "models": {"data", "errors", "layers", "recurrent", "sampling", "trim", "usercode"},
     "evaluate": {"data", "sampling", "vec"},
     "sharpness": {"data", "evaluate", "sampling", "vec"},
     "modelfile": {"", "errors", "files", "rundir"},
@@ -244,6 +244,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "points": {"config", "errors", "methods", "runconfig"},
+    "recurrent": {"errors"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

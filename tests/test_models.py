@@ -86,7 +86,7 @@ def test_resnet18_halves_the_picture_five_times_and_starts_from_he_s_normal():
         assert conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"charlstm"}))  # that one: test_recurrent.py
 def test_outputs_are_one_score_a_class(name):
     shape = {"lenet": (3, 16, 16), "resnet18_gn": (3, 16, 16), "vector": (4, 5)}.get(name, (1, 8, 8))
     model = build_model(name, pictures(shape))

