@@ -148,7 +148,7 @@ class Simulation(ShownSimulation):
         flat, data, plan = self.work.flat, self.data, self.plan
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
-            f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
+            f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
             f"{plan.rounds}, engine {plan.engine}, back end {self.placement}>"
         )
 

@@ -188,6 +188,12 @@ class FlatModel:
         ones = [float(not name.endswith(no_decay)) for name in self.names]
         return torch.repeat_interleave(torch.tensor(ones, dtype=self.dtype), torch.tensor(self.sizes)).to(self.device)
 
+    @property
+    def size(self) -> str:
+        """How many parameters there are, in words."""
+        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
+        return f"{self.d:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
+
     def load(self, x: torch.Tensor) -> None:
         """Make the parameters views of x (no copy but for parameters of another dtype); what follows them in x are
         running statistics."""
