@@ -44,6 +44,7 @@ CURE = {
     "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",
     "split": f"put the data and the split in {CONFIG} back as they were",
+    "frozen weights": "build the model with the weights it had",
     "layout": "filters of a trimmed network were stored in another order: use the version that wrote it",
 }
 
@@ -252,7 +253,7 @@ class Checkpoints:
         server = read_state(saved.server, simulation.server)
         for wrong in counted(saved, simulation, records):
             raise UserError(f"{wrong}; {self.folder} was changed, put it back")
-        simulation.states.restore(saved, simulation.method.init_client(simulation.x0))
+        simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
         simulation.restore(saved.t, server, records[saved.t - 1].virtual_seconds if saved.t else None)
 
     def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .carried import Carrying, of_method
 from .clientscores import own_score
 from .contract import Hooks
 from .data.federated import Federated
@@ -44,6 +46,8 @@ class Work:
     @cached_property
     def hooks(self) -> Hooks:
         """The method's hooks, each call checked."""
+        if self.flat.statistics:
+            return Carrying(self.method, self.flat, local=self.plan.batch_norm == "local")
         return Hooks(self.method, self.flat.d, self.flat.dtype)
 
     @cached_property
@@ -140,7 +144,8 @@ class Oracle:
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
         seed_device(self.flat.device, self.mask_seed)
-        with arithmetic(self.precision, self.flat.device):
+        later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
+        with arithmetic(self.precision, self.flat.device), later:  # a step counts once in running statistics
             loss = self.flat.gradient(x, self.inputs[:used], self.targets[:used], self.loss, out)
         if self.calls == 0:
             self.losses.append(loss)
@@ -245,7 +250,7 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     clip = 10.0 if not plan.clip or plan.clip > 10 else plan.clip / 10
     cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip {clip:g}"
     most = large(work.flat.x)
-    found = {**grown("the server's", down, most), **grown("its own", client, most)}
+    found = {**grown("the server's", of_method(down), most), **grown("its own", of_method(client), most)}
     worst = max((what for what in found if found[what] < math.inf), key=lambda what: found[what], default="")
     if worst:
         return Diverged(

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,9 +18,11 @@ from .errors import UserError, unknown
 from .method import Method
 from .methods import METHODS, build
 from .models import MODELS, build_model
+from .norms import with_group_norm
 from .plan import Plan
 from .sampling import torch_seed
 from .schedule import require_schedulable
+from .vec import FlatModel
 
 
 def given_method(value: Any) -> Method:
@@ -71,6 +75,39 @@ def copied(model: nn.Module) -> nn.Module:
             f"model: {type(model).__name__} cannot be copied, and it is a copy that is trained ({reason}); run one "
             f"batch through lazy modules, use torch.nn.utils.parametrizations for weight norm"
         ) from error
+
+
+def flat_model(
+    model: nn.Module, data: Federated, plan: Plan, device: torch.device, no_decay: Sequence[str]
+) -> FlatModel:
+    """A copy of a model as it is trained, with what the plan says of batch norm."""
+    module = copied(model).to(device)
+    module = with_group_norm(module) if plan.batch_norm == "group" else module
+    flat = FlatModel(module, no_decay, plan.tracks)
+    if flat.statistics:
+        _refuse_single(flat, data.to(device, flat.dtype), plan.batch_size)
+    return flat
+
+
+def _refuse_single(flat: FlatModel, data: Federated, batch_size: int) -> None:
+    """Raise if some client has a batch of one sample and the model's batch norm cannot take that."""
+    n = data.sizes
+    alone = np.flatnonzero(n % batch_size == 1) if batch_size > 1 else np.arange(len(n))
+    if not len(alone):
+        return
+    client = int(alone[n[alone].argmin()])
+    try:
+        with torch_seed(0, "batch norm"), torch.no_grad(), flat.statistics.kept():
+            flat.model.train()(data.batch(data.rows(client)[:1])[0])
+    except ValueError as error:
+        if "more than 1 value" not in str(error):
+            raise
+        other = next((b for b in range(batch_size + 1, batch_size + 100) if n.min() > 1 and not (n % b == 1).any()), 0)
+        raise UserError(
+            f"batch_norm: one sample has no variance, and client {client} with {n[client]} samples has a batch of one "
+            f"at batch size {batch_size}; {f'--batch-size {other} leaves none, or' if other else 'choose'} "
+            f"--batch-norm group"
+        ) from None
 
 
 def given_plan(base: Any, settings: dict[str, Any]) -> Plan:

@@ -126,14 +126,16 @@ def inspect_run(
 
 
 def _local_models(simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray) -> list[torch.Tensor]:
+    from .carried import of_method
     from .client import Job, run_client
     from .methods import FedAvg
 
-    method = FedAvg()
-    work, t = replace(simulation.work, method=method), config.rounds
-    down = method.broadcast(method.init_server(x))
+    work, t = replace(simulation.work, method=FedAvg()), config.rounds
+    hooks = work.hooks
+    down = hooks.broadcast(hooks.init_server(x))
     lr = config.rate(max(t - 1, 0), paper_decay(config.method))
-    return [run_client(work, Job(int(i), t, lr), down, method.init_client(x)).up.D for i in chosen]
+    replies = (run_client(work, Job(int(i), t, lr), down, hooks.init_client(x)) for i in chosen)
+    return [of_method(reply.up).D for reply in replies]
 
 
 def _spread(vectors: list[torch.Tensor]) -> float:

@@ -23,7 +23,7 @@ from .recurrent import CharLSTM, charlstm
 from .sampling import torch_seed
 from .trim import trimmed
 from .trim import untrim as untrim
-from .usercode import file_of, load_code, raised, require_part
+from .usercode import file_of, load_code, raised, require_part, to_install
 
 Shape = tuple[int, ...]
 
@@ -248,6 +248,7 @@ def build_with(
                 raise
             reason = (str(error).splitlines() or ["not enough memory"])[0]
             reason = raised(error, Path(file_of(name)).resolve()) if file_of(name) else reason
+            reason += to_install("model", error) if file_of(name) else ""
             raise UserError(f"model {name}: cannot be built with {options}: {reason}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name}: expected an nn.Module, found a {type(model).__name__}; return one")

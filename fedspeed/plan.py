@@ -48,6 +48,13 @@ class Plan(Params):
         "shows which fields of a method can",
         later=True,
     )
+    batch_norm: str = local_work(
+        "refuse",
+        ("refuse", "group", "local", "average"),
+        "what becomes of batch norm: `refuse` it, `group` norm of 2 groups instead, running statistics `local` to each "
+        "client, or sent and `average`d",
+        later=True,
+    )
     weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
     clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
     clip_mode: str = fidelity(
@@ -138,6 +145,11 @@ class Plan(Params):
             return False
         every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
         return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
+
+    @property
+    def tracks(self) -> bool:
+        """Whether running statistics are kept, each client's or everybody's."""
+        return self.batch_norm in ("local", "average")
 
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""

@@ -148,6 +148,8 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
 
     The config counts as it stands in its file: a later version may have more fields.
     """
+    from .modelfile import frozen_digest
+
     tables = RunDir(out).config() | {"engine": simulation.plan.engine}
     for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
         tables.pop(name, None)
@@ -157,6 +159,7 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
     return {
         **({"layout": ", ".join(sorted(layouts))} if layouts else {}),
         "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        **frozen_digest(simulation.work.flat),
         "data": data.fingerprint,
         "split": data.split_fingerprint,
         "variables": json.dumps(bits_environment()),

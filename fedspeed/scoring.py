@@ -29,7 +29,7 @@ class Scored(NamedTuple):
 
 
 def score_round(backend: Whole, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
-    """Scores of the server's vector after t rounds, and of the clients' own, which are in their replies."""
+    """Scores of the server's vector after t rounds (`carried.whole`), and of the clients' own, in their replies."""
     plan, data = work.plan, work.data
     due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.measures(t)
     if not due and not each:

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from .backends import open_backend
+from .carried import whole
 from .client import Failed, Job, Reply, Work, make_jobs
 from .clientmetrics import ClientMetrics
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import UserError
-from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
 from .metering import Meter
 from .method import Method, Round
@@ -32,7 +33,7 @@ from .sampling import cohort, dropped
 from .scoring import score_round
 from .states import choose_states
 from .symptoms import Symptoms, server_diverged
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
+from .vec import Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -108,7 +109,7 @@ class Simulation(ShownSimulation):
         plan.require(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        flat = FlatModel(copied(model).to(device), no_decay)
+        flat = flat_model(model, data, plan, device, no_decay)
         self.method = method
         self.data = data
         self.t = 0
@@ -136,7 +137,7 @@ class Simulation(ShownSimulation):
     @property
     def model(self) -> nn.Module:
         """The module at the current vector, in evaluation mode; the simulation's own, copy it to keep it."""
-        self.work.flat.load(self.x)
+        self.work.flat.load(whole(self.server).to(self.work.flat.dtype, copy=True))
         return self.work.flat.model.eval()
 
     @property
@@ -148,7 +149,7 @@ class Simulation(ShownSimulation):
         flat, data, plan = self.work.flat, self.data, self.plan
         return (
             f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
-            f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
+            f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
             f"{plan.rounds}, engine {plan.engine}, back end {self.placement}>"
         )
 
@@ -213,7 +214,7 @@ class Simulation(ShownSimulation):
         if not all_finite(server):
             raise server_diverged(self.method, server, t, lr)
         trained = time.perf_counter()
-        score, validation, measured = score_round(self.backend, self.work, server.x, t + 1, replies)
+        score, validation, measured = score_round(self.backend, self.work, whole(server), t + 1, replies)
         train_loss = average(replies, "train_loss")
         signs = self.symptoms.round(t + 1, server, train_loss, (score, validation))
         evaluated = time.perf_counter()
@@ -267,7 +268,7 @@ class Simulation(ShownSimulation):
         """A private copy of a client's state, made from x^0 at first touch."""
         kept = self.states.get(client)
         if kept is None:
-            return tree_map(torch.clone, self.method.init_client(self.x0))
+            return tree_map(torch.clone, self.work.hooks.init_client(self.x0))
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def restore(self, t: int, server: Any, elapsed: float | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .carried import of_method
 from .rundir import ROUNDS
 from .statefile import read_state
 from .vec import has_leaves
@@ -26,12 +27,11 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
     mean_of, is_at = simulation.method.running_mean
     client_part, server_part = attrgetter(mean_of), attrgetter(is_at)
     sizes = simulation.data.sizes
-    method = simulation.method
     x0 = simulation.x0.cpu()
     weights = sizes / sizes.sum() if simulation.plan.weighting == "samples" else 0 * sizes + 1 / len(sizes)
-    start = method.init_client(x0)
-    at_first = client_part(start).double()
-    value = server_part(read_state(saved.server, simulation.server))
+    start = simulation.work.hooks.init_client(x0)
+    at_first = client_part(of_method(start)).double()
+    value = server_part(of_method(read_state(saved.server, simulation.server)))
     mean = torch.zeros_like(at_first)
     largest = float(value.abs().max())
     turns = 0.0
@@ -39,7 +39,7 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
     for i in range(len(sizes)):
         state = at_first
         if i in saved.entries:
-            state = client_part(saved.state(i, start)).double()
+            state = client_part(of_method(saved.state(i, start))).double()
         mean += float(weights[i]) * state
         largest = max(largest, float(state.abs().max()))
         turns += float(weights[i]) * often[i]
@@ -54,7 +54,7 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
 def counted(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
     """Whose state is not of the last round in which its reply was counted."""
     turns: dict[int, int] = {}
-    if has_leaves(simulation.method.init_client(simulation.x0)):
+    if has_leaves(simulation.work.hooks.init_client(simulation.x0)):
         turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
     kept = saved.generations
     for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .carried import of_method, whole
 from .contract import named
 from .errors import Diverged
 from .evaluate import Score, slices
@@ -64,7 +65,7 @@ class Symptoms:
         """The new state of a client whose reply is counted; of a round only the first is looked at."""
         if first:
             with one_thread():
-                self._client = self._large("client", state)
+                self._client = self._large("client", of_method(state))
 
     def round(
         self, t: int, server: Any, train_loss: float, scores: tuple[Score | None, Score | None]
@@ -73,11 +74,11 @@ class Symptoms:
         score = scores[1 if self.validation else 0]
         found, self._client = self._client, {}
         with one_thread():
-            found |= self._large("server", server)
+            found |= self._large("server", of_method(server))
             if t >= 4 and t & (t - 1) == 0:
                 found |= self._still(server.x)
             if score is not None and t > FIRST and self._suspicious(score):
-                found |= self._inside(server.x)
+                found |= self._inside(whole(server))
         if t > EARLY:
             found |= self._guessing(train_loss, score)
         return {name: float(f"{value:.4g}") for name, value in found.items()}
@@ -118,8 +119,11 @@ class Symptoms:
         finally:
             for hook in hooks:
                 hook.remove()
-        found = {"spread of outputs": wide} if wide < FLAT and wide < LOST * self._spread(self.x0, stop) else {}
+        found = {"spread of outputs": wide} if wide < FLAT and wide < LOST * self._spread(self._first(), stop) else {}
         return found | {f"zeros from {name}": float(stop) for name in dead}
+
+    def _first(self) -> torch.Tensor:
+        return torch.cat([self.x0, self.work.flat.statistics.first.to(self.x0)])
 
     def _spread(self, x: torch.Tensor, stop: int) -> float:
         """Of the outputs at x for the first samples that are scored."""
@@ -143,7 +147,7 @@ class Symptoms:
 
 def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
     """What to say when the server's step in round t + 1 gives NaN or Inf; what clients send was checked before."""
-    bad = [name for name, a in named("", server) if not all_finite((a,))]
+    bad = [name for name, a in named("", of_method(server)) if not all_finite((a,))]
     what = "the server model" if "x" in bad else f"the server's {bad[0]}"
     rate = method.fields().get("eta_g")
     server_rate = f" (eta_g, now {rate:g})" if rate else ""

@@ -22,6 +22,9 @@ LOADED: dict[str, tuple[str, str]] = {}
 TEXTS: dict[str, bytes] = {}
 """Files that were read, by their digest."""
 
+EXTRAS = {"peft": "lora", "timm": "timm", "transformers": "transformers"}
+"""Packages that models of docs/models.md need, and the extra that brings each."""
+
 
 def file_of(name: Any) -> str:
     """The file that a name names; "" if it names none.
@@ -111,10 +114,17 @@ def _module(kind: str, path: Path, text: bytes, code: str) -> ModuleType:
             del sys.modules[name]
         else:
             sys.modules[name] = before
-        hint = f"; a {kind} is one file: install what else it needs" if isinstance(error, ImportError) else ""
-        raise UserError(f"{kind} {path}: cannot be imported: {raised(error, path)}{hint}") from error
+        raise UserError(f"{kind} {path}: cannot be imported: {raised(error, path)}{to_install(kind, error)}") from error
     LOADED[name] = (str(path), code)
     return module
+
+
+def to_install(kind: str, error: BaseException) -> str:
+    """What to install where an import failed; "" if that is not what failed."""
+    if not isinstance(error, ImportError):
+        return ""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return f"; pip install 'fedspeed[{extra}]'" if extra else f"; a {kind} is one file: install what else it needs"
 
 
 def raised(error: BaseException, path: Path) -> str:

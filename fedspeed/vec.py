@@ -12,6 +12,7 @@ from torch import nn
 
 from .compat import version
 from .errors import UserError
+from .norms import REPLACED, Statistics, groups, tracking
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -145,11 +146,12 @@ class FlatModel:
 
     Tied parameters appear once, frozen ones and buffers stay in the module, parameters of a narrower dtype are cast
     from the vector (which has the widest). Refused by name: parameters that are lazy, complex, empty, on several
-    devices, or two that share memory; running statistics (batch norm), and buffers that a forward pass changes.
+    devices, or two that share memory; buffers that a forward pass changes, running statistics unless asked for.
 
     Args:
         model: any `nn.Module`; it is taken over, so hand in a copy if you want to keep yours.
         no_decay: names, or ends of names, of parameters without weight decay, e.g. `("bias",)`.
+        tracks: take a model with running statistics (batch norm): they are a vector of their own, `statistics`.
 
     Example:
         >>> flat = FlatModel(nn.Linear(3, 2))
@@ -157,10 +159,10 @@ class FlatModel:
         (8, torch.Size([8]))
     """
 
-    def __init__(self, model: nn.Module, no_decay: Sequence[str] = ()) -> None:
+    def __init__(self, model: nn.Module, no_decay: Sequence[str] = (), tracks: bool = False) -> None:
         self.model, self.no_decay = model, (no_decay,) if isinstance(no_decay, str) else tuple(no_decay)
         named = dict(model.named_parameters())  # removes duplicates, so tied parameters come once
-        _refuse(model, named)
+        _refuse(model, named, tracks)
         trainable = {name: p for name, p in named.items() if p.requires_grad}
         self.names, self.parameters = list(trainable), list(trainable.values())
         self.dtype = self.parameters[0].dtype
@@ -172,6 +174,7 @@ class FlatModel:
         self.d = sum(self.sizes)
         self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
         self.decay = self._decay_mask(self.no_decay)
+        self.statistics = Statistics(model, self.dtype)
         self._buffers = {name: (b, version(b)) for name, b in model.named_buffers()}
         self.load(self.x)
 
@@ -185,8 +188,18 @@ class FlatModel:
         ones = [float(not name.endswith(no_decay)) for name in self.names]
         return torch.repeat_interleave(torch.tensor(ones, dtype=self.dtype), torch.tensor(self.sizes)).to(self.device)
 
+    @property
+    def size(self) -> str:
+        """How many parameters there are, in words."""
+        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
+        return f"{self.d:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
+
     def load(self, x: torch.Tensor) -> None:
-        """Make the parameters views of x (no copy but for parameters of another dtype)."""
+        """Make the parameters views of x (no copy but for parameters of another dtype); what follows them in x are
+        running statistics."""
+        if len(x) > self.d:
+            self.statistics.put(x[self.d :])
+            x = x[: self.d]
         parts = x.split(self.sizes)  # type: ignore[no-untyped-call]
         for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
             p.data = part.view(shape) if p.dtype == x.dtype else part.view(shape).to(p.dtype)
@@ -232,24 +245,22 @@ class FlatModel:
         """Raise if a forward pass in training changed a buffer: it would differ between clients and be lost."""
         for name, b in self.model.named_buffers():
             before, then = self._buffers.get(name, (None, 0))
-            if b is not before or version(b) != then:
+            if b is not before or (version(b) != then and name not in self.statistics.buffers):
                 raise UserError(
                     f"model: buffer {name!r} changes in a forward pass; only parameters travel, so running "
                     f"statistics would be lost. Make it a parameter, or use a layer without it (nn.GroupNorm)"
                 )
 
 
-def _refuse(model: nn.Module, named: dict[str, nn.Parameter]) -> None:
+def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> None:
     """Raise a UserError that names what a flat vector cannot hold."""
-    for name, module in model.named_modules():
-        if getattr(module, "running_mean", None) is not None:
-            kind = type(module).__name__
-            width = getattr(module, "num_features", 0)
-            groups = 1 if width % 2 else 2
-            raise UserError(
-                f"model: {name or 'the model'} is a {kind} with running statistics, which clients cannot share; "
-                f"replace it by nn.GroupNorm({groups}, {width or 'C'}) or pass track_running_stats=False"
-            )
+    for name, module in () if tracks else tracking(model).items():
+        width = int(getattr(module, "num_features", 0))
+        group = f"group (nn.GroupNorm({groups(width)}, {width}) in its place), " if type(module) in REPLACED else ""
+        raise UserError(
+            f"model: {name or 'the model'} is a {type(module).__name__} with running statistics, which clients cannot "
+            f"share; choose --batch-norm {group}local or average, or build it with track_running_stats=False"
+        )
     lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
     if lazy:
         raise UserError(f"model: parameter {lazy[0]!r} is lazy, it has no shape yet; run one batch through the model")

@@ -224,7 +224,7 @@ def _again(
     try:
         if start is not None:
             _link_states(run, start, simulation)
-            simulation.states.restore(start, simulation.method.init_client(simulation.x0))
+            simulation.states.restore(start, simulation.work.hooks.init_client(simulation.x0))
             elapsed = records[start.t - 1].virtual_seconds if 0 < start.t <= len(records) else None
             simulation.restore(start.t, read_state(start.server, simulation.server), elapsed)
         first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
@@ -280,7 +280,7 @@ def _other_bits(simulation: Simulation, saved: Saved) -> Iterator[str]:
         pairs = zip(*(tree_leaves((a,)) for a in (new, old)), strict=True)
         if not all(a.cpu().equal(b) for a, b in pairs):
             yield f"round {saved.t}: the server's {name} in the checkpoint differs from the round run again"
-    like = simulation.method.init_client(simulation.x0)
+    like = simulation.work.hooks.init_client(simulation.x0)
     if simulation.states.generations != saved.generations:
         yield f"round {saved.t}: other clients' states changed than in the round run again"
         return

@@ -42,6 +42,7 @@ ELSEWHERE = (
 LONGER = {
     "README.md",
     "docs/day.md",
+    "docs/models.md",
     "docs/paper-scale.md",
     "docs/theory.md",
     "docs/reproduction.md",

@@ -36,7 +36,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "sampling", "usercode"},
     "sampling": {"hashing"},
-    "vec": {"compat", "errors"},
+    "vec": {"compat", "errors", "norms"},
     "problems": {"errors"},
     "theory": {"errors", "files", "params", "problems", "report", "rundir", "schedule"},
     "data": {"errors", "problems", "sampling", "usercode"},
@@ -49,6 +49,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "origin": {"errors", "method"},
     "contract": {"compat", "errors", "method", "metrics", "origin"},
     "client": {
+        "carried",
         "clientscores",
         "contract",
         "data",
@@ -98,9 +99,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "usercode",
         "vec",
     },
-    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling", "schedule"},
+    "given": {"data", "errors", "method", "methods", "models", "norms", "plan", "sampling", "schedule", "vec"},
     "server": {
         "backends",
+        "carried",
         "client",
         "clientmetrics",
         "contract",
@@ -125,7 +127,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "schedule", "usercode"},
     "rundir": {"clientmetrics", "errors", "files", "hashing", "notebook", "record"},
-    "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
+    "runconfig": {"config", "environment", "errors", "files", "modelfile", "presets", "rundir", "usercode"},
     "recording": {
         "config",
         "environment",
@@ -150,7 +152,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "runconfig",
         "rundir",
     },
-    "sums": {"rundir", "statefile", "vec"},
+    "sums": {"carried", "rundir", "statefile", "vec"},
     "results": {"modelfile", "recording", "rundir"},
     "verify": {
         "checkpoint",
@@ -181,6 +183,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "server",
     },
     "inspection": {
+        "carried",
         "client",
         "config",
         "errors",
@@ -232,7 +235,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "schedule": {"errors", "method"},
     "cures": {"plan"},
     "illness": {"cures", "observe", "record"},
-    "symptoms": {"contract", "errors", "evaluate", "sampling", "vec"},
+    "symptoms": {"carried", "contract", "errors", "evaluate", "sampling", "vec"},
     "metering": {"client", "errors", "given", "network", "record"},
     "network": {"errors", "hashing", "record"},
     "clientmetrics": set(),
@@ -245,6 +248,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "points": {"config", "errors", "methods", "runconfig"},
     "recurrent": {"errors"},
+    "carried": {"contract"},
+    "norms": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

@@ -73,7 +73,8 @@ def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
         load_text(Path(file), text)
     parts = {name: pickle.loads(part) for name, part in pickled.items()}
     data = replace(parts["data"], **tensors)
-    work = Work(parts["method"], FlatModel(parts["model"], no_decay), parts["loss"], data, parts["plan"])
+    flat = FlatModel(parts["model"], no_decay, parts["plan"].tracks)
+    work = Work(parts["method"], flat, parts["loss"], data, parts["plan"])
     work.__dict__["shapes"] = parts["shapes"]  # found where the work was made
     work.hooks.expect(work.shapes.up)
     return work

@@ -67,7 +67,7 @@ class Processes:
         packed = pack(work)
         self._payload, self._main = packed.work, packed.main
         up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
-        self._vectors, size = lay_out([x0, *tree_leaves(shapes.down)])
+        self._vectors, size = lay_out([x0.new_empty(len(x0) + len(work.flat.statistics)), *tree_leaves(shapes.down)])
         slots: list[list[ClientPlaces]] = [[] for _ in range(SLOTS * workers)]
         for slot in slots:  # a page that is never written takes no memory
             for _ in range(min(self.engine.most, work.data.clients)):

@@ -92,7 +92,7 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
     x = segment.tensor(setup.vectors[0])
     down = at(segment, work.shapes.down, setup.vectors[1:])
     engine = make_engine(work, buffers=[])
-    flat.x = x  # x^0 is the server's to keep
+    flat.x = x[: flat.d]  # x^0 is the server's to keep
 
     def run(jobs: list[Job], slot: int, fresh: set[int]) -> list[Facts | RemoteError]:
         rows = {job.client: row for job, row in zip(jobs, setup.slots[slot], strict=False)}

@@ -37,6 +37,7 @@ class Block:
 
     def __init__(self, work: Work) -> None:
         refuse_unsafe(work.method)
+        refuse_statistics(work)
         self.work, self.dtype = work, accurate(work.flat.device)
         self.oracle = BlockOracle(work)
         self.most = max(1, min(ROWS, FLOATS // work.flat.d))
@@ -199,6 +200,15 @@ def unstack(tree: Any, rows: int) -> list[Any]:
         return tree_map(lambda a: a[i] if a.ndim == 2 else a, tree)
 
     return [row(i) for i in range(rows)] if has_leaves(tree) else [tree] * rows
+
+
+def refuse_statistics(work: Work) -> None:
+    """Raise for a model with running statistics: clients side by side would need as many copies of its layers."""
+    if work.flat.statistics:
+        raise UserError(
+            f"engine block: has no running statistics per client, found batch_norm {work.plan.batch_norm}; use "
+            f"--engine loop, or --batch-norm group"
+        )
 
 
 def refuse_unsafe(method: Method) -> None:
