@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,10 @@ from .models import MODELS, build_model
 from .plan import Plan
 from .sampling import torch_seed
 from .schedule import require_schedulable
+from .stopping import require_scores
+
+if TYPE_CHECKING:
+    from .server import Simulation
 
 
 def given_method(value: Any) -> Method:
@@ -96,6 +100,8 @@ def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
         )
     if data.sizes.min() < 1:
         raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+    test, validation = (rows is not None and len(rows) > 0 for rows in (data.y_test, data.validation))
+    require_scores(plan, test, validation, data.classes is not None)
     return plan
 
 
@@ -138,6 +144,17 @@ def shown(method: Method) -> str:
         if value != default:
             told.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
     return f"{type(method).__name__}({', '.join(told)})"
+
+
+def described(run: Simulation) -> str:
+    """A simulation in a line: what it is of, where it stands, how it is computed."""
+    flat, data, plan = run.work.flat, run.data, run.plan
+    return (
+        f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "
+        f"{flat.d:,} parameters, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
+        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.fired else ''}, engine {plan.engine}, "
+        f"back end {run.placement}>"
+    )
 
 
 def _refuse_arguments(what: str, made: Any) -> None:

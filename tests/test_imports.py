@@ -31,7 +31,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "observe": {"errors", "record", "registry"},
     "environment": {""},
     "params": {"errors"},
-    "plan": {"backends", "errors", "method", "network", "params", "schedule"},
+    "plan": {"backends", "errors", "method", "network", "params", "schedule", "stopping"},
     "pool": {"errors", "processes"},
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "usercode"},
@@ -98,7 +98,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "usercode",
         "vec",
     },
-    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling", "schedule"},
+    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling", "schedule", "stopping"},
     "server": {
         "backends",
         "client",
@@ -120,12 +120,13 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sampling",
         "scoring",
         "states",
+        "stopping",
         "symptoms",
         "vec",
     },
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "schedule", "usercode"},
     "rundir": {"clientmetrics", "errors", "files", "hashing", "notebook", "record"},
-    "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "usercode"},
+    "runconfig": {"config", "environment", "errors", "files", "presets", "rundir", "stopping", "usercode"},
     "recording": {
         "config",
         "environment",
@@ -137,6 +138,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "record",
         "rundir",
         "splitfile",
+        "stopping",
     },
     "givenrun": {
         "checkpoint",
@@ -149,9 +151,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "run",
         "runconfig",
         "rundir",
+        "stopping",
     },
     "sums": {"rundir", "statefile", "vec"},
-    "results": {"modelfile", "recording", "rundir"},
+    "results": {"modelfile", "recording", "rundir", "stopping"},
     "verify": {
         "checkpoint",
         "environment",
@@ -179,6 +182,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "runconfig",
         "rundir",
         "server",
+        "stopping",
     },
     "inspection": {
         "client",
@@ -206,6 +210,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "record",
         "rundir",
         "splitfile",
+        "stopping",
         "usercode",
     },
     "reproduce": {
@@ -237,9 +242,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "clientmetrics": set(),
     "clientscores": {"data", "evaluate", "sampling", "vec"},
     "scoring": {"clientmetrics", "evaluate"},
-    "exporters": {"errors", "files", "observe", "record", "report", "rundir"},
+    "exporters": {"errors", "files", "observe", "record", "report", "rundir", "stopping"},
     "notebook": set(),
     "splitfile": {"data", "files"},
+    "stopping": {"errors", "record"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -264,6 +270,7 @@ NO_TORCH = {
     "rundir",
     "schedule",
     "splitfile",
+    "stopping",
     "usercode",
     "method",
     "methods",

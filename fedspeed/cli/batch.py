@@ -18,6 +18,7 @@ from ..report.difference import flat
 from ..report.runs import RunFiles
 from ..runconfig import PLACEMENT, as_stored, named_code, read_config, same_run, trusted
 from ..rundir import RunDir
+from ..stopping import over
 from .progress import BLINK, Runs, score_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def is_done(folder: Path, config: Config) -> bool:
             f"command that made it, or --overwrite it"
         )
     diverged = str(run.summary().get("status")).startswith("diverged")
-    return diverged or run.finished(config.rounds) is not None
+    return diverged or over(run, config) is not None
 
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
@@ -114,7 +115,8 @@ def _came_to(folder: Path) -> str:
     summary = RunFiles.read(folder).summary
     accuracy = summary["last_accuracy"]
     score = f"accuracy {accuracy:.2%}, " if accuracy is not None else ""
-    return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s"
+    stopped = ", stopped" if str(summary["status"]).startswith("stopped: ") else ""
+    return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s{stopped}"
 
 
 def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
@@ -134,6 +136,7 @@ def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
                 allow_code=bool(named_code(task.tables)),
                 rounds=config.rounds,
                 data_dir=config.data_dir,
+                max_time=config.max_time,
                 **calls,
             )
         else:
