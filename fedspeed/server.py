@@ -174,10 +174,7 @@ class Simulation(ShownSimulation):
             return record
         for record in self:
             return record
-        more = "other rules" if self.stopping.fired else "more rounds"
-        raise UserError(
-            f"{self.ended}, in round {self.t} of {self.plan.rounds}; simulate(..., resume=True) takes {more}"
-        )
+        raise UserError(f"no rounds are left ({self.ended}); simulate(..., resume=True) takes more, or other rules")
 
     def advance(self) -> Record:
         """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as

@@ -249,7 +249,7 @@ def over(run: RunDir, plan: Plan) -> dict[str, Any] | None:
     told = summary.get("stopped")
     if done is not None or not isinstance(told, dict) or not str(summary.get("status")).startswith("stopped: "):
         return done
-    return summary if told.get("rule") == rules(plan).get(str(told.get("by"))) else None
+    return summary if (told.get("by"), told.get("rule")) in list(rules(plan).items()) else None
 
 
 def rules(plan: Plan) -> dict[str, str]:

@@ -24,7 +24,7 @@ NO = "no"
 UNDECIDED = "undecided"
 UNKNOWN = "unknown: 1 seed"
 DIVERGED = "undecided: diverged"
-STOPPED = "undecided: stopped at a score"
+STOPPED = "undecided: stopped"
 OTHER_DATA = "other data"
 T_975 = (
     12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
