@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .data.federated import Federated
+from .devices import ready
 from .errors import UserError, unknown
 from .method import Method
 from .methods import METHODS, build
@@ -119,6 +120,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
+        ready(torch.device(name))
         device = torch.zeros(1, device=name).device
         if device.type != "meta":  # whose tensors hold no numbers
             return device

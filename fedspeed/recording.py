@@ -274,7 +274,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
-        "environment": environment(simulation.work.flat.device.type),
+        "environment": environment(simulation.work.flat.device),
     } | ({"illnesses": ills} if ills else {})
 
 

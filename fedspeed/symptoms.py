@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .contract import named
+from .devices import placed
 from .errors import Diverged
 from .evaluate import Score, slices
 from .sampling import torch_seed
@@ -52,7 +53,7 @@ class Symptoms:
         data = work.data
         self.validation = not slices(data, False)
         held = data.validation if self.validation else None
-        labels = data.y_test if held is None else data.y[torch.from_numpy(held).to(data.y.device)]
+        labels = data.y_test if held is None else data.y[placed(held, data.y.device)]
         self.labels = 0 if labels is None or data.classes is None else labels.numel()
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
         self.likely = max(shares, default=0.0)

@@ -36,10 +36,10 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "method": {"params"},
     "methods": {"errors", "method", "params", "registry", "usercode"},
     "sampling": {"hashing"},
-    "vec": {"compat", "errors"},
+    "vec": {"compat", "devices", "errors"},
     "problems": {"errors"},
     "theory": {"errors", "files", "params", "problems", "report", "rundir", "schedule"},
-    "data": {"errors", "problems", "sampling", "usercode"},
+    "data": {"devices", "errors", "problems", "sampling", "usercode"},
     "layers": {"compat"},
     "trim": {"errors", "layers"},
     "models": {"data", "errors", "layers", "sampling", "trim", "usercode"},
@@ -52,6 +52,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "clientscores",
         "contract",
         "data",
+        "devices",
         "errors",
         "evaluate",
         "method",
@@ -85,6 +86,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "backends": {
         "client",
         "clientscores",
+        "devices",
         "engines",
         "environment",
         "errors",
@@ -98,7 +100,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "usercode",
         "vec",
     },
-    "given": {"data", "errors", "method", "methods", "models", "plan", "sampling", "schedule", "stopping"},
+    "given": {"data", "devices", "errors", "method", "methods", "models", "plan", "sampling", "schedule", "stopping"},
     "server": {
         "backends",
         "client",
@@ -236,7 +238,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "schedule": {"errors", "method"},
     "cures": {"plan"},
     "illness": {"cures", "observe", "record"},
-    "symptoms": {"contract", "errors", "evaluate", "sampling", "vec"},
+    "symptoms": {"contract", "devices", "errors", "evaluate", "sampling", "vec"},
     "metering": {"client", "errors", "given", "network", "record"},
     "network": {"errors", "hashing", "record"},
     "clientmetrics": set(),
@@ -246,6 +248,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "notebook": set(),
     "splitfile": {"data", "files"},
     "stopping": {"errors", "record"},
+    "devices": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
