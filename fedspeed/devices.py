@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,16 +31,17 @@ def exact(device: torch.device) -> Iterator[None]:
         yield
         return
     strict, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled, products = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32
+    memory: Any = torch.utils.deterministic
+    filled, products = memory.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32
     torch.use_deterministic_algorithms(True, warn_only=not strict or warned)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
+    memory.fill_uninitialized_memory = False  # nothing reads it
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         with convolutions(tf32=False):
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warned)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
         torch.backends.cuda.matmul.allow_tf32 = products
 
 

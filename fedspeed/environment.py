@@ -57,7 +57,8 @@ def environment(device: Any) -> dict[str, Any]:
     import torch
 
     place = torch.device(device)
-    cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} if place.type == "cuda" else {}
+    cudnn: Any = torch.backends.cudnn
+    cuda = {"cuda": torch.version.cuda, "cudnn": cudnn.version()} if place.type == "cuda" else {}
     return {
         "fedspeed": __version__,
         "torch": torch.__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -65,16 +66,15 @@ def timeless(records: list[Record]) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.to_dict().items() if k not in TIMES} for r in records]
 
 
-def both(cuda, method: Any, model: Any, data: Federated, **more: Any) -> Iterator[tuple[list[dict], torch.Tensor]]:
+def both(cuda, method: Any, model: Any, data: Federated, **more: Any) -> list[tuple[list[dict], torch.Tensor]]:
     """Rounds and model on the CPU, then on the pretended GPU."""
-    for device, place in (("cpu", None), ("cuda", cuda())):
-        if place is not None:
-            place.__enter__()
-        run = simulate(method, model(), data, device=device, **{**PLAN, **more})
-        assert run.work.flat.device.type == run.x.device.type == device
-        yield timeless(list(run)), run.x.cpu()
-        if place is not None:
-            place.__exit__(None, None, None)
+    found = []
+    for device in ("cpu", "cuda"):
+        with nullcontext() if device == "cpu" else cuda():
+            run = simulate(method, model(), data, device=device, **{**PLAN, **more})
+            assert run.work.flat.device.type == run.x.device.type == device
+            found.append((timeless(list(run)), run.x.cpu()))
+    return found
 
 
 # --- the pretended device itself ---

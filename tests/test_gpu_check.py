@@ -11,7 +11,7 @@ from pretended import pretended_cuda
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import gpu_check  # noqa: E402
+from benchmarks import gpu_check
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU here")
