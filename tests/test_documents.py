@@ -44,6 +44,7 @@ LONGER = {"README.md", "docs/paper-scale.md", "docs/theory.md", "docs/reproducti
 QUICK = ["--rounds", "2"]
 SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is appended
     (r"^run ", QUICK),
+    (r"^run .*--patience", ["--patience", "1"]),
     (r"^compare (?!runs/)", [*QUICK, "--seeds", "1"]),
     (r"^(run|compare) .*--data cifar10", ["--data-dir", "cifar.tar.gz", "--set", "data.part=true"]),
     (r"^data \w+ cifar10", ["--data-dir", "cifar.tar.gz", "--set", "part=true"]),
