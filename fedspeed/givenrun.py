@@ -116,7 +116,7 @@ def _resumed(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
     run = RunDir(out)
     stored = run.config()
     _require_same(out, stored, config)
-    longer(replace(config, rounds=stored["rounds"]), config.rounds)
+    longer(replace(config, rounds=stored["rounds"], patience=0, min_delta=0.0), config.rounds)
     checkpoints = Checkpoints(out, config.checkpoint_every)
     saved = checkpoints.latest()
     records = run.records(saved.t) if saved else []

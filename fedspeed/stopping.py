@@ -76,15 +76,13 @@ def goal_text(given: str) -> str:
     except ValueError:
         goal = math.nan
     if up(name) and not 0 < goal <= 1:
-        percent = f"; {float(number.rstrip('%')) / 100:g} is {number.rstrip('%')}%" if _percent(number) else ""
-        raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {number}{percent}")
+        percent = number.removesuffix("%")
+        likely = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", percent) and 0 < float(percent) <= 100
+        hint = f"; {float(percent) / 100:g} is {percent}%" if likely else ""
+        raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {number}{hint}")
     if not abs(goal) < MOST:
         raise UserError(f"stop_at: expected a number as the goal of {name} such as 0.3, got {number!r}")
     return f"{name}={goal!r}"
-
-
-def _percent(number: str) -> bool:
-    return bool(re.fullmatch(r"[0-9.]+%?", number)) and number.count(".") < 2 and 0 < float(number.rstrip("%")) <= 100
 
 
 def up(score: str) -> bool:

@@ -361,6 +361,8 @@ def test_a_comparison_with_a_goal_goes_on_and_keeps_what_stopped(tmp_path, monke
         ("--stop-at accuracy=80%", "got 80%; 0.8 is 80%"),
         ("--stop-at accuracy<=0.8", "expected accuracy>=0.8"),
         ("--stop-at loss>=0.8", "expected loss<=0.8"),
+        ("--stop-at accuracy=.", "as a share in (0, 1], got ."),
+        ("--stop-at accuracy=1.5", "got 1.5; 0.015 is 1.5%"),
         ("--stop-at accuracy=nan", "as a share in (0, 1], got nan"),
         ("--stop-at loss=inf", "expected a number as the goal of loss"),
         ("--stop-at loss", "expected a score and its goal such as accuracy=0.8"),
@@ -395,6 +397,15 @@ def test_a_score_that_the_data_do_not_give_is_refused():
         with pytest.raises(UserError, match=told):
             simulate("fedavg", "linear", data, rounds=5, active=2, **rule)
     assert simulate("fedavg", "linear", untested, rounds=5, active=2, stop_at="train_loss=0.1").ended == ""
+
+
+def test_a_longer_run_may_get_a_patience_that_the_shorter_one_could_not_have(tmp_path):
+    problem = Softmax()
+    for rounds, rule in ((2, {}), (6, {"patience": 4})):
+        run = simulate(FedAvg(), problem.model(), problem.federated(), rounds=rounds, active=3, out=tmp_path / "a",
+                       resume=True, **rule)  # fmt: skip
+        list(run)
+    assert run.ended == "finished" or run.t == 5
 
 
 def test_resume_takes_rules_and_nothing_else(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UserError
 from ..record import is_number, up_to
 from ..rundir import RunDir, runs_in
+from ..stopping import RULES
 from .difference import flat
 from .labels import kind_of, labels
 
@@ -69,10 +70,11 @@ class RunFiles:
     @property
     def stopped(self) -> str:
         """The rule that stopped it, `stop_at accuracy=0.8`; "" if none did."""
-        told = self.summary.get("stopped") if self.state == "stopped" else None
-        return (
-            f"{told.get('by')} {told.get('rule')}" if isinstance(told, dict) else self.state * (self.state == "stopped")
-        )
+        if self.state != "stopped":
+            return ""
+        told = self.summary.get("stopped")
+        by, rule = (told.get("by"), told.get("rule")) if isinstance(told, dict) else ("", "")
+        return f"{by} {rule[:60]}" if by in RULES and isinstance(rule, str) else "by a rule"
 
     @property
     def diverged(self) -> bool:
