@@ -8,7 +8,7 @@ KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench profile check format wheel clean
+.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test-all: test $(TRACKERS) ## the tests, then the slow ones: real data, many pro
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)
+
+gpu-check: setup ## try a GPU in five minutes: a report to send to us; DEVICE=cuda:1 for another; exit code 3: there is none
+	@$(BIN)/python -m benchmarks.gpu_check $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 profile: setup ## where each millisecond of a client's turn goes, beside the machine's limits
 	$(BIN)/python -m benchmarks.profile $(ARGS)

@@ -28,6 +28,7 @@ from .report.runs import RunFiles
 from .report.standing import score_of
 from .runconfig import PLACEMENT, as_stored, named_code, read_config, same_run, trusted
 from .rundir import RunDir
+from .stopping import over
 
 if TYPE_CHECKING:
     from .record import Record
@@ -112,7 +113,7 @@ def is_done(folder: Path, config: Config) -> bool:
             f"command that made it, or --overwrite it"
         )
     diverged = str(run.summary().get("status")).startswith("diverged")
-    return diverged or run.finished(config.rounds) is not None
+    return diverged or over(run, config) is not None
 
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
@@ -184,7 +185,8 @@ def _came_to(folder: Path) -> str:
     summary = RunFiles.read(folder).summary
     accuracy = summary["last_accuracy"]
     score = f"accuracy {accuracy:.2%}, " if accuracy is not None else ""
-    return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s"
+    stopped = ", stopped" if str(summary["status"]).startswith("stopped: ") else ""
+    return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s{stopped}"
 
 
 def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
@@ -212,7 +214,8 @@ def make_run(
     try:
         if RunDir(folder).config_file.exists() and not overwrite:
             code = bool(named_code(config.to_dict()))
-            resume(folder, allow_code=code, rounds=config.rounds, data_dir=config.data_dir, **calls)
+            calls |= {"rounds": config.rounds, "data_dir": config.data_dir, "max_time": config.max_time}
+            resume(folder, allow_code=code, **calls)
         else:
             run_config(config, folder, overwrite=overwrite, **calls)
     except Diverged as error:

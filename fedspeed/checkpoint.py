@@ -255,6 +255,7 @@ class Checkpoints:
             raise UserError(f"{wrong}; {self.folder} was changed, put it back")
         simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
         simulation.restore(saved.t, server, records[saved.t - 1].virtual_seconds if saved.t else None)
+        simulation.stopping.replay(records[: saved.t])
 
     def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:
         """Stand at a checkpoint: remove what neither it nor the one before it names, and what follows it in the log and

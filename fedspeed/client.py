@@ -15,6 +15,7 @@ from .carried import Carrying, of_method
 from .clientscores import own_score
 from .contract import Hooks
 from .data.federated import Federated
+from .devices import own_randomness, placed
 from .errors import ClientFailed, Diverged, UserError
 from .evaluate import Score
 from .method import Local, Method
@@ -203,8 +204,7 @@ def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
     """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
     if not work.plan.measures(job.t + 1, own=True):
         return None
-    gpus = [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):  # an upload that draws draws the same, asked or not
+    with own_randomness(work.flat.device):  # an upload that draws draws the same, asked or not
         return own_score(work.flat, x, work.data, work.loss, job.client)
 
 
@@ -239,7 +239,7 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     """
     name, rows, plan = type(work.method).__name__, work.data.rows(job.client), work.plan
     for what, a in (("inputs", work.data.x), ("targets", work.data.y)):
-        own = a[torch.from_numpy(rows).to(a.device)] if a.is_floating_point() else None
+        own = a[placed(rows, a.device)] if a.is_floating_point() else None
         if own is not None and not all_finite((own,)):
             bad = rows[int((~own.reshape(len(rows), -1).isfinite()).any(1).nonzero()[0, 0])]
             return Diverged(

@@ -47,11 +47,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Versions, hardware and variables: equal bits are promised for equal ones."""
+def environment(device: Any) -> dict[str, Any]:
+    """Versions, hardware and variables: equal bits are promised for equal ones.
+
+    Args:
+        device: that computed, a `torch.device` or its name.
+    """
     import numpy
     import torch
 
+    place = torch.device(device)
+    cudnn: Any = torch.backends.cudnn
+    cuda = {"cuda": torch.version.cuda, "cudnn": cudnn.version()} if place.type == "cuda" else {}
     return {
         "fedspeed": __version__,
         "torch": torch.__version__,
@@ -60,6 +67,7 @@ def environment(device: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "device": torch.cuda.get_device_name(place) if cuda else place.type,
+        **cuda,
         "variables": ", ".join(f"{name}={value}" for name, value in bits_environment().items()) or "none",
     }

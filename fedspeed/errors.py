@@ -38,6 +38,9 @@ SYNONYMS = {
     "workers": "num_workers jobs processes num_processes",
     "device": "gpu cuda",
     "eval_every": "eval_interval test_every evaluate_every",
+    "stop_at": "target_accuracy stop_when",
+    "patience": "early_stopping early_stop",
+    "max_time": "time_limit time_budget timeout walltime max_seconds",
     "out": "output output_dir out_dir save_dir folder",
 }
 """What others call our options and keys."""

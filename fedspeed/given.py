@@ -7,13 +7,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from .data.federated import Federated
+from .devices import ready
 from .errors import UserError, unknown
 from .method import Method
 from .methods import METHODS, build
@@ -22,7 +23,11 @@ from .norms import with_group_norm
 from .plan import Plan
 from .sampling import torch_seed
 from .schedule import require_schedulable
+from .stopping import require_scores
 from .vec import FlatModel
+
+if TYPE_CHECKING:
+    from .server import Simulation
 
 
 def given_method(value: Any) -> Method:
@@ -133,6 +138,8 @@ def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
         )
     if data.sizes.min() < 1:
         raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+    test, validation = (rows is not None and len(rows) > 0 for rows in (data.y_test, data.validation))
+    require_scores(plan, test, validation, data.classes is not None)
     return plan
 
 
@@ -150,6 +157,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
+        ready(torch.device(name))
         device = torch.zeros(1, device=name).device
         if device.type != "meta":  # whose tensors hold no numbers
             return device
@@ -175,6 +183,17 @@ def shown(method: Method) -> str:
         if value != default:
             told.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
     return f"{type(method).__name__}({', '.join(told)})"
+
+
+def described(run: Simulation) -> str:
+    """A simulation in a line: what it is of, where it stands, how it is computed."""
+    flat, data, plan = run.work.flat, run.data, run.plan
+    return (
+        f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "
+        f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
+        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.fired else ''}, engine {plan.engine}, "
+        f"back end {run.placement}>"
+    )
 
 
 def _refuse_arguments(what: str, made: Any) -> None:

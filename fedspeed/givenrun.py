@@ -29,6 +29,7 @@ from .report.difference import flat
 from .run import go_on, longer
 from .runconfig import PLACEMENT, as_stored, bound_to, clear_code, withdraw, write_config
 from .rundir import CONFIG, RunDir, alone
+from .stopping import RULES, over
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,11 +116,11 @@ def _resumed(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
     run = RunDir(out)
     stored = run.config()
     _require_same(out, stored, config)
-    longer(replace(config, rounds=stored["rounds"]), config.rounds)
+    longer(replace(config, rounds=stored["rounds"], patience=0, min_delta=0.0), config.rounds)
     checkpoints = Checkpoints(out, config.checkpoint_every)
     saved = checkpoints.latest()
     records = run.records(saved.t) if saved else []
-    if saved is not None and run.finished(config.rounds) is not None:
+    if saved is not None and over(run, config) is not None:
         checkpoints.check(saved, bound_to(out, simulation))
         checkpoints.restore(saved, simulation, records)
     else:
@@ -133,7 +134,7 @@ def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
     if type(stored.get("rounds")) is not int:
         raise UserError(f"{RunDir(out).config_file} was changed: expected a number of rounds; put it back")
     for key in {**now, **then}:
-        if key in (*PLACEMENT, "rounds", "targets") or key.endswith("origin") or then.get(key) == now.get(key):
+        if key in (*PLACEMENT, *RULES, "rounds", "targets") or key.endswith("origin") or then.get(key) == now.get(key):
             continue
         cure = CURE.get(key, "make the same call as before")
         raise UserError(

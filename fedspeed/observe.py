@@ -51,8 +51,9 @@ class Observer:
         """A round is done, and written down if the run has a directory."""
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Rounds end: `finished`, `interrupted`, `terminated`, or `diverged: ...` and `failed: ...` with the reason;
-        of a run without a directory the summary holds no more than status and rounds."""
+        """Rounds end: `finished`, `interrupted`, `terminated`, or with the reason `stopped: ...` (by a rule of the
+        plan), `diverged: ...` and `failed: ...`; of a run without a directory the summary holds no more than status and
+        rounds."""
 
 
 class Observers:
@@ -100,7 +101,7 @@ class Observers:
     def over(self, run: Simulation, error: BaseException | None) -> None:
         """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
         given_up = error is None or isinstance(error, GeneratorExit)
-        status = "finished" if given_up and run.t >= run.plan.rounds else status_of(error)
+        status = (run.ended if given_up else "") or status_of(error)
         self.ended(status, {"status": status, "rounds": run.t})
 
 

@@ -12,6 +12,7 @@ from .method import Method
 from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, method_at, warmup_text
+from .stopping import fit_rules, goal_text, time_text
 
 federation = partial(param, group="federation")
 local_work = partial(param, group="model and local work")
@@ -73,6 +74,21 @@ class Plan(Params):
         about="when to score the model on every client's data: every=10; every=10,own: the clients' own models too",
         later=True,
     )
+    stop_at: str = course(
+        "",
+        about="the score at which the run stops: accuracy=0.8, loss=0.3, train_loss, validation_accuracy or _loss",
+        later=True,
+    )
+    patience: int = course(
+        0,
+        "[0, inf)",
+        "the number of scored rounds without a better score after which it stops; 0 for never",
+        later=True,
+    )
+    min_delta: float = course(0.0, "[0, inf)", "how much better a score must be to count for patience", later=True)
+    max_time: str = course(
+        "", about="the wall-clock time after which no round begins: 2h, 90min, 1h30min", placement=True, later=True
+    )
     device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
 
     on_client_error: str = fault(
@@ -133,6 +149,9 @@ class Plan(Params):
         elif mix != parse_devices(Plan.devices):
             raise UserError(f"devices: {self.devices} expects a network too, found none; add one, --network lte")
         object.__setattr__(self, "client_metrics", _spelled(self.client_metrics))
+        object.__setattr__(self, "stop_at", goal_text(self.stop_at))
+        object.__setattr__(self, "max_time", time_text(self.max_time))
+        fit_rules(self)
 
     def measures(self, t: int, own: bool = False) -> bool:
         """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
 
-TIMES = ("seconds", "eval_seconds", "checkpoint_seconds")
+TIMES = ("seconds", "eval_seconds", "checkpoint_seconds", "wall_seconds")
 """What differs between two runs of the same config, in their records and summaries."""
 
 PLACED = ("backend", "workers")
@@ -43,6 +43,7 @@ class Record:
     virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
+    wall_seconds: float | None = None  # real, up to its end, in all processes that ran it; None without a time budget
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
@@ -51,6 +52,8 @@ class Record:
             del plain["validation_loss"], plain["validation_accuracy"]
         if self.virtual_seconds is None:
             del plain["virtual_seconds"], plain["client_flops"], plain["client_bytes_up"]
+        if self.wall_seconds is None:
+            del plain["wall_seconds"]
         tables = {key: {k: _finite(v) for k, v in plain.pop(key).items()} for key in ("metrics", "signs")}
         return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
 
@@ -80,6 +83,7 @@ _LATER: dict[str, Any] = {
     "virtual_seconds": None,
     "client_flops": [],
     "client_bytes_up": [],
+    "wall_seconds": None,
 }
 """Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
 

@@ -26,6 +26,7 @@ from .observe import status_of
 from .record import TIMES, cost_to
 from .rundir import RunDir, line
 from .splitfile import write_split
+from .stopping import Stopping, over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -112,20 +113,21 @@ class Recording:
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
-            done = self.files.finished(simulation.plan.rounds)
+            done = over(self.files, self.config)
             if done is not None:
                 self.summary = done
                 return
             self.summary = {}
             status, written = "running", (simulation.t, simulation.server, simulation.elapsed)
             self._cause, self._given_up = None, False
+            simulation.stopping.begin()
             try:
                 with room(out, self.config):
                     self.files.drop_results()
                     write_split(self.files.split_file, simulation.data)
                     simulation.observers.started(simulation)
                     with self.files.rounds_file.open("a", encoding="utf-8") as lines:
-                        while simulation.t < simulation.plan.rounds:
+                        while not simulation.ended:
                             record = simulation.advance()
                             self._in_place()
                             with together():
@@ -139,14 +141,14 @@ class Recording:
                             simulation.observers.tell("round", record, simulation)
                             yield record
                     self._last_checkpoint()
-                status = "finished"
+                status = simulation.ended
             except GeneratorExit:
                 status = status_of(self._cause)
                 self._given_up = self._cause is None
-                if self._given_up and simulation.t == simulation.plan.rounds:
+                if self._given_up and simulation.ended:
                     with suppress(Exception):
                         self._last_checkpoint()
-                        status, self._given_up = "finished", False
+                        status, self._given_up = simulation.ended, False
                 raise
             except BaseException as error:
                 status = status_of(error)
@@ -155,7 +157,7 @@ class Recording:
                 with suppress(Exception):  # reported already, or not what stopped the run
                     checkpoints.wait()
                 self._apart = simulation.t != written[0]
-                with room(out, self.config) if status == "finished" else suppress(Exception):
+                with room(out, self.config) if status == simulation.ended else suppress(Exception):
                     simulation.restore(*written)  # a round that was not written down is not in the model either
                     if self._is_in_place():
                         self._conclude(status)
@@ -246,8 +248,11 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     virtual = {"virtual_seconds": plain[-1].get("virtual_seconds", 0.0) if plain else 0.0}
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data, ills = simulation.data, {one.title: one.since for one in illnesses(records)}
+    stopping = Stopping(config)
+    fired = stopping.replay(records) if status.startswith("stopped: ") or config.max_time else None
     return {
         "status": status,
+        **({"stopped": fired.told} if fired and status.startswith("stopped: ") else {}),
         "rounds": len(records),
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": best and best.test_accuracy,
@@ -263,13 +268,14 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "seconds": sum(r.seconds for r in records),
         "eval_seconds": sum(r.eval_seconds for r in records),
         **(virtual if config.network else {}),
+        **({"wall_seconds": stopping.used} if config.max_time else {}),
         "seed": config.seed,
         **({"warmup": config.warmup} if config.warmup else {}),
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
-        "environment": environment(simulation.work.flat.device.type),
+        "environment": environment(simulation.work.flat.device),
     } | ({"illnesses": ills} if ills else {})
 
 

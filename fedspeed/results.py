@@ -10,6 +10,7 @@ import torch
 from .modelfile import model_tensors
 from .recording import digests, summarise
 from .rundir import CLIENT_METRICS, REPORTED, SUMMARY
+from .stopping import Stopping
 
 if TYPE_CHECKING:
     from .clientmetrics import ClientMetrics
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from .record import Record
     from .server import Simulation
 
-STOPPED = ("interrupted", "terminated", "diverged: ", "failed: ")
-"""How the status of a run begins that is not finished."""
+UNFINISHED = ("interrupted", "terminated", "diverged: ", "failed: ")
+"""How the status of a run begins that is neither finished nor stopped by a rule."""
 
 
 def rounds_told(summary: dict[str, Any], records: list[Record]) -> list[Record]:
-    """The rounds a summary is of: all, but a run that was stopped may have written down one more."""
-    rounds, stopped = summary.get("rounds"), str(summary.get("status")).startswith(STOPPED)
-    return records[:rounds] if stopped and type(rounds) is int and rounds >= 0 else records
+    """The rounds a summary is of: all, but a run that was broken off may have written down one more."""
+    rounds, broken_off = summary.get("rounds"), str(summary.get("status")).startswith(UNFINISHED)
+    return records[:rounds] if broken_off and type(rounds) is int and rounds >= 0 else records
 
 
 def unlike_summary(
@@ -43,8 +44,10 @@ def unlike_summary(
     if not complete:
         told = {key: value for key, value in told.items() if key in summary or key in REPORTED}
     wrong = []
-    if not isinstance(status, str) or not (status == "finished" or status.startswith(STOPPED)):
-        known = "finished, interrupted, terminated, diverged or failed"
+    stopping = Stopping(config)
+    stopping.replay(records)
+    if not isinstance(status, str) or not (status in ("finished", stopping.status) or status.startswith(UNFINISHED)):
+        known = stopping.status or "finished, interrupted, terminated, diverged or failed"
         wrong.append(f"{SUMMARY}: status is {status!r}, expected {known}")
     for key, value in told.items():
         if key == "metrics" and key not in summary:  # younger than the format

@@ -14,6 +14,7 @@ from .observe import Observer, Observers
 from .recording import Recording, room
 from .runconfig import amend, bound_to, clear_code, read_config, withdraw, write_config
 from .rundir import RunDir, alone
+from .stopping import changed, over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -119,23 +120,25 @@ def resume(
     allow_code: bool = False,
     rounds: int = 0,
     data_dir: str = "",
+    **rules: Any,
 ) -> dict[str, Any]:
     """Continue a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
 
     A run that is finished is left as it is, and its summary returned, unless it is given more rounds: then it ends as
-    if it had had them from the start.
+    if it had had them from the start. So is one that a rule has stopped, unless that rule is changed or dropped.
 
     Args:
         observers, progress: as for `run_config`.
         allow_code: also if the directory's config names Python files, which are then executed.
         rounds: how many the run is to have in all; 0 for as many as its config says.
         data_dir: where the data are now, if they were moved.
+        rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
     """
     out, watching = Path(out), Observers(observers)
-    config = longer(read_config(out, allow_code), rounds)
+    config = changed(longer(read_config(out, allow_code), rounds), rules)
     config = replace(config, data_dir=data_dir or config.data_dir)
     run = RunDir(out)
-    done = run.finished(config.rounds)
+    done = over(run, config)
     if done is not None:
         return done
     from .checkpoint import Checkpoints
@@ -177,7 +180,7 @@ def go_on(
                     f"checkpoint before it; start a run with more rounds"
                 )
             records = records[: saved.t]
-        amend(out, rounds=config.rounds, data_dir=data_dir)
+        amend(out, config, data_dir=data_dir)
         if again is not None:
             checkpoints.drop(again)
         if saved is not None:

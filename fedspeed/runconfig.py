@@ -22,6 +22,7 @@ from .errors import UserError
 from .files import read_bytes, write
 from .presets import paper_decay
 from .rundir import CODE, RunDir
+from .stopping import RULES
 from .usercode import code_digest, file_of, text_of
 
 if TYPE_CHECKING:
@@ -133,12 +134,14 @@ def write_config(out: Path, config: Config) -> None:
         ) from None
 
 
-def amend(out: Path, rounds: int, data_dir: str) -> None:
-    """Write down in a run's config that it has more rounds now, or where its data are; nothing else of it changes."""
+def amend(out: Path, config: Config, data_dir: str) -> None:
+    """Write down in a run's config that it has more rounds now, other rules, or where its data are; nothing else of it
+    changes."""
     run = RunDir(out)
     tables = run.config()
     moved = {"data_dir": os.path.abspath(Path(data_dir).expanduser())} if data_dir else {}
-    new = {**tables, "rounds": rounds, **moved}
+    rules = {name: value for name in RULES if (value := getattr(config, name))}
+    new = {**{k: v for k, v in tables.items() if k not in RULES}, "rounds": config.rounds, **rules, **moved}
     if new != tables:
         run.write_config(new)
 
@@ -151,7 +154,7 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
     from .modelfile import frozen_digest
 
     tables = RunDir(out).config() | {"engine": simulation.plan.engine}
-    for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
+    for name in (*PLACEMENT, *RULES, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
         tables.pop(name, None)
     text = json.dumps(tables, sort_keys=True, default=str)
     data = simulation.data

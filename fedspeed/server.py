@@ -19,7 +19,7 @@ from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import UserError
-from .given import fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss, shown
+from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together
 from .metering import Meter
 from .method import Method, Round
@@ -32,6 +32,7 @@ from .record import Record
 from .sampling import cohort, dropped
 from .scoring import score_round
 from .states import choose_states
+from .stopping import Stopping
 from .symptoms import Symptoms, server_diverged
 from .vec import Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
@@ -125,7 +126,7 @@ class Simulation(ShownSimulation):
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
-        self.elapsed = 0.0  # virtual seconds of the rounds so far
+        self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -141,24 +142,25 @@ class Simulation(ShownSimulation):
         return self.work.flat.model.eval()
 
     @property
+    def ended(self) -> str:
+        """`finished`, or `stopped: ...` with what a rule of the plan says; "" while rounds are left."""
+        return "finished" if self.t >= self.plan.rounds else self.stopping.status
+
+    @property
     def out(self) -> Path | None:
         """The run's directory, if it has one."""
         return self.recording.out if self.recording else None
 
     def __repr__(self) -> str:
-        flat, data, plan = self.work.flat, self.data, self.plan
-        return (
-            f"<Simulation: {shown(self.method)}, {type(flat.model).__name__} with "
-            f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
-            f"{plan.rounds}, engine {plan.engine}, back end {self.placement}>"
-        )
+        return described(self)
 
     def __iter__(self) -> Iterator[Record]:
         return self._rounds() if self.recording is None else self.recording.rounds()
 
     def _rounds(self) -> Iterator[Record]:
         try:
-            while self.t < self.plan.rounds:
+            self.stopping.begin()
+            while not self.ended:
                 yield self.step()
         except BaseException as error:
             self.observers.over(self, error)
@@ -174,7 +176,7 @@ class Simulation(ShownSimulation):
             return record
         for record in self:
             return record
-        raise UserError(f"all {self.plan.rounds} rounds are done; simulate(..., resume=True) takes more rounds")
+        raise UserError(f"no rounds are left ({self.ended}); simulate(..., resume=True) takes more, or other rules")
 
     def advance(self) -> Record:
         """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
@@ -189,6 +191,7 @@ class Simulation(ShownSimulation):
             self.states.commit()
             self.server, self.t, self.client_metrics = server, record.round, measured
             self.elapsed = record.virtual_seconds or 0.0
+            self.stopping.see(record)
         return record
 
     def _round(self) -> tuple[Any, Record, ClientMetrics | None]:
@@ -199,7 +202,7 @@ class Simulation(ShownSimulation):
         active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
         jobs = make_jobs(self.work, [i for i in active if i not in lost], t, lr)
-        down = self._down(work)
+        down = tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
@@ -241,7 +244,7 @@ class Simulation(ShownSimulation):
         )
         if self.meter:
             record = self.meter.stamped(record, replies, self.elapsed)
-        return server, record, measured
+        return server, self.stopping.stamped(record), measured
 
     def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
         """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
@@ -291,10 +294,6 @@ class Simulation(ShownSimulation):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
-
-    def _down(self, work: Work) -> Any:
-        """What the server sends, in the model's dtype."""
-        return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
 
     def _weight(self, reply: Reply) -> float:
         return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0

@@ -15,6 +15,7 @@ from torch import nn
 
 from .carried import of_method, whole
 from .contract import named
+from .devices import placed
 from .errors import Diverged
 from .evaluate import Score, slices
 from .sampling import torch_seed
@@ -53,7 +54,7 @@ class Symptoms:
         data = work.data
         self.validation = not slices(data, False)
         held = data.validation if self.validation else None
-        labels = data.y_test if held is None else data.y[torch.from_numpy(held).to(data.y.device)]
+        labels = data.y_test if held is None else data.y[placed(held, data.y.device)]
         self.labels = 0 if labels is None or data.classes is None else labels.numel()
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
         self.likely = max(shares, default=0.0)

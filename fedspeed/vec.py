@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from .compat import version
+from .devices import convolutions
 from .errors import UserError
 from .norms import REPLACED, Statistics, groups, tracking
 
@@ -63,7 +64,8 @@ def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
-            yield
+            with convolutions(tf32=True) if device.type == "cuda" else nullcontext():
+                yield
         finally:
             torch.set_float32_matmul_precision(before)
     else:

@@ -87,7 +87,7 @@ def verify(
             found.checked_on = {
                 "back end": simulation.placement,
                 "engine": simulation.plan.engine,
-                **environment(simulation.work.flat.device.type),
+                **environment(simulation.work.flat.device),
             }
             saved = list(_digests(checkpoints, going_on, found))
             records = files.records()  # after the checkpoints, which are of no later rounds

@@ -52,6 +52,7 @@ LONGER = {
 QUICK = ["--rounds", "2"]
 SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is appended
     (r"^run ", QUICK),
+    (r"^run .*--patience", ["--patience", "1"]),
     (r"^compare (?!runs/)", [*QUICK, "--seeds", "1"]),
     (r"^sweep ", [*QUICK, "--seeds", "1", "--jobs", "1"]),
     (r"^(run|compare) .*--data cifar10", ["--data-dir", "cifar.tar.gz", "--set", "data.part=true"]),

@@ -342,7 +342,7 @@ def test_explain_of_a_healthy_run(tmp_path, capsys):
 def test_explain_of_a_run_in_progress_of_a_killed_and_of_a_failed_one(ill, capsys):
     summary = json.loads((ill / "summary.json").read_text())
     (ill / "summary.json").unlink()
-    assert "stopped without a summary, 8 of 8 rounds" in explained(capsys, "ill")
+    assert "interrupted without a summary, 8 of 8 rounds" in explained(capsys, "ill")
     with alone(ill):
         out = explained(capsys, "ill")
     assert "running, 8 of 8 rounds so far" in out

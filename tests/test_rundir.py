@@ -26,7 +26,7 @@ ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/verify.py": "summary.json",
     "cli/options.py": "states",
     "runconfig.py": "states",
-    "report/runs.py": "states",
+    "report/labels.py": "states",
 }
 
 

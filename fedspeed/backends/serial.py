@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..client import Failed, Job, Reply, Work
 from ..clientscores import Sums, client_slices, score_clients
+from ..devices import exact, own_randomness
 from ..engines import make_engine
 from ..evaluate import Score, evaluate
 from ..vec import one_thread
@@ -25,13 +26,13 @@ class Serial:
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; `state(i)` gives client i's private copy of its state."""
         for chunk in self.engine.chunks(jobs):
-            with one_thread(), own_randomness(self.work):
+            with alone(self.work):
                 replies = self.engine.run(chunk, down, state)
             yield from replies
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on the test set, or on the validation set."""
-        with one_thread(), own_randomness(self.work):
+        with alone(self.work):
             return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
@@ -44,7 +45,7 @@ class Serial:
 
 def evaluate_clients(work: Work, x: torch.Tensor) -> list[Sums]:
     """Sums of a vector's scores over the slices of all clients' data, computed here."""
-    with one_thread(), own_randomness(work):
+    with alone(work):
         return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
 
 
@@ -55,7 +56,9 @@ def keep_freed() -> None:
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
-def own_randomness(work: Work) -> AbstractContextManager[None]:
-    """Leave the caller's random generators as they were."""
-    gpus = [work.flat.device.index or 0] if work.flat.device.type == "cuda" else []
-    return torch.random.fork_rng(devices=gpus)
+@contextmanager
+def alone(work: Work) -> Iterator[None]:
+    """Compute with settings of our own, and leave those of the program around, and its generators, as they were."""
+    device = work.flat.device
+    with one_thread(), own_randomness(device), exact(device):
+        yield

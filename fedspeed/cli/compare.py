@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
 from ..schedule import warmup_of
+from ..stopping import goal_accuracy
 from . import options, several
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     rows = [row for row in rows if row.runs]
     if not rows:
         raise UserError(f"compare: every run failed; the first: {next(iter(failed.values()))}")
-    return rows, failed, config.targets
+    return rows, failed, sorted({*config.targets, *goal_accuracy(config.stop_at)})
 
 
 def _base(args: argparse.Namespace) -> dict[str, Any]:

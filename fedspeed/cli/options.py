@@ -20,6 +20,7 @@ from ..method import Method
 from ..methods import WRAPPERS, find_method
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
+from ..stopping import RULES
 
 
 def _groups() -> dict[str, list[str]]:
@@ -34,6 +35,8 @@ def _groups() -> dict[str, list[str]]:
 
 
 GROUPS = _groups()
+WORDS = {"warmup": "FIELD=N,..", "stop_at": "SCORE=X", "max_time": "TIME"}
+"""Texts, and what stands for them in `--help`."""
 
 
 def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
@@ -68,6 +71,21 @@ def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
+def rules(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that go on with a run: the rules it has from now on."""
+    parser.add_argument("--stop-at", metavar="SCORE=X", help="stop at another score than before, accuracy=0.9; or none")
+    parser.add_argument(
+        "--patience", type=int, metavar="N", help="stop after N scored rounds without a better; 0: never"
+    )
+    parser.add_argument("--min-delta", type=float, metavar="X", help="how much better counts for patience")
+    parser.add_argument("--max-time", metavar="TIME", help="wall-clock time in all, what is used included, 4h; or none")
+
+
+def given_rules(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of them; None for what stays."""
+    return {name: getattr(args, name) for name in RULES}
+
+
 def allow_code(parser: argparse.ArgumentParser) -> None:
     """The option of commands that read a run directory, which may be somebody else's."""
     parser.add_argument(
@@ -86,8 +104,8 @@ def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any
     if name == "targets":
         group.add_argument(flag, metavar="A,B", type=accuracies, help=f"{about}; default none")
         return
-    if name == "warmup":
-        group.add_argument(flag, metavar="FIELD=N,..", help=f"{about}; default none")
+    if name in WORDS:
+        group.add_argument(flag, metavar=WORDS[name], help=f"{about}; default none")
         return
     allowed = tuple(allowed()) if callable(allowed) else allowed
     shown = (about if default == "" or default is False else f"{about}; default {default}").replace("%", "%%")

@@ -21,8 +21,8 @@ FORMATS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv", "png": "png
 """Formats, and how their files end."""
 EPILOG = """\
 One file that opens without a network: who wins, by how much, is it real, at what cost, on which split. Runs that go on,
-were stopped or are damaged are shown as far as they came, and have no part in the tables. For papers the same numbers
-as md, latex, csv; the curves (and beside them the differences) as png, svg, pdf.
+were interrupted or are damaged are shown as far as they came, and have no part in the tables. For papers the same
+numbers as md, latex, csv; the curves (and beside them the differences) as png, svg, pdf.
 
 examples:
   fedspeed report runs/first -o report.html

@@ -11,6 +11,7 @@ from ..illness import Doctor
 from ..run import longer, resume
 from ..runconfig import read_config
 from ..rundir import RunDir
+from ..stopping import changed, over
 from . import options, run
 from .progress import Live
 
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 EPILOG = """\
 A run directory holds checkpoints; whatever stopped the run, it continues from the newest one and ends with the same
 bits as if nothing had happened. A run without a checkpoint starts at round 0. A finished one is left as it is, or, with
-more --rounds, continues as if it had had them from the start.
+more --rounds, continues as if it had had them from the start. One that a rule has stopped goes on if that rule is
+changed or dropped: --stop-at none, --patience 0, --max-time none.
 
 examples:
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --rounds 2000
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --stop-at accuracy=0.9
 """
 
 
@@ -34,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run directory")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="give the run more rounds: N in all")
     parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
+    options.rules(parser)
     options.allow_code(parser)
     options.log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -47,13 +51,17 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     """Resume a run directory and report as `run` does."""
-    config = longer(read_config(out, args.allow_code), args.rounds)
+    rules = options.given_rules(args)
+    config = changed(longer(read_config(out, args.allow_code), args.rounds), rules)
     show = not (args.quiet or args.json)
-    if RunDir(out).finished(config.rounds) is not None and show:
+    done = over(RunDir(out), config)
+    if done is not None and done["status"] == "finished" and show:
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
+    elif done is not None and show:
+        console.print(f"{out} is stopped already; nothing to do while its rule stays")
     with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
-        summary = resume(out, **given, **watch)
+        summary = resume(out, **given, **rules, **watch)
     run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)
     return 0

@@ -27,6 +27,7 @@ examples:
   fedspeed run --method fedavg --data digits --split iid --rounds 50
   fedspeed run --method fedspeed --set method.rho=0.05 --set method.lam=100
   fedspeed run --warmup lr=10,rho=10                       rate and perturbation rise over ten rounds
+  fedspeed run --stop-at accuracy=0.9 --max-time 2h        no longer than it takes; `resume` can go on
   fedspeed run experiment.toml --seed 1                    a file, with one option changed
   fedspeed run runs/NAME/config.toml --out again           repeat a run: the same bits
 """
@@ -59,7 +60,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         if going_on:
-            summary = resume(out, allow_code=True, rounds=config.rounds, data_dir=config.data_dir, **watch)
+            given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
+            summary = resume(out, allow_code=True, rounds=config.rounds, **given, **watch)
         else:
             summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)
@@ -72,6 +74,10 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:
         _report(console, config, summary)
+        if str(summary["status"]).startswith("stopped: "):
+            flag = {"patience": "--patience 0"}.get(by := summary["stopped"]["by"], f"--{by.replace('_', '-')} none")
+            how = shlex.join(["fedspeed", "resume", str(out), *flag.split()])
+            console.print(f"{summary['status']}, of {config.rounds}; `{how}` goes on without the rule")
         console.print(f"run directory: {out}")
         hint = _next(config)
         if summary.get("illnesses"):

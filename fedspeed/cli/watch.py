@@ -27,7 +27,14 @@ examples:
   fedspeed watch runs/first --terminal
 """
 EVERY = 2.0
-STYLES = {"running": "cyan", "finished": "green", "failed": "red", "diverged": "red", "damaged": "red"}
+STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "stopped": "green",
+    "failed": "red",
+    "diverged": "red",
+    "damaged": "red",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from ..devices import placed
 from ..errors import unknown
 
 AUGMENTATIONS = ("paper", "released", "flip", "none")
@@ -73,7 +74,7 @@ class Pipeline:
         height, width = x.shape[-2:]
         if self.flip:
             chosen = np.arange(n) + n * (stream.random(n) < self.flip)
-            x = torch.cat([x, x.flip(-1)]).index_select(0, torch.from_numpy(chosen).to(x.device))
+            x = torch.cat([x, x.flip(-1)]).index_select(0, placed(chosen, x.device))
         if not p:
             return x
         place = stream.integers(0, 2 * p + 1, (2, n))
@@ -81,7 +82,7 @@ class Pipeline:
             place = np.where(stream.random(n) < self.crop, place, p)
         wide = x.new_zeros((*x.shape[:-2], height + 2 * p, width + 2 * p))
         wide[..., p : p + height, p : p + width] = x
-        down, right = torch.from_numpy(place).to(x.device)
+        down, right = placed(place, x.device)
         windows = wide.unfold(-2, height, 1).unfold(-2, width, 1)  # a view: n, channels, 2p+1, 2p+1, height, width
         return windows[torch.arange(n, device=x.device), :, down, right]
 
@@ -92,7 +93,7 @@ def _constants(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-mean / std and 1 / (scale * std), shaped to broadcast over pictures."""
     m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
-    return (-m / s).to(device, dtype), (1 / (scale * s)).to(device, dtype)
+    return (-m / s).to(dtype).to(device), (1 / (scale * s)).to(dtype).to(device)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..devices import placed
 from ..errors import UserError
 from ..sampling import rng
 from .augment import Pipeline
@@ -139,7 +140,7 @@ class Federated:
 
     def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of some rows, augmented when a random stream is given."""
-        index = torch.from_numpy(np.ascontiguousarray(rows)).to(self.x.device)
+        index = placed(rows, self.x.device)
         return self.pipeline(self.x.index_select(0, index), stream), self.y.index_select(0, index)
 
     def test_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

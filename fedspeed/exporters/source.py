@@ -15,8 +15,9 @@ from ..record import Record
 from ..report.difference import flat
 from ..report.runs import folders_of_runs
 from ..rundir import RunDir, beside
+from ..stopping import RULES
 
-MAY_CHANGE = ("rounds", "data_dir", "targets")
+MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
 """Keys of a config that may be others when a run is continued."""
 
 

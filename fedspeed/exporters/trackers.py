@@ -170,9 +170,9 @@ class Wandb(Tracker):
             self.run.log({**told.numbers, "time": told.time}, step=told.round)
 
     def close(self, status: str) -> None:
-        """A run that stopped early is a failed one there."""
+        """A run that broke off is a failed one there."""
         self.run.summary["status"] = status
-        self.run.finish(exit_code=0 if status in ("finished", "running") else 1)
+        self.run.finish(exit_code=0 if status.startswith(("finished", "stopped: ", "running")) else 1)
 
     def look(self) -> str:
         """What uploads an offline run."""
@@ -232,8 +232,8 @@ class MLflow(Tracker):
         """Its own words for a status, and ours as a tag."""
         self.store.set_tag(self.id, "status", status[:500])
         if status != "running":
-            killed = {"finished": "FINISHED", "interrupted": "KILLED", "terminated": "KILLED"}
-            self.store.set_terminated(self.id, killed.get(status, "FAILED"), int(1000 * self.time))
+            words = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "terminated": "KILLED"}
+            self.store.set_terminated(self.id, words.get(status.partition(":")[0], "FAILED"), int(1000 * self.time))
 
     def look(self) -> str:
         """Needs all of mlflow."""

@@ -13,14 +13,14 @@ from ..record import Record, is_number
 from ..rundir import ROUNDS, RunDir, beside
 from .runs import Row, RunFiles, folders_of_runs, gather
 
-RUNNING, STOPPED, DAMAGED = "running", "stopped", "damaged"
+RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
 
 
 def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row], list[str]]:
     """The runs of some folders as rows, and why others are left out; of one folder the methods in their usual order.
 
     Args:
-        unfinished: also runs that go on, were stopped or are damaged, as far as they came.
+        unfinished: also runs that go on, were interrupted or are damaged, as far as they came.
     """
     folders = [folder for path in given for folder in folders_of_runs(path)]
     rows, left_out = rows_of(folders, read_any if unfinished else RunFiles.read, unfinished, len(given) == 1)
@@ -71,7 +71,7 @@ def read_any(path: Path) -> RunFiles:
         if not broken:
             return run
     with beside(path) as busy:
-        status = RUNNING if busy else f"{DAMAGED}: {broken}" if broken else f"{STOPPED} after {len(rounds)} rounds"
+        status = RUNNING if busy else f"{DAMAGED}: {broken}" if broken else f"{INTERRUPTED} after {len(rounds)} rounds"
     return RunFiles(path, rounds, _so_far(rounds, seed, status), config)
 
 

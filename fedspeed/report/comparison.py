@@ -11,6 +11,7 @@ from typing import Any
 
 from ..files import write
 from ..record import is_number
+from ..stopping import goal_accuracy
 from . import tables
 from .paired import find_row, gaps
 from .runs import Row, seeds_of, setting
@@ -25,10 +26,11 @@ def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
 
 
 def told_targets(rows: Sequence[Row]) -> list[float]:
-    """The targets of the runs' configs."""
+    """The targets of the runs' configs, and the accuracies at which they stop."""
     told = [run.config.get("targets") for row in rows for run in row.runs]
     given = [a for one in told if isinstance(one, list) for a in one]
-    return sorted({a for a in given if is_number(a) and 0 < a < 1})
+    goals = [goal for row in rows for run in row.runs for goal in goal_accuracy(str(run.config.get("stop_at", "")))]
+    return sorted({a for a in [*given, *goals] if is_number(a) and 0 < a < 1})
 
 
 class Comparison:
@@ -73,7 +75,7 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the numbers are."""
-        parts = (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows))
+        parts = (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows), _stopped(self.rows))
         return "; ".join(part for part in parts if part)
 
     @property
@@ -93,6 +95,13 @@ def _decay(rows: Sequence[Row]) -> str:
         return ""
     (decay,) = found
     return f"learning-rate decay {decay:g} per round" if decay else "learning-rate decay of the paper, per method"
+
+
+def _stopped(rows: Sequence[Row]) -> str:
+    """That means are of runs of different lengths, if a rule stopped some."""
+    runs = [run for row in rows for run in row.runs]
+    stopped = sum(bool(run.stopped) for run in runs)
+    return f"{stopped} of {len(runs)} runs were stopped by a rule before their last round" if stopped else ""
 
 
 def _network(rows: Sequence[Row]) -> str:

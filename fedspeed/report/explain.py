@@ -68,10 +68,10 @@ def _state(path: Path, status: str, rounds: int, config: dict[str, Any]) -> str:
     of = f"{rounds} of {config.get('rounds', '?')} rounds"
     if status:
         return f"{status.split(':')[0]}, {of}" + (
-            f" ({status.partition(': ')[2]})" if status.startswith("failed") else ""
+            f" ({status.partition(': ')[2]})" if status.startswith(("failed", "stopped")) else ""
         )
     with beside(path) as going_on:
-        return f"running, {of} so far" if going_on else f"stopped without a summary, {of}: `fedspeed resume {path}`"
+        return f"running, {of} so far" if going_on else f"interrupted without a summary, {of}: `fedspeed resume {path}`"
 
 
 def series(one: Illness) -> str:

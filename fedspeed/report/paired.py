@@ -24,6 +24,7 @@ NO = "no"
 UNDECIDED = "undecided"
 UNKNOWN = "unknown: 1 seed"
 DIVERGED = "undecided: diverged"
+STOPPED = "undecided: stopped"
 OTHER_DATA = "other data"
 T_975 = (
     12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
@@ -43,6 +44,7 @@ class Gap:
         values: of every seed that both have; a run that diverged has none.
         other: whether a pair was trained on different data, which says nothing of methods.
         diverged: how many runs of either diverged: what is left of such a pair decides nothing.
+        at_goal: how many runs of either were stopped at a score, which is then what they end with.
         low, high: 95% t-interval of the mean; infinite with fewer than two seeds.
     """
 
@@ -55,6 +57,7 @@ class Gap:
     high: float
     diverged: int = 0
     other: bool = False
+    at_goal: int = 0
 
     @property
     def real(self) -> str:
@@ -66,6 +69,8 @@ class Gap:
             return OTHER_DATA
         if self.diverged:
             return DIVERGED
+        if self.at_goal:
+            return STOPPED
         if len(self.values) < 2:
             return UNKNOWN if self.values else "no seed in common"
         if (self.low > 0 or self.high < 0) and self.high - self.low > 1e-9:
@@ -126,7 +131,8 @@ def _gap(row: Row, against: Row, metric: str) -> Gap:
     mean = statistics.fmean(values) if values else None
     data = {(run.summary["seed"], run.summary.get("data_fingerprint")) for r in (row, against) for run in r.runs}
     other = any(len({print_ for seed, print_ in data if seed == s and print_}) > 1 for s in seeds)
-    return Gap(row.label, metric, seeds, values, mean, low, high, row.diverged + against.diverged, other)
+    diverged, at_goal = row.diverged + against.diverged, row.at_goal + against.at_goal
+    return Gap(row.label, metric, seeds, values, mean, low, high, diverged, other, at_goal)
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:

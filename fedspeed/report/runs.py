@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +14,9 @@ from typing import Any
 from ..errors import UserError
 from ..record import is_number, up_to
 from ..rundir import RunDir, runs_in
+from ..stopping import RULES
 from .difference import flat
-
-ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine")
-"""Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
-CODED = ("method.", "model.", "data.")
-"""Tables of a config that may name a Python file."""
+from .labels import kind_of, labels
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class RunFiles:
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
-        """Read a run directory that is finished, or has diverged. Nothing in it is executed."""
+        """Read a run directory that is finished or stopped, or has diverged. Nothing in it is executed."""
         files = RunDir(path)
         try:
             run = cls(path, list(files.lines(whole=True)), files.told() or {}, files.config())
@@ -63,13 +59,27 @@ class RunFiles:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to run: finished, or diverged."""
-        return self.summary["status"] == "finished" or self.diverged
+        """Whether there is nothing left to run: finished, stopped by a rule, or diverged."""
+        return self.state in ("finished", "stopped", "diverged")
+
+    @property
+    def state(self) -> str:
+        """How it ended, in a word: `finished`, `stopped` (by a rule), `diverged`; else it broke off."""
+        return str(self.summary["status"]).partition(":")[0]
+
+    @property
+    def stopped(self) -> str:
+        """The rule that stopped it, `stop_at accuracy=0.8`; "" if none did."""
+        if self.state != "stopped":
+            return ""
+        told = self.summary.get("stopped")
+        by, rule = (told.get("by"), told.get("rule")) if isinstance(told, dict) else ("", "")
+        return f"{by} {rule[:60]}" if by in RULES and isinstance(rule, str) else "by a rule"
 
     @property
     def diverged(self) -> bool:
         """Whether it ended with NaN or Inf."""
-        return str(self.summary["status"]).startswith("diverged")
+        return self.state == "diverged"
 
     @property
     def illnesses(self) -> list[str]:
@@ -148,6 +158,11 @@ class Row:
     def diverged(self) -> int:
         """How many of its runs diverged."""
         return sum(run.diverged for run in self.runs)
+
+    @property
+    def at_goal(self) -> int:
+        """How many of its runs stopped at a score: their last scores are their goal's, not the method's."""
+        return sum(run.stopped.startswith("stop_at ") for run in self.runs)
 
 
 def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
@@ -244,7 +259,7 @@ def gather(
             why = str(error).splitlines()[0].replace(f"{folder} is not a finished run directory", "not finished")
             out.append(f"{folder}: {why}")
             continue
-        seeds = runs.setdefault(json.dumps(_kind(run), sort_keys=True, default=str), {})
+        seeds = runs.setdefault(json.dumps(kind_of(run.config), sort_keys=True, default=str), {})
         seed = int(run.summary["seed"])
         if not run.done and not unfinished:
             out.append(f"{folder}: {str(run.summary['status']).splitlines()[0]}")
@@ -254,47 +269,5 @@ def gather(
         else:
             seeds[seed] = run
     kept = [[seeds[seed] for seed in sorted(seeds)] for seeds in runs.values() if seeds]
-    labels = _labels([_kind(seeds[0]) for seeds in kept], usual or {})
-    return [Row(label, seeds) for label, seeds in zip(labels, kept, strict=True)], out
-
-
-def _kind(run: RunFiles) -> dict[str, Any]:
-    """What makes a run another method or setting, flat."""
-    kind = flat({key: value for key, value in run.config.items() if key not in ELSEWHERE})
-    for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
-        table = key.removesuffix(".origin")  # code from a file is known by the user's file, not by the run's copy
-        kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
-        kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
-    for table, own in (("model", "digest"), ("data", "split_fingerprint")):  # of given objects: another for every seed
-        if kind.get(f"{table}.name") == "given":
-            kind.pop(f"{table}.{own}", None)
-    parts = (part.partition("=") for part in str(kind.pop("warmup", "")).split(",") if part)
-    return kind | {f"warmup.{name}": rounds for name, _, rounds in parts}
-
-
-def _labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
-    """`NAME:field=value,... key=value`: fields that differ within a name, or are not usual; keys that differ."""
-    found = []
-    for kind in kinds:
-        name = str(kind.get("method.name", "?"))
-        alike = [other for other in kinds if other.get("method.name") == name]
-        alike += [flat({"method": usual[name]})] if name in usual else []
-        own = [key for key in kind if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike)]
-        rest = [
-            key
-            for key in kind
-            if not key.startswith("method.")
-            and any(o.get(key) != kind[key] for o in kinds if _shares(key) or o.get("method.name") == name)
-        ]
-        fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
-        found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
-    return found
-
-
-def _shares(key: str) -> bool:
-    """Whether all methods have a key; a warm-up of another field than the rate is for methods that have the field."""
-    return not key.startswith("warmup.") or key == "warmup.lr"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value).replace(" ", "")
+    names = labels([kind_of(seeds[0].config) for seeds in kept], usual or {})
+    return [Row(label, seeds) for label, seeds in zip(names, kept, strict=True)], out

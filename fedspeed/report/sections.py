@@ -15,9 +15,10 @@ from . import tables
 from .comparison import Comparison
 from .difference import flat
 from .embed import answer
+from .labels import ELSEWHERE
 from .markup import Html, element, folded, join, table
 from .paired import METRICS, OTHER_DATA, YES, gaps
-from .runs import ELSEWHERE, Row, RunFiles, measured, short, spread
+from .runs import Row, RunFiles, measured, short, spread
 
 SHARPNESS = {
     "loss": "training loss",
@@ -39,7 +40,8 @@ def verdict(found: Comparison) -> Html:
     if not any(row.runs for row in found.rows):
         return element("p", sentence(found, "", {}), class_="lead")
     key, lowest = METRICS[measured(found.rows)][0], measured(found.rows) == "test_loss"
-    scores = {row.label: sum(v) / len(v) for row in found.rows if (v := row.values(key)) and not row.diverged}
+    told = [row for row in found.rows if not row.diverged and not any(other.at_goal for other in found.rows)]
+    scores = {row.label: sum(v) / len(v) for row in told if (v := row.values(key))}
     header, lines = tables.table(found.rows, found.targets)
     best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
     ahead = _not_worse(found, best)
@@ -71,6 +73,8 @@ def _not_worse(found: Comparison, best: str) -> set[str]:
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
     """Who wins, by how much, and whether that is real."""
+    if any(row.at_goal for row in found.rows):
+        return "Runs were stopped at a score: their last scores say nothing, what it took to get there does."
     if not best:
         return "No run is finished yet: there is nothing to compare."
     lowest = measured(found.rows) == "test_loss"
@@ -102,7 +106,7 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
 
 
 def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True) -> list[str]:
-    """What makes runs hard to compare, and (`statuses`) which have no numbers in the tables."""
+    """What makes runs hard to compare, and (`statuses`) which did not finish."""
     runs = [run for row in rows for run in row.runs]
     found = []
     for key, name in FINGERPRINTS.items():

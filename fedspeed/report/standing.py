@@ -14,7 +14,7 @@ from .runs import Row, RunFiles, short
 
 RECENT = 20
 """Rounds whose mean time tells how long the others take."""
-STATES = ("running", "failed", "diverged", "damaged", "stopped", "finished")
+STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
 """In the order in which they are listed."""
 
 
@@ -51,7 +51,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
 def standing(run: RunFiles, method: str) -> Standing:
     """Of one run, as far as its files tell."""
     status, _, why = str(run.summary["status"]).partition(":")
-    state = next((word for word in STATES if status.startswith(word)), "stopped")  # interrupted, terminated
+    state = next((word for word in STATES if status.startswith(word)), "interrupted")  # terminated
     told, of = why.strip().partition("\n")[0], run.config.get("rounds")
     of = of if type(of) is int and of > 0 else 0
     about = [told] if told else []

@@ -81,6 +81,8 @@ def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str
 
 def _name(row: Row, most: int) -> str:
     notes = [f"{row.diverged} of {len(row.runs)} diverged"] if row.diverged else []
+    stops = [rule for run in row.runs if (rule := run.stopped)]
+    notes += [f"{len(stops)} of {len(row.runs)} stopped: {' or '.join(dict.fromkeys(stops))}"] if stops else []
     ill = [run for run in row.runs if run.illnesses and not run.diverged]
     notes += [f"{len(ill)} of {len(row.runs)} ill: {ill[0].illnesses[0]}"] if ill else []
     notes += [f"{len(row.runs)} of {most} seeds"] if len(row.runs) < most else []
@@ -109,8 +111,9 @@ def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; all that was spent."""
-    if key.startswith("rounds"):
+    """All rounds of the config, also of a run that diverged early; those it had, if a rule stopped it; all that was
+    spent."""
+    if key.startswith("rounds") and not run.stopped:
         return float(run.config.get("rounds") or len(run.rounds))
     return float(run.numbers()[key.partition("_to_")[0]] or 0.0)
 
@@ -172,7 +175,7 @@ def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
     names = _names([numbers for _, _, numbers in runs])
     write(["method", "status", *names, "folder"])
     for label, run, numbers in runs:
-        write([label, "diverged" if run.diverged else "finished", *map(numbers.get, names), run.path.name])
+        write([label, run.state, *map(numbers.get, names), run.path.name])
     return out.getvalue()
 
 
@@ -202,7 +205,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "method": row.label,
         "seeds": [numbers.pop("seed") for numbers in of_runs],
-        "status": ["diverged" if run.diverged else "finished" for run in row.runs],
+        "status": [run.state for run in row.runs],
         "illnesses": [run.illnesses for run in row.runs],
     }
     for key in _names(of_runs):

@@ -264,7 +264,7 @@ def test_runs_that_are_not_done_are_shown_but_not_counted(runs):
     page = report("runs")
     parts = Parts(page)
     for told in (
-        "a-s1: stopped after 10 rounds",
+        "a-s1: interrupted after 10 rounds",
         "a-s2: failed: no more disk",
         "b-s0: damaged: line 11 of rounds.jsonl",
     ):
@@ -284,8 +284,8 @@ def test_tables_cannot_name_runs_that_are_not_counted_so_the_command_does(runs, 
     (runs / "b-s0" / "config.toml").write_text("x = [")
     assert main(["report", "runs", "-o", "t.md"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "a-s0: stopped after 0 rounds" in told
-    assert "a-s1: stopped after 10 rounds" in told
+    assert "a-s0: interrupted after 0 rounds" in told
+    assert "a-s1: interrupted after 10 rounds" in told
     assert "Left out: runs/b-s0: runs/b-s0/config.toml is not valid TOML" in told
     assert "learning-rate decay" not in Path("t.md").read_text()  # there is no run to have one
 

@@ -182,7 +182,7 @@ def test_only_runs_that_changed_are_read_again(ask, runs, monkeypatch):
     assert later.status == 200
     assert later.headers["ETag"] != first.headers["ETag"]
     assert read[2:] == ["b"]
-    assert ask.rounds() == {"a": ("finished", 10), "b": ("stopped after 11 rounds", 11)}
+    assert ask.rounds() == {"a": ("finished", 10), "b": ("interrupted after 11 rounds", 11)}
     made_run(runs / "c", "scaffold")
     assert ask.rounds()["c"] == ("finished", 10)
     assert read[3:] == ["c"]
@@ -240,11 +240,11 @@ def test_a_line_that_is_being_written(ask, runs):
     assert [row["label"] for row in told["data"]["rows"]] == ["fedavg"]
 
 
-def test_a_run_that_is_killed_is_stopped(ask, runs):
+def test_a_run_that_is_killed_is_interrupted(ask, runs):
     grow(RunDir(runs / "b"), 4)
     with alone(runs / "b"):
         assert ask.rounds()["b"] == ("running", 4)
-    assert ask.rounds()["b"] == ("stopped after 4 rounds", 4)
+    assert ask.rounds()["b"] == ("interrupted after 4 rounds", 4)
 
 
 def test_whoever_looks_does_not_keep_a_run_from_beginning(tmp_path):
@@ -285,9 +285,10 @@ def test_time_left_is_by_the_last_rounds(tmp_path):
         ("finished", "finished", ""),
         ("diverged: NaN at round 3\nmore", "diverged", "NaN at round 3"),
         ("failed: no more disk", "failed", "no more disk"),
-        ("interrupted", "stopped", ""),
-        ("terminated", "stopped", ""),
-        ("something else", "stopped", ""),
+        ("interrupted", "interrupted", ""),
+        ("terminated", "interrupted", ""),
+        ("stopped: accuracy 0.81 >= 0.8 in round 3", "stopped", "accuracy 0.81 >= 0.8 in round 3"),
+        ("something else", "interrupted", ""),
     ],
 )
 def test_states(tmp_path, status, state, about):

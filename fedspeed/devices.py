@@ -1,0 +1,70 @@
+"""What depends on the device: generators, the settings that decide bits on CUDA, and copies to it.
+
+On the CPU nothing here changes a bit. These paths are tested with a device that only pretends (`tests/test_device.py`);
+`make gpu-check` tries them on a real one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def ready(device: torch.device) -> None:
+    """Before the first tensor is on it: cuBLAS reads once how it may work, and gives the same bits only so."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """On CUDA, algorithms that give the same bits each time, and no TF32, whatever the program around has set.
+
+    Convolutions would take TF32 by default. An operation that has no such algorithm warns, and goes on.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    strict, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled, products = memory.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32
+    torch.use_deterministic_algorithms(True, warn_only=not strict or warned)
+    memory.fill_uninitialized_memory = False  # nothing reads it
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with convolutions(tf32=False):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warned)
+        memory.fill_uninitialized_memory = filled
+        torch.backends.cuda.matmul.allow_tf32 = products
+
+
+@contextmanager
+def convolutions(tf32: bool) -> Iterator[None]:
+    """cuDNN's settings while a block lasts: the same bits each time, with TF32 or without."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+        yield
+
+
+@contextmanager
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Leave the caller's random generators as they were, the device's too."""
+    before = torch.mps.get_rng_state() if device.type == "mps" else None
+    try:
+        with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
+            yield
+    finally:
+        if before is not None:
+            torch.mps.set_rng_state(before)
+
+
+def placed(a: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A small array on a device, without waiting for it: to CUDA it goes from pinned memory."""
+    here = torch.from_numpy(np.ascontiguousarray(a))
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

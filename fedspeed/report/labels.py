@@ -1,0 +1,57 @@
+"""What a run of several is called: its method, and whatever differs between them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from .difference import flat
+
+ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine",
+             "max_time")  # fmt: skip
+"""Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
+CODED = ("method.", "model.", "data.")
+"""Tables of a config that may name a Python file."""
+
+
+def kind_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run another method or setting, flat."""
+    kind = flat({key: value for key, value in config.items() if key not in ELSEWHERE})
+    for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
+        table = key.removesuffix(".origin")  # code from a file is known by the user's file, not by the run's copy
+        kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
+        kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
+    for table, own in (("model", "digest"), ("data", "split_fingerprint")):  # of given objects: another for every seed
+        if kind.get(f"{table}.name") == "given":
+            kind.pop(f"{table}.{own}", None)
+    parts = (part.partition("=") for part in str(kind.pop("warmup", "")).split(",") if part)
+    return kind | {f"warmup.{name}": rounds for name, _, rounds in parts}
+
+
+def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
+    """`NAME:field=value,... key=value`: fields that differ within a name, or are not usual; keys that differ."""
+    found = []
+    for kind in kinds:
+        name = str(kind.get("method.name", "?"))
+        alike = [other for other in kinds if other.get("method.name") == name]
+        alike += [flat({"method": usual[name]})] if name in usual else []
+        own = [key for key in kind if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike)]
+        rest = [
+            key
+            for key in kind
+            if not key.startswith("method.")
+            and any(o.get(key) != kind[key] for o in kinds if _shares(key) or o.get("method.name") == name)
+        ]
+        fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
+        found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
+    return found
+
+
+def _shares(key: str) -> bool:
+    """Whether all methods have a key; a warm-up of another field than the rate is for methods that have the field."""
+    return not key.startswith("warmup.") or key == "warmup.lr"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value).replace(" ", "")
