@@ -30,6 +30,7 @@ _PUBLIC = {
     "Plan": "plan",
     "Config": "config",
     "run_config": "run",
+    "fork": "forking",
     "simulate": "server",
     "Simulation": "server",
     "Record": "record",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .clientscores import own_score
@@ -18,7 +17,7 @@ from .evaluate import Score
 from .method import Local, Method
 from .origin import reason
 from .plan import Plan
-from .sampling import batch_order, key, rng, seed_device, straggler_steps
+from .sampling import batch_order, key, rng, seed_device
 from .symptoms import grown, large
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
@@ -261,18 +260,3 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     last = losses[bad - 2 if bad else -1]
     course = f"is {losses[bad - 1]} at step {bad}" if bad else "is finite, what came of the last step is not"
     return Diverged(f"{told}; {cure}: its loss was {first:.3g} at first, {last:.3g} at last, and {course}")
-
-
-def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
-    """Jobs in job order; a straggler's own number of steps stands in its job."""
-    jobs = []
-    for i in job_order(np.array(clients, dtype=np.int64), work.data.sizes):
-        whole = work.local_steps(int(work.data.sizes[i]))
-        done = straggler_steps(work.plan.seed, t, i, whole, work.plan.stragglers)
-        jobs.append(Job(i, t, lr, done if done < whole else 0))
-    return jobs
-
-
-def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
-    """Longest jobs first, then by id: the order in which replies are summed."""
-    return [int(i) for i in clients[np.lexsort((clients, -sizes[clients]))]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from . import backends
 from .errors import UserError
@@ -12,6 +13,9 @@ from .method import Method
 from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, method_at, warmup_text
+
+if TYPE_CHECKING:
+    from .config import Config
 
 federation = partial(param, group="federation")
 local_work = partial(param, group="model and local work")
@@ -146,6 +150,10 @@ class Plan(Params):
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         return self.lr * (self.lr_decay or own_decay) ** t * factor(self.warmup, LR, t)
+
+    def earlier(self, t: int) -> Config | None:
+        """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
+        return None
 
     def method_at(self, method: Method, t: int) -> Method:
         """The method of round t = 0, 1, ..., its warm-up in force."""

@@ -214,6 +214,7 @@ def longer(config: Config, rounds: int) -> Config:
 
 def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
     """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
+    config = config.earlier(record.round - 1) or config
     scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
     due = record.round % config.eval_every == 0 or record.round >= config.rounds
     if not due and any(score is not None for score in scores):

@@ -148,19 +148,21 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
 
     The config counts as it stands in its file: a later version may have more fields.
     """
-    tables = RunDir(out).config() | {"engine": simulation.plan.engine}
-    for name in (*PLACEMENT, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
-        tables.pop(name, None)
-    text = json.dumps(tables, sort_keys=True, default=str)
     data = simulation.data
     layouts = {str(module.stored_as) for module in simulation.model.modules() if hasattr(module, "stored_as")}
     return {
         **({"layout": ", ".join(sorted(layouts))} if layouts else {}),
-        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "config": config_digest(RunDir(out).config() | {"engine": simulation.plan.engine}),
         "data": data.fingerprint,
         "split": data.split_fingerprint,
         "variables": json.dumps(bits_environment()),
     }
+
+
+def config_digest(tables: dict[str, Any]) -> str:
+    """Of a run's tables, but for what may change while it goes on; the data themselves count, not where they are."""
+    bound = {key: value for key, value in tables.items() if key not in (*PLACEMENT, "rounds", "targets", "data_dir")}
+    return hashlib.blake2b(json.dumps(bound, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def same_run(stored: Config, given: Config) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .backends import open_backend
-from .client import Failed, Job, Reply, Work, make_jobs
+from .client import Failed, Job, Reply, Work
 from .clientmetrics import ClientMetrics
 from .contract import require_hooks
 from .data.federated import Federated
@@ -20,17 +20,17 @@ from .data.required import federated
 from .errors import UserError
 from .given import copied, fitting_plan, given_method, given_model, given_plan, pick_device, require_loss, shown
 from .interrupts import together
+from .jobs import turns
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
-from .presets import paper_decay
 from .record import Record
-from .sampling import cohort, dropped
 from .scoring import score_round
-from .states import choose_states
+from .states import ClientStates, DiskStates, choose_states
+from .stretches import Stretches
 from .symptoms import Symptoms, server_diverged
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
@@ -102,6 +102,7 @@ class Simulation(ShownSimulation):
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
         observers: Observers | None = None,
+        states: ClientStates | DiskStates | None = None,
     ) -> None:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
@@ -117,13 +118,15 @@ class Simulation(ShownSimulation):
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self.states = choose_states(plan.states, work.hooks.init_client(self.x0), data.clients, folder, stored)
+        first = work.hooks.init_client(self.x0)
+        self.states = choose_states(plan.states, first, data.clients, folder, stored) if states is None else states
         self._server_dtype = accurate(device)
         self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed = 0.0  # virtual seconds of the rounds so far
+        self._stretches = Stretches(self)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -179,7 +182,7 @@ class Simulation(ShownSimulation):
         before or as after it, never between."""
         self.observers.started(self)
         try:
-            server, record, measured = self._round()
+            server, record, measured = self._stretches.next()._round()
         except BaseException:
             self.states.discard()
             raise
@@ -193,10 +196,8 @@ class Simulation(ShownSimulation):
         """The server after the next round, its record, what was measured; new client states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
-        lr, work = plan.rate(t, paper_decay(self.method)), self.work.at(t)
-        active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
-        lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
-        jobs = make_jobs(self.work, [i for i in active if i not in lost], t, lr)
+        lr, active, lost, jobs = turns(self.work, t)
+        work = self.work.at(t)
         down = self._down(work)
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
@@ -218,7 +219,7 @@ class Simulation(ShownSimulation):
         evaluated = time.perf_counter()
         record = Record(
             round=t + 1,
-            cohort=[int(i) for i in active],
+            cohort=active,
             lr=lr,
             train_loss=train_loss,
             test_loss=score and score.loss,
@@ -281,6 +282,7 @@ class Simulation(ShownSimulation):
         if self.recording is not None:
             self.recording.close(error)
         self.observers.over(self, error)
+        self._stretches.close()
         self.backend.close()
         self.states.close()
 
