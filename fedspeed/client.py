@@ -19,6 +19,7 @@ from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device
 from .symptoms import grown, large
+from .uploads import upload_digests
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -101,6 +102,7 @@ class Facts(NamedTuple):
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
     own: Score | None = None  # of its own model on its own data, in a round that asks for it
+    digest: int | None = None  # of its own upload
 
 
 class Reply(NamedTuple):
@@ -189,7 +191,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics, own=own)
+    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, 1, sent, metrics, own, *upload_digests(up))
     return Reply(job, up, kept, facts)
 
 

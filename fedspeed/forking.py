@@ -224,7 +224,7 @@ def _copy(saved: Saved, to: RunDir) -> None:
     manifest = saved.manifest
     for folder in (to.states, to.checkpoints):
         folder.mkdir(exist_ok=True)
-    for part in (manifest.server, manifest.log, manifest.rounds, manifest.client_metrics):
+    for part in (manifest.server, manifest.log, *manifest.grown):
         if part is not None:
             _copy_file(saved.run.path / part.name, to.path / part.name, part.length)
     for client, entry in saved.entries.items():

@@ -105,6 +105,8 @@ class Recording:
                 self._conclude(status_of(error))
 
     def _rounds(self) -> Generator[Record, None, None]:
+        from .uploads import add_uploads
+
         simulation = self.simulation
         checkpoints = self.checkpoints
         out = self.out
@@ -131,6 +133,7 @@ class Recording:
                             with together():
                                 if simulation.client_metrics is not None:
                                     self.files.add_client_metrics(simulation.client_metrics)
+                                add_uploads(self.files, record.round, simulation.uploads)
                                 lines.write(line(record))
                                 lines.flush()
                                 self.records.append(copy.deepcopy(record))  # others have it too

@@ -31,11 +31,12 @@ ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 CLIENT_METRICS = "client_metrics.bin"
-GROWING = (ROUNDS, CLIENT_METRICS)
+UPLOADS = "uploads.bin"
+GROWING = (ROUNDS, CLIENT_METRICS, UPLOADS)
 """What is appended to as rounds end; a checkpoint says how much of each belongs to it."""
 SPLIT = "split.json"
 FORK = "fork.json"
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, SPLIT, FORK)
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK)
 INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
@@ -76,6 +77,7 @@ class RunDir(ShownRun):
         self.summary_file = self.path / SUMMARY
         self.model_file = self.path / MODEL
         self.client_metrics_file = self.path / CLIENT_METRICS
+        self.uploads_file = self.path / UPLOADS
         self.split_file = self.path / SPLIT
         self.fork_file = self.path / FORK
         self.inspection_file = self.path / INSPECTION
@@ -249,7 +251,8 @@ class RunDir(ShownRun):
 
     def clear(self) -> None:
         """Drop states, checkpoints and what was measured: of no use if a run was killed before its first manifest."""
-        self.client_metrics_file.unlink(missing_ok=True)
+        for file in (self.client_metrics_file, self.uploads_file):
+            file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
 

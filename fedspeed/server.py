@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from .backends import open_backend
-from .client import Failed, Job, Reply, Work
+from .client import Work
 from .clientmetrics import ClientMetrics
+from .collecting import collect, sent, weight
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
@@ -32,7 +33,8 @@ from .scoring import score_round
 from .states import ClientStates, DiskStates, choose_states
 from .stretches import Stretches
 from .symptoms import Symptoms, server_diverged
-from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
+from .uploads import Uploads
+from .vec import FlatModel, Loss, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -113,6 +115,7 @@ class Simulation(ShownSimulation):
         self.data = data
         self.t = 0
         self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
+        self.uploads: Uploads = {}  # of the last round
         self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
@@ -120,8 +123,7 @@ class Simulation(ShownSimulation):
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         first = work.hooks.init_client(self.x0)
         self.states = choose_states(plan.states, first, data.clients, folder, stored) if states is None else states
-        self._server_dtype = accurate(device)
-        self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
+        self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
@@ -182,27 +184,27 @@ class Simulation(ShownSimulation):
         before or as after it, never between."""
         self.observers.started(self)
         try:
-            server, record, measured = self._stretches.next()._round()
+            server, record, measured, uploads = self._stretches.next()._round()
         except BaseException:
             self.states.discard()
             raise
         with together():
             self.states.commit()
             self.server, self.t, self.client_metrics = server, record.round, measured
-            self.elapsed = record.virtual_seconds or 0.0
+            self.elapsed, self.uploads = record.virtual_seconds or 0.0, uploads
         return record
 
-    def _round(self) -> tuple[Any, Record, ClientMetrics | None]:
-        """The server after the next round, its record, what was measured; new client states are staged."""
+    def _round(self) -> tuple[Any, Record, ClientMetrics | None, Uploads]:
+        """The server after the next round, its record, what was measured, what was sent; new states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
         lr, active, lost, jobs = turns(self.work, t)
         work = self.work.at(t)
         down = self._down(work)
         bytes_down = len(active) * tree_bytes(down)
-        mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
+        mean, replies, bytes_up = collect(self, jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
+        steps = sum(weight(self.plan, reply) * reply.facts.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
         with one_thread():  # the bits of a sum depend on the number of threads
             result = mean.result()
@@ -240,28 +242,7 @@ class Simulation(ShownSimulation):
         )
         if self.meter:
             record = self.meter.stamped(record, replies, self.elapsed)
-        return server, record, measured
-
-    def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
-        """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
-        mean = Mean(self._server_dtype)
-        replies: list[Reply] = []
-        bytes_up = 0
-        self.states.discard()
-        for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
-            self.observers.tell("client", done, len(jobs))
-            if isinstance(reply, Failed):
-                if self.plan.on_client_error == "stop" or len(lost) + 1 == active:
-                    raise reply.error
-                lost.add(reply.job.client)
-                continue
-            if reply.facts.share:
-                mean.add(reply.up, self._weight(reply) * reply.facts.share)
-            bytes_up += reply.facts.sent
-            self.symptoms.client(reply.client, first=not replies)
-            self.states.stage(reply.job.client, reply.client, reply.job.t)
-            replies.append(reply._replace(up=None, client=None))
-        return mean, replies, bytes_up
+        return server, record, measured, sent(replies)
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
@@ -295,6 +276,3 @@ class Simulation(ShownSimulation):
     def _down(self, work: Work) -> Any:
         """What the server sends, in the model's dtype."""
         return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
-
-    def _weight(self, reply: Reply) -> float:
-        return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0

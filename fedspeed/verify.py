@@ -127,7 +127,7 @@ def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> I
 def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
     one = checkpoints.read(path)
     files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
-    files += one.manifest.client_metrics is not None
+    files += sum(part is not None for part in one.manifest.grown[1:])
     found.held.append(f"digests of the checkpoint of round {path.stem}: {files} files, {len(one.entries)} states")
     return one
 
@@ -219,8 +219,10 @@ def _again(
     """Run rounds again from a checkpoint (None: from round 0) and compare records, and vectors where there are some."""
     from .results import unlike_measured, unlike_model
     from .statefile import read_state
+    from .uploads import read_uploads, unlike_uploads
 
     wrong: list[str] = []
+    sent = read_uploads(RunDir(run))
     try:
         if start is not None:
             _link_states(run, start, simulation)
@@ -234,6 +236,7 @@ def _again(
             before = records[record.round - 1] if record.round <= len(records) else None
             wrong += _unlike(record, before)
             wrong += unlike_measured(measured, simulation.client_metrics, record.round)
+            wrong += unlike_uploads(sent.get(record.round), simulation.uploads.items(), record.round)
             if record.round in goals:
                 wrong += list(_other_bits(simulation, goals[record.round]))
             if record.round == model_of:

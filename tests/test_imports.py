@@ -59,6 +59,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "plan",
         "sampling",
         "symptoms",
+        "uploads",
         "vec",
     },
     "interrupts": set(),
@@ -81,7 +82,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "sums",
         "vec",
     },
-    "engines": {"client", "contract", "data", "errors", "method", "origin", "plan", "sampling", "vec"},
+    "engines": {"client", "contract", "data", "errors", "method", "origin", "plan", "sampling", "uploads", "vec"},
     "backends": {
         "client",
         "clientscores",
@@ -103,6 +104,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "backends",
         "client",
         "clientmetrics",
+        "collecting",
         "contract",
         "data",
         "errors",
@@ -121,6 +123,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "states",
         "stretches",
         "symptoms",
+        "uploads",
         "vec",
     },
     "config": {"data", "errors", "files", "method", "methods", "plan", "presets", "schedule", "stretches", "usercode"},
@@ -138,6 +141,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "record",
         "rundir",
         "splitfile",
+        "uploads",
     },
     "givenrun": {
         "checkpoint",
@@ -166,6 +170,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "statefile",
         "states",
         "sums",
+        "uploads",
         "vec",
     },
     "run": {
@@ -263,6 +268,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "parent": {"errors", "files", "record", "rundir"},
     "reported": set(),
     "stretches": {"errors"},
+    "collecting": {"client", "plan", "uploads", "vec"},
+    "uploads": {"errors", "files", "rundir", "vec"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -282,11 +289,14 @@ NO_TORCH = {
     "exporters",
     "notebook",
     "observe",
+    "parent",
     "record",
     "registry",
+    "reported",
     "rundir",
     "schedule",
     "splitfile",
+    "stretches",
     "usercode",
     "method",
     "methods",
