@@ -31,6 +31,8 @@ _PUBLIC = {
     "Config": "config",
     "run_config": "run",
     "fork": "forking",
+    "extend": "run",
+    "replay": "replaying",
     "simulate": "server",
     "Simulation": "server",
     "Record": "record",

@@ -92,7 +92,7 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
     with beside(run) as going_on:
         if going_on:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
-        saved = _nearest(run, at)
+        saved = _start(parent, at)
         with alone(out):
             files.refuse_a_run(overwrite=cut_off)
             try:
@@ -204,19 +204,16 @@ def _shapes(method: Method) -> str:
     return ", ".join(f"{name} ({len(a)})" for whose, tree in kept.items() for name, a in named(whose, tree)) or "none"
 
 
-def _nearest(run: Path, at: int) -> Saved | None:
-    """The newest checkpoint that is not beyond a round, of the config that the directory has; None for round 0."""
+def _start(run: RunDir, at: int) -> Saved | None:
+    """The checkpoint to start from, of the config that the directory has; None for round 0."""
     from .checkpoint import Checkpoints
+    from .rerun import nearest
 
-    checkpoints = Checkpoints(run)
-    for path in checkpoints.manifests():
-        if int(path.stem) <= at:
-            saved = checkpoints.read(path)
-            if saved.log is None:  # format 1, which is bound to nothing
-                return None
-            checkpoints.check(saved, {"config": config_digest(RunDir(run).config())})
-            return saved
-    return None
+    saved = nearest(run, at)
+    if saved is None or saved.log is None:  # format 1, which is bound to nothing
+        return None
+    Checkpoints(run.path).check(saved, {"config": config_digest(run.config())})
+    return saved
 
 
 def _copy(saved: Saved, to: RunDir) -> None:

@@ -149,6 +149,17 @@ def resume(
             return _run(Recording(out, config, simulation, records, checkpoints), watching)
 
 
+def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
+    """Give a run more rounds, `rounds` in all: it ends as if it had had them from the start. Its summary.
+
+    Args:
+        how: as for `resume`.
+    """
+    if type(rounds) is not int or rounds < 1:
+        raise UserError(f"rounds: expected how many the run is to have in all, found {rounds!r}")
+    return resume(run, rounds=rounds, **how)
+
+
 def go_on(
     out: Path,
     config: Config,

@@ -128,7 +128,7 @@ class Simulation(ShownSimulation):
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed = 0.0  # virtual seconds of the rounds so far
-        self._stretches = Stretches(self)
+        self.stretches = Stretches(self)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -184,7 +184,7 @@ class Simulation(ShownSimulation):
         before or as after it, never between."""
         self.observers.started(self)
         try:
-            server, record, measured, uploads = self._stretches.next()._round()
+            server, record, measured, uploads = self.stretches.next()._round()
         except BaseException:
             self.states.discard()
             raise
@@ -200,7 +200,7 @@ class Simulation(ShownSimulation):
         t, plan = self.t, self.plan
         lr, active, lost, jobs = turns(self.work, t)
         work = self.work.at(t)
-        down = self._down(work)
+        down = self.down(work)
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = collect(self, jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
@@ -263,7 +263,7 @@ class Simulation(ShownSimulation):
         if self.recording is not None:
             self.recording.close(error)
         self.observers.over(self, error)
-        self._stretches.close()
+        self.stretches.close()
         self.backend.close()
         self.states.close()
 
@@ -273,6 +273,6 @@ class Simulation(ShownSimulation):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
 
-    def _down(self, work: Work) -> Any:
+    def down(self, work: Work) -> Any:
         """What the server sends, in the model's dtype."""
         return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))

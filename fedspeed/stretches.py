@@ -12,6 +12,8 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from .config import Config
+    from .method import Method
+    from .plan import Plan
     from .server import Simulation
 
 Until = tuple[tuple[int, dict[str, Any]], ...]
@@ -86,6 +88,13 @@ def read_until(given: Any, rounds: int) -> Until:
     return tuple(sorted((int(key), over) for key, over in given.items()))
 
 
+def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
+    """A simulation of the same model, data and loss, at round 0."""
+    flat = simulation.work.flat
+    with flat.apart():
+        return type(simulation)(method, flat.model, simulation.data, plan, simulation.work.loss, flat.no_decay, **how)
+
+
 class Stretches:
     """Who runs the next round of a simulation: itself, or, in a stretch with other settings, one that has those."""
 
@@ -101,10 +110,8 @@ class Stretches:
         if config is None:
             return simulation
         if self._other is None:
-            flat, make = simulation.work.flat, type(simulation)
-            with flat.apart():
-                given = (config.method, flat.model, simulation.data, config, simulation.work.loss, flat.no_decay)
-                self._other = (config, make(*given, observers=simulation.observers, states=simulation.states))
+            shared = {"observers": simulation.observers, "states": simulation.states}
+            self._other = (config, alike(simulation, config.method, config, **shared))
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)
         return other
