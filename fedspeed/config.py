@@ -147,13 +147,14 @@ class Config(Plan):
         self.earlier(0)
 
     @cached_property
-    def _stretches(self) -> list[tuple[int, Config]]:
+    def stretches(self) -> list[tuple[int, Config]]:
+        """The configs that a fork's first rounds had, each up to a round; none of another run."""
         tables = {key: value for key, value in self.to_dict().items() if key != "until"}
         return [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
 
     def earlier(self, t: int) -> Config | None:
         """The config that round t = 0, 1, ... has instead of this one, if it is one of a fork's first."""
-        return next((config for upto, config in self._stretches if t < upto), None) if self.until else None
+        return next((config for upto, config in self.stretches if t < upto), None) if self.until else None
 
     def _settle_clients(self) -> None:
         """Put numbers to clients and active where they were left open; a natural split, and data from a user's file,

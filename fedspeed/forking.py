@@ -94,7 +94,7 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
         saved = _start(parent, at)
         with alone(out):
-            files.refuse_a_run(overwrite=cut_off)
+            require(run, at, out)  # another process may have made one meanwhile
             try:
                 files.claim()
                 clear_code(out)
@@ -107,6 +107,17 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
                 _remove(out, made)
                 raise
     return new
+
+
+def require(run: Path, at: int, out: Path) -> None:
+    """Raise unless a run has a round, and there is none yet where its fork is to be."""
+    rounds = len(RunDir(run).records())
+    if type(at) is not int or not 1 <= at <= rounds:
+        raise UserError(f"at: expected how many rounds of {run} to share, 1 to {rounds}, found {at!r}")
+    new = RunDir(out)
+    cut_off = new.fork_file.exists() and not new.config_file.exists()  # a fork that was killed as it was made
+    if new.holds() and not cut_off:
+        raise UserError(f"{out} already holds a run; choose another --out")
 
 
 def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
@@ -124,6 +135,10 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
         for key in reversed(inner):
             table = {key: table}
         over = overlay(over, {root: table})
+    if isinstance(over.get("method"), str):
+        over["method"] = {"name": over["method"]}
+    if isinstance(over.get("method"), dict) and over["method"].get("name", old.method.name) != old.method.name:
+        raise _refused("the method", f"its states are {old.method.label}'s")
     for name in over:
         if name in FIXED and (name in ("until", "format") or over[name] != old.to_dict().get(name)):
             raise _refused(name, FIXED[name])
@@ -138,7 +153,7 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
     for why in _misfits(old, new):
         raise why
     stretches: list[tuple[int, dict[str, Any]]] = []
-    for upto, config in [*old._stretches, (at, old)]:
+    for upto, config in [*old.stretches, (at, old)]:
         if not stretches or stretches[-1][0] < at:
             stretches = _with(stretches, min(upto, at), _then(config, new, min(upto, at)))
     return replace(new, until=tuple(one for i, one in enumerate(stretches) if any(o for _, o in stretches[i:])))
@@ -186,7 +201,7 @@ def _misfits(old: Config, new: Config) -> Iterator[UserError]:
         yield _refused(f"method.{fields_of[0]}", f"states are {shapes[0]} now and would be {shapes[1]}")
     means = [config.method.running_mean for config in (old, new)]
     if means[0] != means[1]:
-        yield _refused(f"method.{fields_of[0]}", "the server's mean over all clients would be no such mean")
+        yield _refused(f"method.{fields_of[0]}", "what the server keeps as a mean over all clients would not be one")
     if means[0] and old.weighting != new.weighting:
         yield _refused(
             "weighting", f"the server's {means[0][1]} is a mean of the clients' {means[0][0]} with its weights"

@@ -39,13 +39,18 @@ class Parent(NamedTuple):
         new = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in self.changes.items())
         return f"fork of {self.folder} at round {self.at}: {new or 'nothing changed'}"
 
+    def unlike(self, records: Sequence[Record]) -> list[str]:
+        """How the first rounds of a run are not the parent's, bit for bit."""
+        found = rounds_digest(records[: self.at])
+        told = (
+            f"the first {self.at} rounds are not those of {self.folder}: expected digest {self.rounds}, found {found}"
+        )
+        return [] if found == self.rounds else [told]
+
     def require(self, records: Sequence[Record]) -> None:
-        """Raise unless the first rounds of a run are the parent's, bit for bit."""
-        if rounds_digest(records[: self.at]) != self.rounds:
-            raise UserError(
-                f"the first {self.at} rounds are not those of {self.folder}: expected digest {self.rounds}, found "
-                f"{rounds_digest(records[: self.at])}; fork where that run was made, or start a run with its config"
-            )
+        """Raise unless they are."""
+        for wrong in self.unlike(records):
+            raise UserError(f"{wrong}; fork where that run was made, or start a run with its config")
 
 
 def read_parent(run: RunDir) -> Parent | None:

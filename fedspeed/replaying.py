@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -259,6 +260,7 @@ def _module(work: Work, x: torch.Tensor) -> nn.Module:
 def _profiled(by: Simulation, chunk: list[Job], client: int) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
     """Where a turn's time goes: its parts, and the operators that take longest, each from a run of its own."""
     trace, _, took = _turn(by, chunk, client, False)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes lines of its own to stderr
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         _turn(by, chunk, client, False)
     found = sorted(seen.key_averages(), key=lambda one: -one.self_cpu_time_total)

@@ -93,7 +93,9 @@ class Traced(Hooks):
             frame = sys._getframe()
             while frame.f_back is not None and frame.f_code.co_name not in LOOPS:
                 frame = frame.f_back
-            Debugger(self.trace).set_trace(frame)
+            debugger = Debugger(self.trace)
+            debugger.set_trace(frame)
+            debugger.set_next(frame)  # not in what is between
         return start
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .environment import environment
 from .errors import Diverged, UserError
+from .parent import read_parent
 from .run import prepare
 from .runconfig import bound_to, read_config
 from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
@@ -92,6 +93,10 @@ def verify(
             if going_on:
                 upto = len(records) if every_round else max((one.t for one in saved), default=0)
                 found.held.append(f"the run is in progress; checked up to round {upto}")
+            parent = read_parent(files)
+            if parent is not None and len(records) >= parent.at:
+                shared = f"the first {parent.at} rounds are those of {parent.folder}"
+                found.note(shared, parent.unlike(records))
             for one in saved:
                 _checkpoint(checkpoints, one, simulation, records, going_on, found)
             measured = _measured(files, simulation, len(records), found)
