@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -93,9 +94,7 @@ class Traced(Hooks):
             frame = sys._getframe()
             while frame.f_back is not None and frame.f_code.co_name not in LOOPS:
                 frame = frame.f_back
-            debugger = Debugger(self.trace)
-            debugger.set_trace(frame)
-            debugger.set_next(frame)  # not in what is between
+            Debugger(self.trace, frame).set_trace(frame)
         return start
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
@@ -133,11 +132,21 @@ class Traced(Hooks):
 
 
 class Debugger(pdb.Pdb):
-    """Python's own, which says whether it was left by `quit`: that is no failure of the client's."""
+    """Python's own, which stops in one function first, not in what that has called, and says whether it was left by
+    `quit`: that is no failure of the client's."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, first: FrameType) -> None:
         super().__init__()
         self.trace = trace
+        self.first: FrameType | None = first
+
+    def set_step(self) -> None:
+        """Stop at the next line: at first, of the one function."""
+        if self.first is None:
+            super().set_step()
+        else:
+            self.set_next(self.first)
+            self.first = None
 
     def set_quit(self) -> None:
         """Leave."""

@@ -24,7 +24,8 @@ from fedspeed.stretches import otherwise, overlay
 from fedspeed.verify import verify
 
 SMALL = {"model": "linear", "rounds": 7, "clients": 12, "active": 4, "local_steps": 2, "batch_size": 10,
-         "eval_every": 3, "split": "dirichlet-class:0.5", "backend": "serial", "checkpoint_every": 2, "lr_decay": 0.9}  # fmt: skip
+         "eval_every": 3, "split": "dirichlet-class:0.5", "backend": "serial", "checkpoint_every": 2,
+         "lr_decay": 0.9}  # fmt: skip
 KINDS = {
     "fedspeed": {"method": "fedspeed", "states": "disk", "engine": "loop"},
     "scaffold": {"method": "scaffold", "engine": "block"},
