@@ -55,7 +55,7 @@ def measure(workload: str, method: str, turns: int) -> Iterator[Line]:
     """The lines of one workload and method, in milliseconds per local step."""
     with start(find(workload), method, backend="serial") as run:
         work, plan = run.work, run.plan
-        down = run._down(run.work)
+        down = run.down(run.work)
         state = work.hooks.init_client(work.flat.x)
         steps = work.local_steps(int(work.data.sizes[0]))
         buffers: list[torch.Tensor] = []

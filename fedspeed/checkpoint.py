@@ -19,7 +19,7 @@ from .errors import UserError
 from .files import write
 from .hashing import Hash, cut, digest, flush, prefix
 from .manifest import CHECKPOINT_FORMAT, ERRORS, Manifest, Part, Saved
-from .rundir import CONFIG, GROWING, OWN, RunDir
+from .rundir import CONFIG, GROWING, OWN, ROUNDS, RunDir
 from .statefile import no_room, read_state, write_state
 from .statelog import Change, StateLog
 from .states import ClientStates, DiskStates
@@ -141,8 +141,9 @@ class Checkpoints:
                 flush(self.folder)
             assert self._log.path is not None
             log = Part(run.name(self._log.path), self._log.hash.digest(), self._log.hash.count)
-            rounds, measured = (Part(name, found.digest(), found.count) for name, found in self._grown.items())
-            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited, measured if measured.length else None)
+            rounds, *others = (Part(name, found.digest(), found.count) for name, found in self._grown.items())
+            some = (part if part.length else None for part in others)
+            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited, *some)
             self._stay()
             try:
                 write(run.manifest_path(t), manifest.text(), durable=True)
@@ -182,8 +183,7 @@ class Checkpoints:
         try:
             manifest = Manifest.read(path)
             self._hashed(path, manifest.server, offer)
-            parts = (manifest.log, manifest.rounds, manifest.client_metrics)
-            hashes = tuple(self._hashed(path, part, offer) for part in parts)
+            hashes = tuple(self._hashed(path, part, offer) for part in (manifest.log, *manifest.grown))
             entries = manifest.entries(self.run)
         except UserError:
             raise
@@ -278,12 +278,11 @@ class Checkpoints:
         self._log = StateLog(self.run, saved.log, log, dict(saved.entries))
         if saved.log is not None:
             cut(saved.log, log.count)
-        if saved.manifest.rounds is not None:
-            cut(self.run.rounds_file, grown[0].count)
-        if saved.manifest.client_metrics is not None:
-            cut(self.run.client_metrics_file, grown[1].count)
-        else:
-            self.run.client_metrics_file.unlink(missing_ok=True)
+        for name, part in zip(GROWING, saved.manifest.grown, strict=True):
+            if part is not None:
+                cut(self.folder / name, self._grown[name].count)
+            elif name != ROUNDS:
+                (self.folder / name).unlink(missing_ok=True)
         self._newest = saved.t
         self._replaced = replaced
         self.waited = saved.manifest.waited

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .carried import Carrying, of_method
@@ -21,8 +20,9 @@ from .evaluate import Score
 from .method import Local, Method
 from .origin import reason
 from .plan import Plan
-from .sampling import batch_order, key, rng, seed_device, straggler_steps
+from .sampling import batch_order, key, rng, seed_device
 from .symptoms import grown, large
+from .uploads import upload_digests
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -107,6 +107,7 @@ class Facts(NamedTuple):
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
     own: Score | None = None  # of its own model on its own data, in a round that asks for it
+    digest: int | None = None  # of its own upload
 
 
 class Reply(NamedTuple):
@@ -196,7 +197,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, sent=sent, metrics=metrics, own=own)
+    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, 1, sent, metrics, own, *upload_digests(up))
     return Reply(job, up, kept, facts)
 
 
@@ -266,18 +267,3 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     last = losses[bad - 2 if bad else -1]
     course = f"is {losses[bad - 1]} at step {bad}" if bad else "is finite, what came of the last step is not"
     return Diverged(f"{told}; {cure}: its loss was {first:.3g} at first, {last:.3g} at last, and {course}")
-
-
-def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
-    """Jobs in job order; a straggler's own number of steps stands in its job."""
-    jobs = []
-    for i in job_order(np.array(clients, dtype=np.int64), work.data.sizes):
-        whole = work.local_steps(int(work.data.sizes[i]))
-        done = straggler_steps(work.plan.seed, t, i, whole, work.plan.stragglers)
-        jobs.append(Job(i, t, lr, done if done < whole else 0))
-    return jobs
-
-
-def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
-    """Longest jobs first, then by id: the order in which replies are summed."""
-    return [int(i) for i in clients[np.lexsort((clients, -sizes[clients]))]]

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
 from .schedule import require_schedulable
+from .stretches import Until, overlay, read_until
 from .usercode import file_of, read_code
 
 GIVEN = "given"
@@ -118,6 +120,7 @@ class Config(Plan):
     augment: str = federation("paper", about="the augmentation of pictures: paper, released, flip or none")
     data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")
+    until: Until = field(default=(), metadata={"later": True})  # what a fork's first rounds had otherwise
 
     def __post_init__(self) -> None:
         share: Any = self.validation
@@ -143,6 +146,18 @@ class Config(Plan):
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
         self._settle_clients()
+        object.__setattr__(self, "until", read_until(self.until, self.rounds))
+        self.earlier(0)
+
+    @cached_property
+    def stretches(self) -> list[tuple[int, Config]]:
+        """The configs that a fork's first rounds had, each up to a round; none of another run."""
+        tables = {key: value for key, value in self.to_dict().items() if key != "until"}
+        return [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
+
+    def earlier(self, t: int) -> Config | None:
+        """The config that round t = 0, 1, ... has instead of this one, if it is one of a fork's first."""
+        return next((config for upto, config in self.stretches if t < upto), None) if self.until else None
 
     def _settle_clients(self) -> None:
         """Put numbers to clients and active where they were left open; a natural split, and data from a user's file,
@@ -197,6 +212,8 @@ class Config(Plan):
         later = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
         plain = {name: value for name, value in self.fields().items() if name not in later}
         plain["targets"] = list(self.targets)
+        if self.until:
+            plain["until"] = {str(upto): over for upto, over in self.until}
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
         return {"format": CONFIG_FORMAT, **plain}

@@ -12,7 +12,7 @@ from typing import Any
 
 from .files import read_text
 from .hashing import Hash
-from .rundir import CLIENT_METRICS, LOG, ROUNDS, STATE, RunDir
+from .rundir import CLIENT_METRICS, LOG, ROUNDS, STATE, UPLOADS, RunDir
 from .statelog import Entry, read_entry, read_log
 
 CHECKPOINT_FORMAT = 2
@@ -41,6 +41,7 @@ class Manifest:
         bound: digests of what the run is of: its config, its data, ...
         waited: seconds that rounds had waited for checkpoints.
         client_metrics: the scores of the rounds done, if any were measured.
+        uploads: the digests of what clients sent in the rounds done; older runs have none.
     """
 
     t: int
@@ -51,6 +52,12 @@ class Manifest:
     bound: dict[str, str] = field(default_factory=dict)
     waited: float = 0.0
     client_metrics: Part | None = None
+    uploads: Part | None = None
+
+    @property
+    def grown(self) -> tuple[Part | None, ...]:
+        """What belongs to it of each file that grows, in the order of `rundir.GROWING`."""
+        return self.rounds, self.client_metrics, self.uploads
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -70,19 +77,20 @@ class Manifest:
             raise ValueError(f"unexpected files {server.name}, {log.name}, {rounds.name}")
         if server.length is not None or log.length is None or rounds.length is None:
             raise ValueError("expected the number of bytes of log and rounds")
-        measured = _part(plain["client_metrics"]) if "client_metrics" in plain else None
-        if measured is not None and (measured.name != CLIENT_METRICS or not measured.length):
-            raise ValueError(f"unexpected file {measured.name}, or not the number of its bytes")
+        others = [_part(plain[key]) if key in plain else None for key in ("client_metrics", "uploads")]
+        for part, name in zip(others, (CLIENT_METRICS, UPLOADS), strict=True):
+            if part is not None and (part.name != name or not part.length):
+                raise ValueError(f"unexpected file {part.name}, or not the number of its bytes")
         bound, waited = plain["bound"], plain["waited"]
         if not isinstance(bound, dict) or not all(isinstance(value, str) for value in bound.values()):
             raise ValueError(f"bound to {bound!r}")
         if type(waited) not in (int, float) or not 0 <= waited < 1e12:
             raise ValueError(f"waited {waited!r}")
-        return cls(t, server, {}, log, rounds, bound, float(waited), measured)
+        return cls(t, server, {}, log, rounds, bound, float(waited), *others)
 
     def text(self) -> str:
         """The manifest as it is written."""
-        names = ("server", "log", "rounds", "client_metrics")
+        names = ("server", "log", "rounds", "client_metrics", "uploads")
         parts = {name: _plain(part) for name in names if (part := getattr(self, name)) is not None}
         return json.dumps(
             {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from . import backends
 from .errors import UserError
@@ -13,6 +14,9 @@ from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, method_at, warmup_text
 from .stopping import fit_rules, goal_text, time_text
+
+if TYPE_CHECKING:
+    from .config import Config
 
 federation = partial(param, group="federation")
 local_work = partial(param, group="model and local work")
@@ -185,6 +189,10 @@ class Plan(Params):
                 raise UserError(
                     f"{method.label}: needs {name} = {value}, got {found}; --{name.replace('_', '-')} {value}"
                 )
+
+    def earlier(self, t: int) -> Config | None:
+        """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
+        return None
 
     def method_at(self, method: Method, t: int) -> Method:
         """The method of round t = 0, 1, ..., its warm-up in force."""

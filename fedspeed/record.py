@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -86,6 +88,12 @@ _LATER: dict[str, Any] = {
     "wall_seconds": None,
 }
 """Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
+
+
+def rounds_digest(records: Iterable[Record]) -> str:
+    """Of rounds without their times: equal for equal runs."""
+    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
+    return hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16).hexdigest()
 
 
 def up_to(rounds: Sequence[dict[str, Any]], target: float) -> Sequence[dict[str, Any]]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import atexit
 import copy
-import hashlib
 import inspect
-import json
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -23,7 +21,8 @@ from .errors import UserError
 from .illness import illnesses
 from .interrupts import together
 from .observe import status_of
-from .record import TIMES, cost_to
+from .parent import read_parent
+from .record import cost_to, rounds_digest
 from .rundir import RunDir, line
 from .splitfile import write_split
 from .stopping import Stopping, over
@@ -107,6 +106,8 @@ class Recording:
                 self._conclude(status_of(error))
 
     def _rounds(self) -> Generator[Record, None, None]:
+        from .uploads import add_uploads
+
         simulation = self.simulation
         checkpoints = self.checkpoints
         out = self.out
@@ -127,16 +128,20 @@ class Recording:
                     write_split(self.files.split_file, simulation.data)
                     simulation.observers.started(simulation)
                     with self.files.rounds_file.open("a", encoding="utf-8") as lines:
+                        parent = read_parent(self.files)
                         while not simulation.ended:
                             record = simulation.advance()
                             self._in_place()
                             with together():
                                 if simulation.client_metrics is not None:
                                     self.files.add_client_metrics(simulation.client_metrics)
+                                add_uploads(self.files, record.round, simulation.uploads)
                                 lines.write(line(record))
                                 lines.flush()
                                 self.records.append(copy.deepcopy(record))  # others have it too
                                 written = (simulation.t, simulation.server, simulation.elapsed)
+                            if parent is not None and simulation.t == parent.at:
+                                parent.require(self.records)
                             checkpoints.offer(simulation.t, simulation.server, simulation.states)
                             simulation.observers.tell("round", record, simulation)
                             yield record
@@ -226,9 +231,7 @@ def _end_all() -> None:
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
     """Of the model, of the rounds without their times, of scores on clients' data if any: equal for equal runs."""
     run = RunDir(out)
-    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
-    found = hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16)
-    told = {"model": run.model_digest(), "rounds": found.hexdigest()}
+    told = {"model": run.model_digest(), "rounds": rounds_digest(records)}
     try:
         measured = run.client_metrics()
     except UserError:

@@ -9,7 +9,8 @@ import torch
 
 from .modelfile import model_tensors
 from .recording import digests, summarise
-from .rundir import CLIENT_METRICS, REPORTED, SUMMARY
+from .reported import REPORTED
+from .rundir import CLIENT_METRICS, SUMMARY
 from .stopping import Stopping
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def unlike_summary(
 
 def unlike_rounds(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
     """How the rounds that were measured are not those that the plan asks for."""
-    wanted = [t for t in range(1, rounds + 1) if simulation.plan.measures(t)]
+    plan = simulation.plan
+    wanted = [t for t in range(1, rounds + 1) if (plan.earlier(t - 1) or plan).measures(t)]
     found = [] if measured is None else [t for t in measured.rounds.tolist() if t <= rounds]
     if found == wanted:
         return []

@@ -152,6 +152,17 @@ def resume(
             return _run(Recording(out, config, simulation, records, checkpoints), watching)
 
 
+def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
+    """Give a run more rounds, `rounds` in all: it ends as if it had had them from the start. Its summary.
+
+    Args:
+        how: as for `resume`.
+    """
+    if type(rounds) is not int or rounds < 1:
+        raise UserError(f"rounds: expected how many the run is to have in all, found {rounds!r}")
+    return resume(run, rounds=rounds, **how)
+
+
 def go_on(
     out: Path,
     config: Config,
@@ -217,6 +228,7 @@ def longer(config: Config, rounds: int) -> Config:
 
 def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
     """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
+    config = config.earlier(record.round - 1) or config
     scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
     due = record.round % config.eval_every == 0 or record.round >= config.rounds
     if not due and any(score is not None for score in scores):

@@ -153,20 +153,23 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
     """
     from .modelfile import frozen_digest
 
-    tables = RunDir(out).config() | {"engine": simulation.plan.engine}
-    for name in (*PLACEMENT, *RULES, "rounds", "targets", "data_dir"):  # the data themselves count, not where they are
-        tables.pop(name, None)
-    text = json.dumps(tables, sort_keys=True, default=str)
     data = simulation.data
     layouts = {str(module.stored_as) for module in simulation.model.modules() if hasattr(module, "stored_as")}
     return {
         **({"layout": ", ".join(sorted(layouts))} if layouts else {}),
-        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "config": config_digest(RunDir(out).config() | {"engine": simulation.plan.engine}),
         **frozen_digest(simulation.work.flat),
         "data": data.fingerprint,
         "split": data.split_fingerprint,
         "variables": json.dumps(bits_environment()),
     }
+
+
+def config_digest(tables: dict[str, Any]) -> str:
+    """Of a run's tables, but for what may change while it goes on; the data themselves count, not where they are."""
+    loose = (*PLACEMENT, *RULES, "rounds", "targets", "data_dir")
+    bound = {key: value for key, value in tables.items() if key not in loose}
+    return hashlib.blake2b(json.dumps(bound, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def same_run(stored: Config, given: Config) -> bool:

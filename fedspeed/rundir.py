@@ -21,6 +21,7 @@ from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import tensors_digest
 from .notebook import ShownRun
 from .record import Record
+from .reported import is_whole
 
 if TYPE_CHECKING:
     from .clientmetrics import ClientMetrics
@@ -30,10 +31,12 @@ ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 CLIENT_METRICS = "client_metrics.bin"
-GROWING = (ROUNDS, CLIENT_METRICS)
+UPLOADS = "uploads.bin"
+GROWING = (ROUNDS, CLIENT_METRICS, UPLOADS)
 """What is appended to as rounds end; a checkpoint says how much of each belongs to it."""
 SPLIT = "split.json"
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, SPLIT)
+FORK = "fork.json"
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK)
 INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
@@ -46,10 +49,6 @@ LOG = re.compile(f"states/log@{NUMBER}")
 """The name of a log of client states: the round whose checkpoint began it."""
 OWN = re.compile(rf"((server|log|{NUMBER})@{NUMBER}|{NUMBER}\.json)(\.part)?")
 """What a run writes into its folders; nothing else in them is read or removed."""
-
-REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
-            "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
-"""What a summary must hold to stand for a finished run."""
 
 
 def state_name(client: int, t: int) -> str:
@@ -78,7 +77,9 @@ class RunDir(ShownRun):
         self.summary_file = self.path / SUMMARY
         self.model_file = self.path / MODEL
         self.client_metrics_file = self.path / CLIENT_METRICS
+        self.uploads_file = self.path / UPLOADS
         self.split_file = self.path / SPLIT
+        self.fork_file = self.path / FORK
         self.inspection_file = self.path / INSPECTION
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
@@ -199,9 +200,7 @@ class RunDir(ShownRun):
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says if it has all that it must, each of its kind; else nothing."""
         summary = self.told() or {}
-        whole = all(key in summary and _fits(key, summary[key]) for key in REPORTED)
-        scores = {summary[key] is None for key in REPORTED if key.endswith("accuracy")} if whole else set()
-        return summary if len(scores) == 1 else {}
+        return summary if is_whole(summary) else {}
 
     def finished(self, rounds: int = 0) -> dict[str, Any] | None:
         """The summary of a finished run, None for one that can continue, as one with fewer than `rounds` rounds can."""
@@ -252,7 +251,8 @@ class RunDir(ShownRun):
 
     def clear(self) -> None:
         """Drop states, checkpoints and what was measured: of no use if a run was killed before its first manifest."""
-        self.client_metrics_file.unlink(missing_ok=True)
+        for file in (self.client_metrics_file, self.uploads_file):
+            file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -267,15 +267,6 @@ def runs_in(folder: Path) -> list[Path]:
     if RunDir(folder).config_file.is_file():
         return [folder]
     return [path.parent for path in folder.glob(f"*/{CONFIG}")] if folder.is_dir() else []
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Whether a summary's value is of its kind: text, a share or nothing, or a finite number >= 0."""
-    if key.endswith("fingerprint"):
-        return isinstance(value, str)
-    if value is None or type(value) not in (int, float):
-        return value is None and key.endswith("accuracy")
-    return bool(0 <= value <= (1 if key.endswith("accuracy") else 1e300))
 
 
 @contextmanager

@@ -13,28 +13,30 @@ from torch import nn
 
 from .backends import open_backend
 from .carried import whole
-from .client import Failed, Job, Reply, Work, make_jobs
+from .client import Work
 from .clientmetrics import ClientMetrics
+from .collecting import collect, sent, weight
 from .contract import require_hooks
 from .data.federated import Federated
 from .data.required import federated
 from .errors import UserError
 from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together
+from .jobs import turns
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
-from .presets import paper_decay
 from .record import Record
-from .sampling import cohort, dropped
 from .scoring import score_round
-from .states import choose_states
+from .states import ClientStates, DiskStates, choose_states
 from .stopping import Stopping
+from .stretches import Stretches
 from .symptoms import Symptoms, server_diverged
-from .vec import Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
+from .uploads import Uploads
+from .vec import Loss, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -104,6 +106,7 @@ class Simulation(ShownSimulation):
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
         observers: Observers | None = None,
+        states: ClientStates | DiskStates | None = None,
     ) -> None:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
@@ -115,18 +118,20 @@ class Simulation(ShownSimulation):
         self.data = data
         self.t = 0
         self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
+        self.uploads: Uploads = {}  # of the last round
         self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self.states = choose_states(plan.states, work.hooks.init_client(self.x0), data.clients, folder, stored)
-        self._server_dtype = accurate(device)
-        self.server = work.hooks.init_server(self.x0.to(self._server_dtype, copy=True))
+        first = work.hooks.init_client(self.x0)
+        self.states = choose_states(plan.states, first, data.clients, folder, stored) if states is None else states
+        self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
+        self.stretches = Stretches(self)
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -183,30 +188,28 @@ class Simulation(ShownSimulation):
         before or as after it, never between."""
         self.observers.started(self)
         try:
-            server, record, measured = self._round()
+            server, record, measured, uploads = self.stretches.next()._round()
         except BaseException:
             self.states.discard()
             raise
         with together():
             self.states.commit()
             self.server, self.t, self.client_metrics = server, record.round, measured
-            self.elapsed = record.virtual_seconds or 0.0
+            self.elapsed, self.uploads = record.virtual_seconds or 0.0, uploads
             self.stopping.see(record)
         return record
 
-    def _round(self) -> tuple[Any, Record, ClientMetrics | None]:
-        """The server after the next round, its record, what was measured; new client states are staged."""
+    def _round(self) -> tuple[Any, Record, ClientMetrics | None, Uploads]:
+        """The server after the next round, its record, what was measured, what was sent; new states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
-        lr, work = plan.rate(t, paper_decay(self.method)), self.work.at(t)
-        active = cohort(plan.seed, t, self.work.data.clients, plan.active, plan.cohort)
-        lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
-        jobs = make_jobs(self.work, [i for i in active if i not in lost], t, lr)
-        down = tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
+        lr, active, lost, jobs = turns(self.work, t)
+        work = self.work.at(t)
+        down = self.down(work)
         bytes_down = len(active) * tree_bytes(down)
-        mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
+        mean, replies, bytes_up = collect(self, jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
+        steps = sum(weight(self.plan, reply) * reply.facts.K for reply in replies)
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed, len(active))
         with one_thread():  # the bits of a sum depend on the number of threads
             result = work.hooks.received(mean.result(), told)
@@ -223,7 +226,7 @@ class Simulation(ShownSimulation):
         evaluated = time.perf_counter()
         record = Record(
             round=t + 1,
-            cohort=[int(i) for i in active],
+            cohort=active,
             lr=lr,
             train_loss=train_loss,
             test_loss=score and score.loss,
@@ -244,28 +247,7 @@ class Simulation(ShownSimulation):
         )
         if self.meter:
             record = self.meter.stamped(record, replies, self.elapsed)
-        return server, self.stopping.stamped(record), measured
-
-    def _train(self, jobs: list[Job], down: Any, lost: set[int], active: int) -> tuple[Mean, list[Reply], int]:
-        """Local work: the mean of the uploads, what else was said, and bytes sent up; adds to `lost` who failed."""
-        mean = Mean(self._server_dtype)
-        replies: list[Reply] = []
-        bytes_up = 0
-        self.states.discard()
-        for done, reply in enumerate(self.backend.run(jobs, down, self.client_state), 1):
-            self.observers.tell("client", done, len(jobs))
-            if isinstance(reply, Failed):
-                if self.plan.on_client_error == "stop" or len(lost) + 1 == active:
-                    raise reply.error
-                lost.add(reply.job.client)
-                continue
-            if reply.facts.share:
-                mean.add(reply.up, self._weight(reply) * reply.facts.share)
-            bytes_up += reply.facts.sent
-            self.symptoms.client(reply.client, first=not replies)
-            self.states.stage(reply.job.client, reply.client, reply.job.t)
-            replies.append(reply._replace(up=None, client=None))
-        return mean, replies, bytes_up
+        return server, self.stopping.stamped(record), measured, sent(replies)
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
@@ -286,6 +268,7 @@ class Simulation(ShownSimulation):
         if self.recording is not None:
             self.recording.close(error)
         self.observers.over(self, error)
+        self.stretches.close()
         self.backend.close()
         self.states.close()
 
@@ -295,5 +278,6 @@ class Simulation(ShownSimulation):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
 
-    def _weight(self, reply: Reply) -> float:
-        return float(reply.facts.n) if self.plan.weighting == "samples" else 1.0
+    def down(self, work: Work) -> Any:
+        """What the server sends, in the model's dtype."""
+        return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .environment import environment
 from .errors import Diverged, UserError
-from .record import TIMES
+from .parent import read_parent
 from .run import prepare
 from .runconfig import bound_to, read_config
 from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
@@ -94,6 +93,10 @@ def verify(
             if going_on:
                 upto = len(records) if every_round else max((one.t for one in saved), default=0)
                 found.held.append(f"the run is in progress; checked up to round {upto}")
+            parent = read_parent(files)
+            if parent is not None and len(records) >= parent.at:
+                shared = f"the first {parent.at} rounds are those of {parent.folder}"
+                found.note(shared, parent.unlike(records))
             for one in saved:
                 _checkpoint(checkpoints, one, simulation, records, going_on, found)
             measured = _measured(files, simulation, len(records), found)
@@ -127,7 +130,7 @@ def _digests(checkpoints: Checkpoints, going_on: bool, found: Verification) -> I
 def _digest(checkpoints: Checkpoints, path: Path, found: Verification) -> Saved:
     one = checkpoints.read(path)
     files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
-    files += one.manifest.client_metrics is not None
+    files += sum(part is not None for part in one.manifest.grown[1:])
     found.held.append(f"digests of the checkpoint of round {path.stem}: {files} files, {len(one.entries)} states")
     return one
 
@@ -217,23 +220,23 @@ def _again(
     measured: ClientMetrics | None,
 ) -> None:
     """Run rounds again from a checkpoint (None: from round 0) and compare records, and vectors where there are some."""
+    from .rerun import stand, unlike
     from .results import unlike_measured, unlike_model
-    from .statefile import read_state
+    from .uploads import read_uploads, unlike_uploads
 
     wrong: list[str] = []
+    sent = read_uploads(RunDir(run))
     try:
         if start is not None:
-            _link_states(run, start, simulation)
-            simulation.states.restore(start, simulation.work.hooks.init_client(simulation.x0))
-            elapsed = records[start.t - 1].virtual_seconds if 0 < start.t <= len(records) else None
-            simulation.restore(start.t, read_state(start.server, simulation.server), elapsed)
+            stand(RunDir(run), start, simulation, records)
         first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
         last = max(*goals, min(len(records), simulation.plan.rounds), first)
         while simulation.t < last:
             record = simulation.step()
             before = records[record.round - 1] if record.round <= len(records) else None
-            wrong += _unlike(record, before)
+            wrong += unlike(record, before)
             wrong += unlike_measured(measured, simulation.client_metrics, record.round)
+            wrong += unlike_uploads(sent.get(record.round), simulation.uploads.items(), record.round)
             if record.round in goals:
                 wrong += list(_other_bits(simulation, goals[record.round]))
             if record.round == model_of:
@@ -244,30 +247,6 @@ def _again(
         rounds = f"round {last}" if last == first + 1 else f"rounds {first + 1} to {last}"
         what = f"{rounds} run again: the same bits"
     found.note(what if not wrong else "", wrong)
-
-
-def _link_states(run: Path, saved: Saved, simulation: Simulation) -> None:
-    """States that have files are read where they are, and written into the scratch folder."""
-    from .states import DiskStates
-
-    if isinstance(simulation.states, DiskStates):
-        simulation.states.folder.mkdir(parents=True, exist_ok=True)
-        for i, entry in saved.entries.items():
-            if entry.digest:
-                where = RunDir(run).state_path(i, entry.generation)
-                os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
-
-
-def _unlike(again: Record, before: Record | None) -> list[str]:
-    """How a round that was run again differs from its record."""
-    if before is None:
-        return [f"round {again.round} is missing in {ROUNDS}"]
-    new, old = again.to_dict(), before.to_dict()
-    return [
-        f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
-        for key in new | old
-        if key not in TIMES and old.get(key) != new.get(key) and (key != "signs" or key in old)  # older runs have none
-    ]
 
 
 def _other_bits(simulation: Simulation, saved: Saved) -> Iterator[str]:

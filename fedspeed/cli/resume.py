@@ -36,6 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="give the run more rounds: N in all")
+    shared(parser)
+
+
+def shared(parser: argparse.ArgumentParser) -> None:
+    """Options of `resume` and `extend`."""
     parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
     options.rules(parser)
     options.allow_code(parser)

@@ -28,14 +28,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """What it is, how it ended, what it cost, and its curves."""
     from ..exporters.source import Source
+    from ..parent import read_parent
     from ..report.chart import chart
     from ..report.runs import Row, RunFiles
+    from ..rundir import RunDir
 
     run = Source.read(Path(args.run))
     rounds = [record.to_dict() for record in run.records]
     console.print(
         f"{run.path}: {run.tags['method']} on {run.tags['data']} {_of(run, 'split')}, seed {run.tags['seed']}"
     )
+    parent = read_parent(RunDir(run.path))
+    if parent is not None:
+        console.print(parent.text())
     status, _, why = run.status.partition("\n")[0].partition(": ")
     console.print(f"{status}, {len(rounds)} of {_of(run, 'rounds')} rounds{_cost(rounds)}")
     if why:

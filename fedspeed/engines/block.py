@@ -20,6 +20,7 @@ from ..errors import Diverged, UserError
 from ..method import Local, Method
 from ..origin import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
+from ..uploads import upload_digests
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
 from .gradients import mapped_gradient, stacked_gradient
@@ -102,6 +103,7 @@ class Block:
         self.blocks += len(jobs) > 1
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = squared_distances(x, down.x)
+        sums = upload_digests(up, len(jobs))
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
@@ -117,7 +119,7 @@ class Block:
             if i in counted:
                 first = i == good[0]
                 share = len(good) if first else 0
-                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i])
+                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i], sums[i])
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(self._lost(jobs, i, K, down, client))

@@ -109,6 +109,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
             "reshuffled every epoch; independent only if a batch holds all of a client's samples",
         ),
     ]
+    if config.get("until"):
+        facts.append(Fact("the same settings in all rounds", False, "a fork: its first rounds had others"))
     if method["name"] == "fedspeed":
         on = method["correction"] and method["prox"]
         facts.insert(

@@ -16,8 +16,8 @@ from torch import nn
 
 from fedspeed.backends import shared, worth_processes
 from fedspeed.backends.process import Processes
-from fedspeed.client import make_jobs
 from fedspeed.errors import Diverged, UserError
+from fedspeed.jobs import make_jobs
 from fedspeed.methods import METHODS, FedInit, FedSpeed
 from fedspeed.plan import Plan
 from fedspeed.server import simulate

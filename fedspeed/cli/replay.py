@@ -1,0 +1,109 @@
+"""`fedspeed replay RUN --round T --client I`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..backends import BACKENDS
+from . import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..replaying import Replay
+
+EPILOG = """\
+Runs the rounds since the nearest checkpoint (else all before it) again, then this client's turn by the run's own
+arithmetic, and compares its upload with the digest that the run noted. The run directory is only read. The last round
+to ask for is the one after those that RUN has: where it diverged, for example.
+Exit code: 0 if the upload is the same or none was noted, 1 if it differs or the client failed, 2 for bad input.
+
+examples:
+  fedspeed replay runs/NAME --round 417 --client 12
+  fedspeed replay runs/NAME --round 417 --client 12 --profile
+  fedspeed replay runs/NAME --round 417 --client 12 --debug      Python's debugger before the first local step
+"""
+
+SHOWN = 12
+"""Steps that are printed at each end of a long turn."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Which turn, and how to look at it."""
+    parser.epilog = EPILOG
+    parser.add_argument("run", metavar="RUN", help="the run directory")
+    parser.add_argument("--round", type=int, required=True, metavar="T", help="1 is the first")
+    parser.add_argument("--client", type=int, required=True, metavar="I", help="one of the round's cohort")
+    parser.add_argument("--profile", action="store_true", help="also where the turn's time goes")
+    parser.add_argument("--debug", action="store_true", help="stop in Python's debugger before the first local step")
+    about = "where the rounds before it are run; default as the run"
+    parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help=about)
+    options.allow_code(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Say what the client did, and whether it is what the run counted."""
+    from ..replaying import replay
+    from .progress import Live
+
+    with Live(console, args.round, "replay", show=not (args.json or args.debug)) as live:
+        found = replay(
+            Path(args.run),
+            args.round,
+            args.client,
+            backend=args.backend,
+            allow_code=args.allow_code,
+            debug=args.debug,
+            profile=args.profile,
+            progress=live.on_progress,
+        )
+    if args.json:
+        console.print_json(json.dumps(found.to_dict()))
+    else:
+        _print(console, found)
+    left = args.debug and found.digest is None
+    return int(not left and (bool(found.error) or found.matches is False or bool(found.unlike)))
+
+
+def _print(console: Console, found: Replay) -> None:
+    from rich.table import Table
+
+    beside = f", in a block with {', '.join(map(str, found.beside))}" if found.beside else ""
+    samples = "" if found.labels is None else f"; samples of each class: {' '.join(map(str, found.labels))}"
+    began = f"the checkpoint of round {found.began}" if found.began else "round 0"
+    console.print(f"{found.run}: round {found.round}, client {found.client}, from {began}{beside}")
+    console.print(f"{len(found.steps)} steps at rate {found.lr:.4g}, engine {found.engine}{samples}")
+    table = Table("step", "loss", "||gradient||", "||direction||", "samples", box=None, pad_edge=False)
+    for k, step in enumerate(found.steps, 1):
+        if SHOWN < k <= len(found.steps) - SHOWN:
+            if k == SHOWN + 1:
+                table.add_row("...")
+            continue
+        some = " ".join(map(str, step.samples[:6])) + (" ..." if len(step.samples) > 6 else "")
+        loss = "-" if step.loss is None else f"{step.loss:.4g}"
+        table.add_row(str(k), loss, " ".join(f"{g:.4g}" for g in step.gradients), f"{step.direction:.4g}", some)
+    console.print(table)
+    if found.operations:
+        total = found.seconds["all"] or 1.0
+        console.print("time: " + ", ".join(f"{name} {100 * s / total:.0f}%" for name, s in found.seconds.items()
+                                           if name != "all") + f" of {1e3 * total:.3g} ms")  # fmt: skip
+        table = Table("operator", "ms", "calls", box=None, pad_edge=False)
+        for name, seconds, calls in found.operations:
+            table.add_row(name, f"{1e3 * seconds:.3g}", str(calls))
+        console.print(table)
+    for text in found.unlike[:3]:
+        console.print(f"on the way: {text}")
+    console.print(_verdict(found))
+
+
+def _verdict(found: Replay) -> str:
+    if found.error:
+        return found.error
+    if found.matches is None:
+        return f"upload {found.digest}: nothing to compare with, the run noted no digest of it"
+    same = "as the run noted it: the same bits" if found.matches else f"the run noted {found.recorded}: NOT the same"
+    return f"upload {found.digest}, {same}"

@@ -1,0 +1,124 @@
+"""Runs whose first rounds had other settings, as a fork's have: what may differ, how it is written down, who runs it.
+
+A config says so in a table, `[until.300]` with `lr = 0.1`: in rounds 1 to 300 the rate was 0.1. So it is complete, and
+running it from round 0 gives the bits of the fork.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .stopping import RULES
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .method import Method
+    from .plan import Plan
+    from .server import Simulation
+
+Until = tuple[tuple[int, dict[str, Any]], ...]
+"""(300, {"lr": 0.1}): what was otherwise in the rounds up to the 300th; in order."""
+
+DREW = "the rounds so far were drawn with it"
+FIXED = {
+    "model": "the vectors of the rounds so far are that model's",
+    "data": "the rounds so far learned from these data",
+    "split": "clients keep what they own",
+    "clients": "clients keep what they own",
+    "validation": "what was held out stays held out",
+    "augment": "the rounds so far learned from these data",
+    "seed": "split, first model, cohorts and batches are drawn with it",
+    "active": DREW,
+    "cohort": DREW,
+    "state_dtype": "clients' states are stored in it",
+    "network": "virtual seconds so far are of it",
+    "devices": "virtual seconds so far are of them",
+    "client_metrics": "the scores so far are a table with its columns",
+    "format": "it is the version of the layout",
+    "until": "it says what the rounds so far had",
+}
+"""Fields that are the same in all rounds of a run, and why."""
+ANY_ROUND = ("rounds", "targets", "data_dir", *RULES)
+"""Fields that are no matter in rounds that are over; `rounds` only where the last of them was the run's last."""
+
+
+def overlay(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables with other values for some fields.
+
+    Example:
+        >>> overlay({"lr": 0.1, "method": {"name": "fedspeed", "rho": 0.1}}, {"method": {"rho": 0.2}})
+        {'lr': 0.1, 'method': {'name': 'fedspeed', 'rho': 0.2}}
+    """
+    inner = {key: overlay(tables[key], value) for key, value in over.items() if _both(tables.get(key), value)}
+    return {**tables, **over, **inner}
+
+
+def otherwise(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What tables said otherwise than others do: `overlay(now, otherwise(then, now))` says what `then` did.
+
+    Example:
+        >>> otherwise({"lr": 0.1, "method": {"rho": 0.1, "lam": 10}}, {"lr": 0.1, "method": {"rho": 0.2, "lam": 10}})
+        {'method': {'rho': 0.1}}
+    """
+    found = {}
+    for key, value in then.items():
+        differs = otherwise(value, now[key]) if _both(value, now.get(key)) else value
+        if differs != now.get(key) and (differs or not isinstance(differs, dict)):
+            found[key] = differs
+    return found
+
+
+def _both(a: Any, b: Any) -> bool:
+    return isinstance(a, dict) and isinstance(b, dict)
+
+
+def read_until(given: Any, rounds: int) -> Until:
+    """The stretches of a config, in order, from its table; anything else is refused."""
+    if isinstance(given, tuple):
+        given = {str(upto): over for upto, over in given}
+    if not isinstance(given, dict) or not all(
+        str(key).isdecimal() and 0 < int(key) < rounds and isinstance(over, dict) for key, over in given.items()
+    ):
+        raise UserError(
+            f"config: until must be tables of the run's {rounds} rounds such as [until.30] with lr = 0.1, got {given!r}"
+        )
+    for key, over in given.items():
+        for name in over.keys() & FIXED.keys():
+            raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+    return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
+    """A simulation of the same model, data and loss, at round 0."""
+    flat = simulation.work.flat
+    with flat.apart():
+        return type(simulation)(method, flat.model, simulation.data, plan, simulation.work.loss, flat.no_decay, **how)
+
+
+class Stretches:
+    """Who runs the next round of a simulation: itself, or, in a stretch with other settings, one that has those."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self._other: tuple[Config, Simulation] | None = None
+
+    def next(self) -> Simulation:
+        """A simulation that stands where this one stands; client states are the same object."""
+        simulation, config = self.simulation, self.simulation.plan.earlier(self.simulation.t)
+        if self._other is not None and self._other[0] is not config:
+            self.close()
+        if config is None:
+            return simulation
+        if self._other is None:
+            shared = {"observers": simulation.observers, "states": simulation.states}
+            self._other = (config, alike(simulation, config.method, config, **shared))
+        other = self._other[1]
+        other.restore(simulation.t, simulation.server, simulation.elapsed)
+        return other
+
+    def close(self) -> None:
+        """Stop what an earlier stretch had started."""
+        if self._other is not None:
+            self._other[1].backend.close()
+            self._other = None
