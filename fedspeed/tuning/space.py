@@ -42,7 +42,7 @@ class Values:
         return value in self.values
 
     def __str__(self) -> str:
-        return ",".join(_shown(value) for value in self.values)
+        return ",".join(shown(value) for value in self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Range:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{_shown(self.low)}..{_shown(self.high)}{':log' * self.log}"
+        return f"{shown(self.low)}..{shown(self.high)}{':log' * self.log}"
 
 
 Axis = Values | Range
@@ -233,7 +233,7 @@ def point_text(point: Point) -> str:
         >>> point_text((("lr", 0.1), ("lam", 10.0)))
         'lr=0.1,lam=10'
     """
-    return ",".join(f"{name}={_shown(value)}" for name, value in point)
+    return ",".join(f"{name}={shown(value)}" for name, value in point)
 
 
 def _value(text: str) -> Any:
@@ -243,7 +243,8 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as people write it, and `parse_axis` reads it."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -239,7 +239,9 @@ def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Poin
     most = max(map(len, asked.values()), default=0)
     best = ranked({point: _mean(known, trials) for point, trials in asked.items() if len(trials) == most})
     if not best:
-        raise UserError(f"tune: every point of {label} that was left diverged; give it smaller rates, --space lr=0.001..0.1:log")
+        raise UserError(
+            f"tune: every point of {label} that was left diverged; give it smaller rates, --space lr=0.001..0.1:log"
+        )
     return best[0]
 
 
