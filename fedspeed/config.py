@@ -28,7 +28,9 @@ GIVEN_FROM_PYTHON = (
     "Python, by the same call with out= and resume=True (`fedspeed diff` and `fedspeed compare` take it as it is)"
 )
 
-CODED = ("method", "model", "data")
+TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
+"""The keys of a config that are tables, and the names they have by default."""
+CODED = tuple(TABLES)
 """The tables of a config that may name a Python file."""
 
 CONFIG_FORMAT = 1

@@ -209,6 +209,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "usercode",
     },
     "reproduce": {
+        "batch",
         "config",
         "data",
         "errors",
@@ -240,9 +241,13 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "exporters": {"errors", "files", "observe", "record", "report", "rundir"},
     "notebook": set(),
     "splitfile": {"data", "files"},
+    "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
+    "sweeps": {"batch", "config", "errors", "methods", "runconfig"},
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
+    "batch",
+    "sweeps",
     "",
     "cures",
     "clientmetrics",

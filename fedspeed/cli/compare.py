@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..batch import RunTask, folder_name
 from ..config import Config
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
 from ..schedule import warmup_of
-from . import options
+from . import options, several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,11 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., `all`; or folders of runs"
     )
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    parser.add_argument("--seeds", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
+    several.configure(parser)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs side by side; 0: one per core; default 1"
-    )
     parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
     options.configure(parser, seeds=True)
 
@@ -125,42 +123,29 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
-    from ..environment import cores
-    from ..observe import Observers
     from ..report.runs import Row, RunFiles
-    from .batch import RunTask, is_done, make_runs
 
-    base, seeds = _base(args), parse_seeds(args.seeds or "3")
-    Observers(args.log)  # refuses what cannot be made
-    if args.jobs < 0:
-        raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
+    base, seeds = _base(args), several.parse_seeds(args.seeds or "3")
+    several.check(args)
     tables = expand(args.methods, base, console if show else None)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
-    folders: dict[tuple[str, int], Path] = {}
-    tasks, kept = [], 0
+    tasks: dict[tuple[str, int], RunTask] = {}
     for seed in seeds:  # a stopped comparison has all methods for the first seeds
         for text, own in tables:
             config = Config.from_dict({**own, "seed": seed})
             folder = out / f"{folder_name(text)}-s{seed}"
-            if folder in folders.values():
+            if any(folder == task.folder for task in tasks.values()):
                 raise UserError(
                     f"compare: expected different methods and seeds, got {folder.name} twice; leave one out"
                 )
-            folders[text, seed] = folder
-            if not args.overwrite and is_done(folder, config):
-                kept += 1
-            else:
-                tasks.append(RunTask(folder, f"{text} seed {seed}", config.to_dict(), args.overwrite, tuple(args.log)))
-    if kept and show:
-        console.print(f"{kept} of {len(folders)} runs are done already and kept")
-    try:
-        failed = make_runs(tasks, args.jobs or cores(), console, show, args.traceback)
-    except KeyboardInterrupt as stopped:
-        raise type(stopped)(f"`{_again(args, out)}` continues it") from None
-    rows = [Row(text, [RunFiles.read(folders[text, seed]) for seed in seeds if f"{text} seed {seed}" not in failed])
-            for text in names]  # fmt: skip
+            tasks[text, seed] = RunTask.of(
+                config, folder, f"{text} seed {seed}", overwrite=args.overwrite, log=args.log
+            )
+    failed = several.make(args, list(tasks.values()), out, console, show)
+    made = {key: task.folder for key, task in tasks.items() if task.label not in failed}
+    rows = [Row(text, [RunFiles.read(made[text, s]) for s in seeds if (text, s) in made]) for text in names]
     rows = [row for row in rows if row.runs]
     if not rows:
         raise UserError(f"compare: every run failed; the first: {next(iter(failed.values()))}")
@@ -179,12 +164,6 @@ def _base(args: argparse.Namespace) -> dict[str, Any]:
     if args.paper_decay:
         base["lr_decay"] = 0.0  # the paper's own for each
     return base
-
-
-def _again(args: argparse.Namespace, out: Path) -> str:
-    """The command that continues: as it was given, with the folder it wrote to, and without --overwrite."""
-    given = [text for text in args.argv if text != "--overwrite"]
-    return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
 
 
 def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[tuple[str, dict[str, Any]]]:
@@ -209,17 +188,6 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     return found
 
 
-def parse_seeds(text: str) -> list[int]:
-    """`3` -> 0, 1, 2; `5,7` -> 5, 7; `7,` -> 7 alone."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < (0 if "," in text else 1):
-        raise UserError(f"--seeds: expected how many, such as 3, or which, such as 5,7; got {text!r}")
-    return list(range(numbers[0])) if "," not in text else numbers
-
-
 def parse_method(text: str) -> dict[str, Any]:
     """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own."""
     name, _, given = text.partition(":")
@@ -233,8 +201,3 @@ def parse_method(text: str) -> dict[str, Any]:
             raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
         fields[key.strip()] = options.parse_value(value)
     return fields
-
-
-def folder_name(text: str) -> str:
-    """A method's text as a folder's name."""
-    return "".join(c if c.isalnum() or c in "-._=" else "_" for c in text)

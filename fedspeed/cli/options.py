@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from ..config import Config, read_tables
+from ..config import TABLES, Config, read_tables
 from ..errors import UserError, unknown
 from ..method import Method
 from ..methods import find_method
@@ -33,7 +33,6 @@ def _groups() -> dict[str, list[str]]:
 
 
 GROUPS = _groups()
-TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 
 
 def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ..batch import BLINK, Shown
 from ..observe import Observer
 from ..report.runs import short
-from ..report.standing import minutes
+from ..report.standing import minutes, score_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,9 +24,6 @@ LINES = 20
 
 QUIET = 30.0
 """Seconds after which something that takes long says in a plain line how far it is."""
-
-BLINK = 0.2
-"""Seconds between two changes of what a terminal shows inside a round."""
 
 
 class Live(Observer):
@@ -111,12 +110,6 @@ class Live(Observer):
             self.console.print(f"{what}: {percent}%")
 
 
-def score_of(record: Record) -> str:
-    """Accuracy and loss of an evaluated round; a loss that diverges in short form."""
-    accuracy = "" if record.test_accuracy is None else f"accuracy {record.test_accuracy:.2%}  "
-    return f"{accuracy}test loss {'-' if record.test_loss is None else short(record.test_loss)}"
-
-
 class Costly(Protocol):
     """A run of several: its key, what to call it, and about how much work it is."""
 
@@ -128,7 +121,7 @@ class Costly(Protocol):
     def cost(self) -> float: ...
 
 
-class Runs:
+class Runs(Shown):
     """One bar for several runs, side by side or not: runs done, time left by the work that is left.
 
     Args:
@@ -194,6 +187,10 @@ class Runs:
         if self.show and (bad or (not self.live and time.monotonic() - self.said >= self.every)):
             told = f"{run.label}: {note}" if note else self.title
             self._say(told if self.live else f"{told}  ({self._left()})", "red" if bad else None)
+
+    def on_failed(self, run: Costly, why: str) -> None:
+        """A run failed: said also where nothing else is."""
+        sys.stderr.write(f"fedspeed: {run.label}: {why}\n")
 
     def _left(self) -> str:
         done, passed = sum(self.done.values()), time.monotonic() - self.began

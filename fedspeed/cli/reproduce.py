@@ -181,21 +181,13 @@ def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namesp
 
     if not runs:
         return
-    scores: dict[str, str] = {}
     small = all(run.config.backend == "serial" for run in runs)
     jobs = args.jobs or (cores() if small else 1)
     if not args.quiet:
         side = f", {min(jobs, len(runs))} side by side" if min(jobs, len(runs)) > 1 else ""
         console.print(f"{title}: {len(runs)} runs to make{side}")
     with Runs(console, title, runs, not args.quiet, every=10.0) as shown:
-
-        def on_round(run: Run, rounds: int, accuracy: float | None) -> None:
-            if accuracy is not None:
-                scores[run.key] = f", accuracy {accuracy:.2%}"
-            note = f"round {rounds}/{run.config.rounds}{scores.get(run.key, '')}"
-            shown.on_part(run, rounds / run.config.rounds, note)
-
-        for run in make(runs, work.store, jobs, on_round, shown.on_done):
+        for run in make(runs, work.store, jobs, shown.on_part, shown.on_done):
             console.print(f"{run.label}: another command is making it; it is left to that")
 
 

@@ -81,6 +81,12 @@ def _left(run: RunFiles, of: int) -> float | None:
     return fmean(recent) * max(0, of - len(run.rounds)) if recent and of else None
 
 
+def score_of(record: Record) -> str:
+    """Accuracy and loss of an evaluated round; a loss that diverges in short form."""
+    accuracy = "" if record.test_accuracy is None else f"accuracy {record.test_accuracy:.2%}  "
+    return f"{accuracy}test loss {'-' if record.test_loss is None else short(record.test_loss)}"
+
+
 def minutes(seconds: float) -> str:
     """A time in words: seconds up to 90, then minutes, then hours.
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import pool
+from ..batch import Watch, cost_of, make_run
 from ..config import Config
-from ..errors import Diverged, UserError
+from ..errors import UserError
 from ..observe import Observer
 from ..report.runs import RunFiles
 from ..rundir import RunDir
@@ -47,19 +48,15 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """About how much work it is, in minibatch passes: an ascent step doubles a step."""
-        config, method = self.config, self.config.method
-        ascent = getattr(method, "ascent_fraction", 1.0) if getattr(method, "rho", 0.0) else 0.0
-        train = config.data.options.get("train_size", 50_000) / config.clients
-        steps = config.local_steps or config.local_epochs * train / config.batch_size
-        return config.rounds * config.active * steps * (1 + ascent)
+        """About how much work it is."""
+        return cost_of(self.config)
 
 
 def make(
     runs: list[Run],
     store: Store,
     jobs: int,
-    on_round: Callable[[Run, int, float | None], None],
+    on_part: Callable[[Run, float, str], None],
     on_done: Callable[[Run], None],
 ) -> list[Run]:
     """Make runs, `jobs` at a time in processes of their own; a run that was stopped continues from its checkpoint.
@@ -67,13 +64,13 @@ def make(
     Returns those that another command is making, which are left to it.
 
     Args:
-        on_round: called with the run, how many of its rounds are done, and the accuracy if the last was evaluated.
+        on_part: called with the run, how much of it is done, and how it goes in words.
         on_done: called with every run that is finished, and stored by then.
     """
     others: list[Run] = []
 
-    def told(run: Run, progress: tuple[int, float | None]) -> None:
-        on_round(run, *progress)
+    def told(run: Run, progress: tuple[float, str]) -> None:
+        on_part(run, *progress)
 
     def keep(run: Run, result: Result | None) -> None:
         if result is None:
@@ -98,36 +95,19 @@ def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
             return None
         found = store.later(run.key, since)
         if found is None or not all(name in found["measures"] for name in run.measure):
-            found = make_run(run, store.work / run.key, _Watch(tell))
+            found = make_result(run, store.work / run.key, Watch(run.config.rounds, tell))
             store.put(found)
     return found
 
 
-class _Watch(Observer):
-    """Tells how many rounds are done, and the accuracy of those that are evaluated."""
-
-    def __init__(self, tell: pool.Tell) -> None:
-        self.tell = tell
-
-    def round(self, record: Record, run: Simulation) -> None:
-        self.tell((record.round, record.test_accuracy))
-
-
-def make_run(run: Run, place: Path, observer: Observer) -> Result:
-    """Make or continue one run in its directory, and pack the outcome."""
-    from ..run import resume, run_config
+def make_result(run: Run, place: Path, observer: Observer) -> Result:
+    """Make or continue one run in its directory, and pack the outcome; of one that diverged, too."""
     from ..vec import one_thread
 
     began = time.monotonic()
     observers = [observer, *([_ServerLoss(run.config)] if "server_loss" in run.measure else [])]
     commit()  # as it is now, not when the run is done
-    try:
-        if RunDir(place).config_file.exists():
-            resume(place, observers=observers)
-        else:
-            run_config(run.config, place, observers=observers)
-    except Diverged:
-        pass  # the summary says so, and the result with it
+    make_run(run.config, place, observers)
     with one_thread():  # the same bits however many run side by side
         result = pack(run, place)
     rounds = result["summary"]["seconds"] + result["summary"]["eval_seconds"]  # also of those before a break

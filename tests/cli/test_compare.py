@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from test_cli import in_a_terminal
 
-from fedspeed import Config
-from fedspeed.cli import batch, compare, main
+from fedspeed import Config, batch
+from fedspeed.cli import compare, main, several
 from fedspeed.report.runs import RunFiles
 
 QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
@@ -163,7 +163,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     assert main([*given, "--quiet", "--out", "whole"]) == 0
     seen = 0
 
-    def stop(self, record, run, on_round=batch._Watch.round):
+    def stop(self, record, run, on_round=batch.Watch.round):
         nonlocal seen
         seen += 1
         if seen == 10:  # round 4 of the second run
@@ -171,7 +171,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
         on_round(self, record, run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch._Watch, "round", stop)
+        patched.setattr(batch.Watch, "round", stop)
         assert main([*given, "--quiet", "--out", "c", "--overwrite"]) == 130
     again = " ".join([*given, "--quiet", "--out", "c"])
     assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` continues it\n"
@@ -179,8 +179,8 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     kept = Path("c/fedavg-s0/summary.json").stat().st_mtime_ns
     rounds = []
     with monkeypatch.context() as patched:
-        on_round = batch._Watch.round
-        patched.setattr(batch._Watch, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run)))
+        on_round = batch.Watch.round
+        patched.setattr(batch.Watch, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run)))
         assert main([*given, "--out", "c"]) == 0
     assert "1 of 4 runs are done already and kept" in capsys.readouterr().out
     assert rounds == [5, 6, *range(1, 7), *range(1, 7)]
@@ -189,7 +189,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
 
 
 def test_without_out_the_message_names_the_folder(monkeypatch, capsys):
-    monkeypatch.setattr(batch._Watch, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(batch.Watch, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["compare", "fedavg", *QUICK, "--quiet"]) == 130
     (folder,) = Path("runs").iterdir()
     assert f"--quiet --out {folder}` continues it\n" in capsys.readouterr().err
@@ -333,8 +333,8 @@ def test_parsing_of_methods_and_seeds():
         "name": "fedspeed", "rho": 0.05, "server": "active",
     }  # fmt: skip
     assert compare.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
-    assert compare.parse_seeds("3") == [0, 1, 2]
-    assert compare.parse_seeds("3,1") == [3, 1]
+    assert several.parse_seeds("3") == [0, 1, 2]
+    assert several.parse_seeds("3,1") == [3, 1]
 
 
 def test_a_damaged_summary_is_no_finished_run(tmp_path):

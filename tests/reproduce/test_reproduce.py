@@ -42,7 +42,7 @@ def runs(count: int = 3, **changes) -> list[Run]:
 
 def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
     store, done = Store(out), []
-    make(given, store, jobs, lambda run, rounds, accuracy: None, done.append)
+    make(given, store, jobs, lambda run, part, note: None, done.append)
     assert {run.key for run in done} == {run.key for run in given}
     return [Store(out).get(run.key) for run in given]
 
@@ -197,8 +197,8 @@ def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
 def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
     given, killed = runs(2, rounds=6), []
 
-    def kill(run, rounds, accuracy):
-        if rounds == 3 and not killed:
+    def kill(run, part, note):
+        if part == 0.5 and not killed:
             killed.append(run.key)
             children = subprocess.run(
                 ["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True
@@ -219,7 +219,7 @@ def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
         given[0], config=replace(given[0].config, data=replace(given[0].config.data, options={"train_size": 10**9}))
     )
     with pytest.raises(UserError, match=r"seed 0: .*train_size"):
-        make([bad], Store(tmp_path), 1, lambda run, rounds, accuracy: None, lambda run: None)
+        make([bad], Store(tmp_path), 1, lambda run, part, note: None, lambda run: None)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_runs_that_others_make_or_have_made_are_left_to_them(tmp_path):
     theirs = {"key": done.key, "measures": {}, "told": "by another command"}
     other.put(theirs)
     with other.claim(busy.key):
-        left = make([busy, done, ours], store, 1, lambda run, rounds, accuracy: None, finished.append)
+        left = make([busy, done, ours], store, 1, lambda run, part, note: None, finished.append)
     assert left == [busy]
     assert finished == [done, ours]
     assert store.get(done.key) == theirs

@@ -1,0 +1,227 @@
+"""Sweeps: a config at many points. A point is the values of some fields, `{"lr": 0.1, "method.lam": 10}`.
+
+    planned = plan(base, grid({"lr": [0.05, 0.1], "method.lam": [1, 10]}), seeds=[0, 1, 2], out=Path("runs/lr"))
+    failed = make_runs(unfinished(tasks_of(planned)), jobs=2)
+
+Any field of a config: `lr`, `split`, `method`, `method.rho` (or `rho` where the config has no such field), `model`,
+`model.hidden`, `data`, `data.alpha`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .batch import RunTask, folder_name
+from .config import TABLES, Config, read_toml, resolved
+from .errors import UserError, unknown
+from .methods import class_of
+from .runconfig import PLACEMENT, as_stored
+
+Point = dict[str, Any]
+Tables = dict[str, Any]
+
+MOST_RUNS = 200
+"""Runs of a sweep beyond which one must say how many are meant."""
+PLAIN = tuple(field.name for field in fields(Config) if field.name not in TABLES)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A point with its runs: a task per seed."""
+
+    label: str
+    point: Point
+    tasks: dict[int, RunTask]
+
+
+def grid(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
+    """Every combination of the values of fields; the last field changes fastest.
+
+    Example:
+        >>> grid({"lr": [0.1, 0.2], "method.lam": [1]})
+        [{'lr': 0.1, 'method.lam': 1}, {'lr': 0.2, 'method.lam': 1}]
+    """
+    given = {name: _values(name, values) for name, values in axes.items()}
+    if not given:
+        raise UserError("sweep: expected fields with values, such as lr=0.05,0.1; got an empty grid")
+    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+
+
+def _values(name: str, values: Iterable[Any]) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UserError(f"sweep: expected a list of values for {name}, got {values!r}")
+    found = list(values)
+    if not found:
+        raise UserError(f"sweep: expected values for {name}, such as {name}=1,2; got none")
+    return found
+
+
+def require_few(axes: Mapping[str, Sequence[Any]] | None, points: Sequence[Point], seeds: int, most: int) -> int:
+    """How many runs there will be, known before any is thought of; more than `most` are refused."""
+    runs = seeds * (math.prod(len(values) for values in axes.values()) if axes is not None else len(points))
+    if runs > most:
+        raise UserError(f"sweep: expected at most {most} runs, got {runs}; if all are meant: --max-runs {runs}")
+    return runs
+
+
+def plan(
+    base: Tables,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    log: Iterable[str] = (),
+) -> list[Planned]:
+    """The runs of a sweep, all checked before any is made: `out/LABEL-sSEED` each.
+
+    Args:
+        base: the config of all points, as tables.
+    """
+    if not points:
+        raise UserError("sweep: expected points, such as lr=0.1,rho=0.05; got none")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"sweep: expected different seeds, got {list(seeds)}; leave one out")
+    found: list[Planned] = []
+    known: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for given in points:
+        point = named(base, given)
+        label = label_of(point)
+        tables = at(base, point)
+        try:
+            configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
+        except UserError as error:
+            raise UserError(f"sweep at {label}: {error}") from None
+        same = known.setdefault(_kind(configs[seeds[0]]), label)
+        name = folder_name(label)
+        if label in (one.label for one in found) or same != label:
+            raise UserError(f"sweep: expected different points, got {same} and {label}, one run; leave one out")
+        if folders.setdefault(name.casefold(), label) != label:
+            raise UserError(
+                f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
+            )
+        tasks = {
+            seed: RunTask.of(config, out / f"{name}-s{seed}", f"{label} seed {seed}", overwrite=overwrite, log=log)
+            for seed, config in configs.items()
+        }
+        found.append(Planned(label, point, tasks))
+    return found
+
+
+def tasks_of(planned: Sequence[Planned]) -> list[RunTask]:
+    """All runs, seed by seed: a stopped sweep has all points for the first seeds."""
+    seeds = dict.fromkeys(seed for one in planned for seed in one.tasks)
+    return [one.tasks[seed] for seed in seeds for one in planned if seed in one.tasks]
+
+
+def _kind(config: Config) -> str:
+    """What makes a run another one."""
+    tables = as_stored(config)
+    return json.dumps({key: tables[key] for key in tables if key not in (*PLACEMENT, "targets")}, default=str)
+
+
+def named(base: Tables, point: Mapping[str, Any]) -> Point:
+    """A point with its fields by their full names, in which names of method, model and data come before their fields.
+
+    Example:
+        >>> named({}, {"rho": 0.1, "method": "fedsam"})
+        {'method': 'fedsam', 'method.rho': 0.1}
+    """
+    flat: Point = {}
+    for name, value in point.items():
+        if name in TABLES and isinstance(value, dict):
+            flat |= {f"{name}.{key}" if key != "name" else name: inner for key, inner in value.items()}
+        else:
+            flat[name.removesuffix(".name") if name.removesuffix(".name") in TABLES else name] = value
+    if not flat:
+        raise UserError("sweep: expected a point such as lr=0.1,rho=0.05, got an empty one")
+    method = at(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
+    found: Point = {}
+    for name in sorted(flat, key=lambda name: name not in TABLES):
+        path = _path(name, method)
+        if path in found:
+            raise UserError(f"sweep: expected one value for {path}, got {found[path]!r} and {flat[name]!r}")
+        found[path] = flat[name]
+    return found
+
+
+def _path(name: str, method: Any) -> str:
+    """The full name of a field that can be swept over."""
+    if name == "seed":
+        raise UserError(
+            "sweep: seeds are no points, their results are averaged; give them as --seeds 5,7 (seeds=[5, 7])"
+        )
+    if name in (*PLACEMENT, "targets"):
+        raise UserError(f"sweep: {name} changes no result, so there is nothing to sweep over; give it as an option")
+    target, dot, key = name.partition(".")
+    if name in (*TABLES, *PLAIN, "preset") or (target in TABLES and key):
+        return name
+    table = method if isinstance(method, dict) else {"name": method}
+    own = [field.name for field in fields(class_of(table)[0]) if field.init]
+    if not dot and name in own:
+        return f"method.{name}"
+    raise unknown("field", name, [*TABLES, *PLAIN, *(f"method.{key}" for key in own)])
+
+
+def at(base: Tables, point: Point) -> Tables:
+    """The tables of a config at a point; another name drops the fields of the one it replaces.
+
+    Example:
+        >>> at({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
+        {'method': {'name': 'fedspeed', 'rho': 0.1, 'lam': 10}, 'lr': 0.5}
+    """
+    tables = dict(base)
+    for name, value in point.items():
+        target, *keys = name.split(".")
+        if target not in TABLES:
+            tables[target] = value
+            continue
+        table = _table(tables.get(target, TABLES[target]))
+        if not keys:
+            tables[target] = {**(table if table.get("name") == value else {}), "name": value}
+            continue
+        tables[target] = inner = table
+        for key in keys[:-1]:
+            inner[key] = inner = _table(inner.get(key, {}))
+        inner[keys[-1]] = value
+    return tables
+
+
+def _table(value: Any) -> Tables:
+    """A copy of a table; a name is one."""
+    return dict(value) if isinstance(value, dict) else {"name": value}
+
+
+def label_of(point: Point) -> str:
+    """What a point is called: `lr=0.1,lam=10`."""
+    return ",".join(f"{short(name)}={_text(value)}" for name, value in point.items())
+
+
+def short(name: str) -> str:
+    """A field as people call it: a method's own without `method.`, where nothing else has its name."""
+    own = name.removeprefix("method.")
+    return name if own in (*TABLES, *PLAIN, "name", "preset") else own
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace(" ", "") if not isinstance(value, str) else value
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points of a TOML file, a table `[[points]]` each; files and folders that they name start from its own."""
+    tables = read_toml(path)
+    points = tables.pop("points", None)
+    if tables:
+        raise unknown(f"key of {path}", next(iter(tables)), ["points"])
+    if not isinstance(points, list) or not points or not all(isinstance(point, dict) for point in points):
+        raise UserError(f"{path}: expected tables [[points]], each with fields such as lr = 0.1; found {points!r}")
+    return [resolved(point, path.parent) for point in points]
