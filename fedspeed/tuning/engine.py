@@ -19,8 +19,8 @@ from ..errors import UserError, unknown
 from ..methods import build
 from ..record import Record
 from ..report.runs import RunFiles
-from ..rundir import RunDir
 from ..run import load_federation
+from ..rundir import RunDir
 from ..sampling import rng
 from ..schedule import warmup_of
 from .cost import gradients, per_step
@@ -68,7 +68,9 @@ class Tuning:
             raise UserError("tune: expected methods, such as fedavg fedspeed; got none")
         _require_seeds(tune_seeds, seeds)
         self.methods = dict(methods)
-        self.base = {key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")}
+        self.base = {
+            key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")
+        }
         self.held_out = str(base.get("validation") or HELD_OUT)
         self.budget, self.strategy = budget, strategy
         self.tune_seeds, self.seeds = tuple(tune_seeds), tuple(seeds)
@@ -112,7 +114,7 @@ class Tuning:
         )
 
     def _draw(self, label: str, space: Space, i: int) -> Point | None:
-        """The usual point first; then every field by a stream of its own, so that methods share the draws of a field."""
+        """The usual point first; then every field by a stream of its own: methods share the draws of a field."""
         usual = usual_point(space, self.methods[label])
         if i == 0 and usual is not None:
             return usual

@@ -62,6 +62,11 @@ class Tuned:
                 curve.append((row["spent"], score))
         return found
 
+    @property
+    def even(self) -> bool:
+        """Whether every method has spent the budget but for less than one of its points."""
+        return all(self.used["budget"] - spent < self.used["one_point"][label] for label, spent in self.spent.items())
+
     def leaders(self) -> list[tuple[float, str, float]]:
         """(share of the budget, the best method by then, its held-out score)."""
         found = []

@@ -16,6 +16,7 @@ from typing import Any
 from ..config import Config
 from ..errors import UserError, unknown
 from ..methods import build, class_of
+from ..sweeps import at
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
@@ -65,10 +66,7 @@ class Range:
 
     def at(self, u: float) -> Any:
         """The value at a place u in [0, 1)."""
-        if self.log:
-            value = self.low * (self.high / self.low) ** u
-        else:
-            value = self.low + (self.high - self.low) * u
+        value = self.low * (self.high / self.low) ** u if self.log else self.low + (self.high - self.low) * u
         value = min(max(float(f"{value:.3g}"), self.low), self.high)
         return round(value) if self.whole else value
 
@@ -186,8 +184,8 @@ def check(label: str, method: Mapping[str, Any], space: Space) -> None:
 def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Point) -> dict[str, Any]:
     """The tables of a config at a point."""
     own = {field.name for field in dataclasses.fields(class_of(dict(method))[0])}
-    fields = {name: value for name, value in point if name in own}
-    return {**base, **{name: value for name, value in point if name not in own}, "method": {**method, **fields}}
+    full = {f"method.{name}" if name in own else name: value for name, value in point}
+    return at({**base, "method": dict(method)}, full)
 
 
 def usual_point(space: Space, method: Mapping[str, Any]) -> Point | None:

@@ -1,8 +1,8 @@
 """What to try next: pure functions of what is known. Nothing here runs, reads or draws anything that is not named.
 
 A strategy is asked with everything that was found so far and answers with trials that it wants and that are not found
-yet; none once it is done. So a search that was killed is the same search: it is asked again from the start, and what was
-found before is there. Costs are gradients; a trial that is not found yet counts with what it will cost at most.
+yet; none once it is done. So a search that was killed is the same search: it is asked again from the start, and what
+was found before is there. Costs are gradients; a trial that is not found yet counts with what it will cost at most.
 """
 
 from __future__ import annotations
