@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Every method may spend the same number of gradients on its trials: one with two gradients per step has half as many
-trials. Trials are scored on data that nobody trains on, --validation: 0.2 of every client by default, clients:0.2 for clients
-that do not train. They never see the test set. The chosen points then run with fresh --seeds, trained on all that is
-for training and scored on the test set.
+trials. They are scored on data that nobody trains on, --validation: 0.2 of every client by default, or clients:0.2 for
+clients that do not train, and never see the test set. The chosen points then run with fresh --seeds, trained on all
+that is for training and scored on the test set.
 
 What is tried: lr, and the fields that a method declares (lam, mu and alpha of prox terms, rho of ascent steps, eta_g of
 adaptive servers); --dry-run shows it. A field that is given a value, by --lr 0.1 or fedspeed:rho=0, is not tuned.
@@ -132,9 +132,8 @@ def _tell_plan(tuning: Tuning, console: Console) -> None:
         tried = ", ".join(f"{name} {axis}" for name, axis in space.items())
         table.add_row(label, f"{price:,.0f}", f"{tuning.budget // price:,.0f}", tried)
     console.print(table, soft_wrap=False)
-    console.print(
-        f"{tuning.strategy}, {tuning.budget:,.0f} gradients for each method, runs of {tuning.rounds} rounds; {_data(tuning)}"
-    )
+    what = f"{tuning.strategy}, {tuning.budget:,.0f} gradients for each method, runs of {tuning.rounds} rounds"
+    console.print(f"{what}; {_data(tuning)}")
 
 
 def _data(tuning: Tuning) -> str:
@@ -163,16 +162,8 @@ def _report(found: Tuned, console: Console) -> None:
     table = Table("method", "chosen", "held-out", "points", "gradients", box=None, pad_edge=False)
     for label, point in found.chosen.items():
         own = [row for row in found.rows if row["method"] == label]
-        best = max(
-            (row["score"] for row in own if row["score"] is not None and row["rounds"] == used["rounds"]), default=0
-        )
-        table.add_row(
-            label,
-            point_text(tuple(point.items())),
-            _score(best),
-            str(len({row["point"] for row in own})),
-            f"{found.spent[label]:,.0f}",
-        )
+        points, score = len({row["point"] for row in own}), found.scores[label]
+        table.add_row(label, point_text(tuple(point.items())), _score(score), f"{points}", f"{found.spent[label]:,.0f}")
     console.print()
     console.print(table, soft_wrap=False)
     left = max(used["budget"] - spent for spent in found.spent.values())

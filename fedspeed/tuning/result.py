@@ -30,6 +30,7 @@ class Tuned:
         out: the folder with everything: `tune.json`, `trials.csv`, `budget.png`, the runs.
         used: what was used: strategy, budget, held-out data, seeds, spaces.
         chosen: every method's point, the fields that were tuned.
+        scores: of the chosen points on held-out data.
         spent: gradients that every method's trials took, counted from their records.
         rows: all trials, in order, as plain tables; `trials` is the same as a frame.
         judged: of every method the mean over fresh seeds with a 95% interval, on the test set.
@@ -40,6 +41,7 @@ class Tuned:
     out: Path
     used: dict[str, Any]
     chosen: dict[str, dict[str, Any]]
+    scores: dict[str, float]
     spent: dict[str, float]
     rows: list[dict[str, Any]]
     judged: list[dict[str, Any]]
@@ -55,10 +57,14 @@ class Tuned:
     def best_so_far(self) -> dict[str, list[tuple[float, float]]]:
         """Of every method (gradients spent, held-out score of the best point so far)."""
         found: dict[str, list[tuple[float, float]]] = {label: [] for label in self.chosen}
+        scores: dict[tuple[str, str, int], list[float]] = {}
         for row in self.rows:
-            curve = found[row["method"]]
-            score = row["score"]
-            if score is not None and (not curve or score > curve[-1][1]):
+            if row["seed"] not in self.used["tuning_seeds"] or row["score"] is None:
+                continue
+            curve, seeds = found[row["method"]], scores.setdefault((row["method"], row["point"], row["rounds"]), [])
+            seeds.append(row["score"])
+            score = statistics.fmean(seeds)
+            if len(seeds) == len(self.used["tuning_seeds"]) and (not curve or score > curve[-1][1]):
                 curve.append((row["spent"], score))
         return found
 
@@ -87,6 +93,7 @@ class Tuned:
         return {
             "used": self.used,
             "chosen": self.chosen,
+            "held_out_scores": self.scores,
             "spent": self.spent,
             "best_at": leaders,
             "judged": self.judged,
@@ -120,6 +127,7 @@ def result(
         out=tuning.out,
         used=used(tuning),
         chosen={label: dict(point) for label, point in chosen.items()},
+        scores={label: _score(rows, label, point, tuning.rounds) for label, point in chosen.items()},
         spent={label: sum(row["gradients"] for row in rows if row["method"] == label) for label in tuning.methods},
         rows=rows,
         judged=[_judged(row, measured(made)) for row in made],
@@ -138,7 +146,8 @@ def used(tuning: Tuning) -> dict[str, Any]:
         "rounds": tuning.rounds,
         "held_out": tuning.held_out,
         "score": "mean held-out accuracy (minus the loss without accuracies) of the last 5 evaluated rounds",
-        "tuning_seeds": [*tuning.tune_seeds, *sorted(further)],
+        "tuning_seeds": list(tuning.tune_seeds),
+        "further_seeds_of_leaders": sorted(further),
         "judging_seeds": list(tuning.seeds),
         "test_set": "read by the judged runs only",
         "spaces": {label: {n: str(axis) for n, axis in space.items()} for label, space in tuning.spaces.items()},
@@ -170,6 +179,12 @@ def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _score(rows: Sequence[Mapping[str, Any]], label: str, point: Point, rounds: int) -> float:
+    """The mean over all seeds that a point was tried with."""
+    own = [row for row in rows if (row["method"], row["point"], row["rounds"]) == (label, point_text(point), rounds)]
+    return statistics.fmean(row["score"] for row in own)
 
 
 def _judged(row: Row, key: str) -> dict[str, Any]:
