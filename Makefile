@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # 0.6 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned
 $(TRACKERS): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas]' \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,optuna]' \
 		brotli gradio_client huggingface_hub orjson python-multipart uvicorn
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
 	touch $@

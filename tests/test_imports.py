@@ -243,6 +243,24 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "splitfile": {"data", "files"},
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
     "sweeps": {"batch", "config", "errors", "methods", "runconfig"},
+    "tuning": {
+        "batch",
+        "config",
+        "environment",
+        "errors",
+        "exporters",
+        "files",
+        "method",
+        "methods",
+        "plan",
+        "record",
+        "report",
+        "run",
+        "rundir",
+        "sampling",
+        "schedule",
+        "sweeps",
+    },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         return 0
 
     def make(tasks: list[RunTask]) -> dict[str, str]:
-        return several.make(args, tasks, out, console, show)
+        return several.make(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
 
     found = finish(tuning, make, args.baseline)
     if args.json:

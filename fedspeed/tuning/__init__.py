@@ -57,6 +57,11 @@ def tune(
     from ..environment import cores
     from .engine import Tuning
 
+    for key, instead in (("method", "methods"), ("seed", "seeds and tune_seeds"), ("test_set", "none of it")):
+        if key in settings:
+            raise UserError(f"tune: {key} is not a setting of all runs, got {settings[key]!r}; give {instead}")
+    if not isinstance(jobs, int) or jobs < 0:
+        raise UserError(f"tune: jobs must be a whole number >= 0, got {jobs!r}")
     tables: dict[str, dict[str, Any]] = {}
     for method in [methods] if isinstance(methods, str) else methods:
         label, table = labelled(method)

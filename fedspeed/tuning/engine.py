@@ -22,7 +22,7 @@ from ..report.runs import RunFiles
 from ..run import load_federation
 from ..rundir import RunDir
 from ..sampling import rng
-from ..schedule import warmup_of
+from ..schedule import lengths, warmup_of
 from .cost import gradients, per_step
 from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
 from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
@@ -96,10 +96,11 @@ class Tuning:
         if base.get("warmup"):
             base["warmup"] = warmup_of(base["warmup"], self._rivals[label], self._rivals.values())
         if not judged:
-            base |= {"validation": self.held_out, "test_set": False}
+            base |= {"validation": self.held_out, "test_set": False, "client_metrics": ""}
         return Config.from_dict({**point_tables(base, self.methods[label], point), "seed": seed})
 
     def _search(self, label: str, space: Space) -> Search:
+        usual = self.config(label, (), self.tune_seeds[0])
         return Search(
             space=space,
             budget=self.budget,
@@ -109,7 +110,8 @@ class Tuning:
             cost=partial(self._cost, label),
             draw=partial(self._draw, label, space),
             valid=partial(self._valid, label),
-            every=self.config(label, (), self.tune_seeds[0]).eval_every,
+            every=usual.eval_every,
+            least=max(lengths(usual.warmup).values(), default=1),
             sampling=self.tune_seeds[0],
         )
 
@@ -162,8 +164,8 @@ class Tuning:
         return search.price(first, self.rounds, {})
 
     def _require_budget(self) -> None:
-        if not (math.isfinite(self.budget) and self.budget > 0):
-            raise UserError(f"--budget: expected a number of gradients > 0, got {self.budget:g}")
+        if not isinstance(self.budget, int | float) or not (math.isfinite(self.budget) and self.budget > 0):
+            raise UserError(f"--budget: expected a number of gradients > 0, got {self.budget!r}")
         prices = {label: self.price(label) for label in self.methods}
         label = max(prices, key=lambda label: prices[label])
         if prices[label] > self.budget:

@@ -20,7 +20,9 @@ from ..sweeps import at
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
-FIELDS = tuple(f.name for f in dataclasses.fields(Config) if f.metadata.get("group") in LOCAL and f.name != "model")
+FIELDS = tuple(
+    f.name for f in dataclasses.fields(Config) if f.metadata.get("group") in LOCAL and f.name not in ("model", "warmup")
+)
 """Settings beside a method's own fields that can be tuned: none that changes data, seeds, scores or faults."""
 
 

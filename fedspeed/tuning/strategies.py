@@ -56,7 +56,7 @@ class Search:
         cost: gradients of a trial if it does not diverge.
         draw: the i-th point at random, None if it cannot be run; the first may be the usual one.
         valid: whether a point can be run.
-        every: rounds between scores: halving stops at multiples of it.
+        every, least: rounds between scores, and the fewest of a run: halving stops at multiples of one, from the other.
         sampling: the seed of a strategy that draws by itself.
     """
 
@@ -69,6 +69,7 @@ class Search:
     draw: Callable[[int], Point | None]
     valid: Callable[[Point], bool] = lambda point: True
     every: int = 1
+    least: int = 1
     sampling: int = 0
 
     def trials(self, point: Point, rounds: int) -> list[Trial]:
@@ -139,18 +140,18 @@ def _affordable(search: Search, points: Iterator[Point], known: Known) -> tuple[
     return chosen, wanted
 
 
-def rungs(rounds: int, every: int = 1) -> list[int]:
-    """After how many rounds halving looks, the last after all.
+def rungs(rounds: int, every: int = 1, least: int = 1) -> list[int]:
+    """After how many rounds halving looks, `least` or more, the last after all.
 
     Example:
-        >>> rungs(60), rungs(60, every=10), rungs(5)
-        ([3, 7, 20, 60], [10, 20, 60], [1, 2, 5])
+        >>> rungs(60), rungs(60, every=10), rungs(60, least=5), rungs(5)
+        ([2, 7, 20, 60], [10, 20, 60], [7, 20, 60], [1, 2, 5])
     """
     found = {rounds}
     part = 1
     while (part := part * ETA) <= LEAST:
         found.add(every * math.ceil(rounds / part / every) if every > 1 else max(1, round(rounds / part)))
-    return sorted(r for r in found if r <= rounds)
+    return sorted(r for r in found if least <= r <= rounds)
 
 
 def kept(first: int, levels: int) -> list[int]:
@@ -165,7 +166,7 @@ def kept(first: int, levels: int) -> list[int]:
 
 def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
     """Many points for few rounds; the better third goes on, in the runs it has: what was run is never run again."""
-    steps = rungs(search.rounds, search.every)
+    steps = rungs(search.rounds, search.every, search.least)
     points = _entrants(search, steps)
     numbers = kept(len(points), len(steps))
     for level, rounds in enumerate(steps):
