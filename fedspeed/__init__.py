@@ -36,6 +36,7 @@ _PUBLIC = {
     "Observer": "observe",
     "RunDir": "rundir",
     "load_runs": "exporters.tables",
+    "sweep": "sweeps",
     "tune": "tuning",
     "Federated": "data",
     "load_data": "data:load",

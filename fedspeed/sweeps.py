@@ -1,34 +1,35 @@
-"""Sweeps: a config at many points. A point is the values of some fields, `{"lr": 0.1, "method.lam": 10}`.
+"""Sweeps: a config at many points (`points`), with several seeds each.
 
-    planned = plan(base, grid({"lr": [0.05, 0.1], "method.lam": [1, 10]}), seeds=[0, 1, 2], out=Path("runs/lr"))
+    planned = plan(base, combinations({"lr": [0.05, 0.1], "method.lam": [1, 10]}), [0, 1, 2], Path("runs/lr"))
     failed = make_runs(unfinished(tasks_of(planned)), jobs=2)
+    outcome(planned, failed).write(Path("runs/lr"))
 
-Any field of a config: `lr`, `split`, `method`, `method.rho` (or `rho` where the config has no such field), `model`,
-`model.hidden`, `data`, `data.alpha`. Nothing here imports torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from .batch import RunTask, folder_name
-from .config import TABLES, Config, read_toml, resolved
-from .errors import UserError, unknown
-from .methods import class_of
+from .batch import RunTask, folder_name, make_runs, unfinished
+from .config import Config
+from .environment import cores
+from .errors import UserError
+from .exporters.trackers import need
+from .observe import Observers
+from .points import Point, Tables, at, label_of, named, points_of
+from .report.runs import Row, RunFiles
+from .report.sweep import Swept
 from .runconfig import PLACEMENT, as_stored
-
-Point = dict[str, Any]
-Tables = dict[str, Any]
 
 MOST_RUNS = 200
 """Runs of a sweep beyond which one must say how many are meant."""
-PLAIN = tuple(field.name for field in fields(Config) if field.name not in TABLES)
 
 
 @dataclass(frozen=True)
@@ -38,36 +39,6 @@ class Planned:
     label: str
     point: Point
     tasks: dict[int, RunTask]
-
-
-def grid(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
-    """Every combination of the values of fields; the last field changes fastest.
-
-    Example:
-        >>> grid({"lr": [0.1, 0.2], "method.lam": [1]})
-        [{'lr': 0.1, 'method.lam': 1}, {'lr': 0.2, 'method.lam': 1}]
-    """
-    given = {name: _values(name, values) for name, values in axes.items()}
-    if not given:
-        raise UserError("sweep: expected fields with values, such as lr=0.05,0.1; got an empty grid")
-    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
-
-
-def _values(name: str, values: Iterable[Any]) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise UserError(f"sweep: expected a list of values for {name}, got {values!r}")
-    found = list(values)
-    if not found:
-        raise UserError(f"sweep: expected values for {name}, such as {name}=1,2; got none")
-    return found
-
-
-def require_few(axes: Mapping[str, Sequence[Any]] | None, points: Sequence[Point], seeds: int, most: int) -> int:
-    """How many runs there will be, known before any is thought of; more than `most` are refused."""
-    runs = seeds * (math.prod(len(values) for values in axes.values()) if axes is not None else len(points))
-    if runs > most:
-        raise UserError(f"sweep: expected at most {most} runs, got {runs}; if all are meant: --max-runs {runs}")
-    return runs
 
 
 def plan(
@@ -99,10 +70,13 @@ def plan(
             configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
         except UserError as error:
             raise UserError(f"sweep at {label}: {error}") from None
-        same = known.setdefault(_kind(configs[seeds[0]]), label)
-        name = folder_name(label)
-        if label in (one.label for one in found) or same != label:
-            raise UserError(f"sweep: expected different points, got {same} and {label}, one run; leave one out")
+        if "local_epochs" in point and configs[seeds[0]].local_steps:
+            raise UserError(f"sweep at {label}: expected local_epochs or local_steps, got both; leave one out")
+        kind, name = _kind(configs[seeds[0]]), folder_name(label)
+        if kind in known:
+            twice = f"{label} twice" if known[kind] == label else f"{known[kind]} and {label}, which are one run"
+            raise UserError(f"sweep: expected different points, got {twice}; leave one out")
+        known[kind] = label
         if folders.setdefault(name.casefold(), label) != label:
             raise UserError(
                 f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
@@ -127,101 +101,77 @@ def _kind(config: Config) -> str:
     return json.dumps({key: tables[key] for key in tables if key not in (*PLACEMENT, "targets")}, default=str)
 
 
-def named(base: Tables, point: Mapping[str, Any]) -> Point:
-    """A point with its fields by their full names, in which names of method, model and data come before their fields.
+def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxyType({})) -> Swept:
+    """What the runs of a sweep came to, without those that failed."""
+    points, rows = [], []
+    for one in planned:
+        runs = [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed]
+        if runs:
+            points.append(one.point)
+            rows.append(Row(one.label, runs))
+    if not rows:
+        raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
+    return Swept(points, rows, next(iter(planned[0].tasks.values())).tables["targets"])
 
-    Example:
-        >>> named({}, {"rho": 0.1, "method": "fedsam"})
-        {'method': 'fedsam', 'method.rho': 0.1}
+
+def sweep(
+    base: Config | Tables | None = None,
+    *,
+    out: Path | str,
+    grid: Mapping[str, Iterable[Any]] | None = None,
+    points: Iterable[Point] | Path | str | None = None,
+    seeds: int | Sequence[int] = 3,
+    jobs: int = 1,
+    overwrite: bool = False,
+    log: Sequence[str] = (),
+    max_runs: int = MOST_RUNS,
+) -> Any:
+    """Make the runs of a sweep, as far as they are not done, and return them as a pandas frame. Needs pandas.
+
+    A row per run: the fields of its point, `seed`, `status`, `score` (what points are judged by) and all numbers of its
+    summary; `frame.attrs["best"]` has the best point. The folder gets what `fedspeed sweep` writes: run directories,
+    table, figure and report page. Stopped and called again it goes on. Runs that fail are told in a warning.
+
+    Args:
+        base: the config of all points, or its tables such as `{"data": "digits", "clients": 50}`.
+        out: the folder.
+        grid: values of fields, all combinations of which are run: `{"lr": [0.05, 0.1], "method.lam": [1, 10]}`.
+        points: or the points themselves, `[{"lr": 0.1, "rho": 0.05}, ...]`, or a TOML file of them.
+        seeds: how many (0, 1, ...), or which.
+        jobs: runs side by side, 0 for one per core; a script then needs `if __name__ == "__main__":`.
+        log: names of observers of every run.
+        max_runs: raise if there would be more.
     """
-    flat: Point = {}
-    for name, value in point.items():
-        if name in TABLES and isinstance(value, dict):
-            flat |= {f"{name}.{key}" if key != "name" else name: inner for key, inner in value.items()}
-        else:
-            flat[name.removesuffix(".name") if name.removesuffix(".name") in TABLES else name] = value
-    if not flat:
-        raise UserError("sweep: expected a point such as lr=0.1,rho=0.05, got an empty one")
-    method = at(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
-    found: Point = {}
-    for name in sorted(flat, key=lambda name: name not in TABLES):
-        path = _path(name, method)
-        if path in found:
-            raise UserError(f"sweep: expected one value for {path}, got {found[path]!r} and {flat[name]!r}")
-        found[path] = flat[name]
+    pandas = need("pandas")
+    found = run_sweep(base, Path(out), grid, points, seeds, jobs, overwrite, log, max_runs)
+    frame = pandas.DataFrame(found.runs())
+    frame.attrs["best"] = found.data()["best"]
+    return frame
+
+
+def run_sweep(
+    base: Config | Tables | None,
+    out: Path,
+    grid: Mapping[str, Iterable[Any]] | None,
+    points: Iterable[Point] | Path | str | None,
+    seeds: int | Sequence[int] = 3,
+    jobs: int = 1,
+    overwrite: bool = False,
+    log: Sequence[str] = (),
+    max_runs: int = MOST_RUNS,
+) -> Swept:
+    """`sweep` without pandas."""
+    tables = base.to_dict() if isinstance(base, Config) else dict(base or {})
+    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1) or not isinstance(seeds, int | Sequence):
+        raise UserError(f"sweep: expected how many seeds, such as 3, or which, such as [5, 7]; got {seeds!r}")
+    if jobs < 0:
+        raise UserError(f"sweep: jobs must be a whole number >= 0, got {jobs}")
+    Observers(log)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    planned = plan(tables, points_of(grid, points, len(chosen), max_runs), chosen, out, overwrite=overwrite, log=log)
+    failed = make_runs(unfinished(tasks_of(planned)), jobs or cores())
+    for label, why in failed.items():
+        warnings.warn(f"{label} failed: {why}", stacklevel=3)
+    found = outcome(planned, failed)
+    found.write(out)
     return found
-
-
-def _path(name: str, method: Any) -> str:
-    """The full name of a field that can be swept over."""
-    if name == "seed":
-        raise UserError(
-            "sweep: seeds are no points, their results are averaged; give them as --seeds 5,7 (seeds=[5, 7])"
-        )
-    if name in (*PLACEMENT, "targets"):
-        raise UserError(f"sweep: {name} changes no result, so there is nothing to sweep over; give it as an option")
-    target, dot, key = name.partition(".")
-    if name in (*TABLES, *PLAIN, "preset") or (target in TABLES and key):
-        return name
-    table = method if isinstance(method, dict) else {"name": method}
-    own = [field.name for field in fields(class_of(table)[0]) if field.init]
-    if not dot and name in own:
-        return f"method.{name}"
-    raise unknown("field", name, [*TABLES, *PLAIN, *(f"method.{key}" for key in own)])
-
-
-def at(base: Tables, point: Point) -> Tables:
-    """The tables of a config at a point; another name drops the fields of the one it replaces.
-
-    Example:
-        >>> at({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
-        {'method': {'name': 'fedspeed', 'rho': 0.1, 'lam': 10}, 'lr': 0.5}
-    """
-    tables = dict(base)
-    for name, value in point.items():
-        target, *keys = name.split(".")
-        if target not in TABLES:
-            tables[target] = value
-            continue
-        table = _table(tables.get(target, TABLES[target]))
-        if not keys:
-            tables[target] = {**(table if table.get("name") == value else {}), "name": value}
-            continue
-        tables[target] = inner = table
-        for key in keys[:-1]:
-            inner[key] = inner = _table(inner.get(key, {}))
-        inner[keys[-1]] = value
-    return tables
-
-
-def _table(value: Any) -> Tables:
-    """A copy of a table; a name is one."""
-    return dict(value) if isinstance(value, dict) else {"name": value}
-
-
-def label_of(point: Point) -> str:
-    """What a point is called: `lr=0.1,lam=10`."""
-    return ",".join(f"{short(name)}={_text(value)}" for name, value in point.items())
-
-
-def short(name: str) -> str:
-    """A field as people call it: a method's own without `method.`, where nothing else has its name."""
-    own = name.removeprefix("method.")
-    return name if own in (*TABLES, *PLAIN, "name", "preset") else own
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value).replace(" ", "") if not isinstance(value, str) else value
-
-
-def read_points(path: Path) -> list[Point]:
-    """The points of a TOML file, a table `[[points]]` each; files and folders that they name start from its own."""
-    tables = read_toml(path)
-    points = tables.pop("points", None)
-    if tables:
-        raise unknown(f"key of {path}", next(iter(tables)), ["points"])
-    if not isinstance(points, list) or not points or not all(isinstance(point, dict) for point in points):
-        raise UserError(f"{path}: expected tables [[points]], each with fields such as lr = 0.1; found {points!r}")
-    return [resolved(point, path.parent) for point in points]

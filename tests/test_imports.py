@@ -242,7 +242,9 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "notebook": set(),
     "splitfile": {"data", "files"},
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
-    "sweeps": {"batch", "config", "errors", "methods", "runconfig"},
+    "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
+    "points": {"config", "errors", "methods", "runconfig"},
+    "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "tuning": {
         "batch",
         "config",
@@ -253,18 +255,19 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "method",
         "methods",
         "plan",
+        "points",
         "record",
         "report",
         "run",
         "rundir",
         "sampling",
         "schedule",
-        "sweeps",
     },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
     "batch",
+    "points",
     "sweeps",
     "",
     "cures",
@@ -338,6 +341,7 @@ PUBLIC = [
     "rng",
     "run_config",
     "simulate",
+    "sweep",
 ]
 
 

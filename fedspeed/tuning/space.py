@@ -16,7 +16,7 @@ from typing import Any
 from ..config import Config
 from ..errors import UserError, unknown
 from ..methods import build, class_of
-from ..sweeps import at
+from ..points import at
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")

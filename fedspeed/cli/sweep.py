@@ -1,0 +1,158 @@
+"""`fedspeed sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..environment import cores
+from ..errors import UserError
+from ..points import Point, points_of
+from ..sweeps import MOST_RUNS, outcome, plan, tasks_of
+from . import options, several
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..report.sweep import Swept
+
+EPILOG = """\
+Any field of a config: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
+Several --grid give all combinations; a --point is one set of values, and a file of points has a table [[points]] for
+each. Values that hold commas are put in quotes or brackets: --grid 'model.hidden=[32],[64,64]'.
+
+A command that was stopped, or killed, continues when it is repeated with the same --out: finished runs are kept, and
+more values, points and seeds join what is there. The bits are those of single runs.
+
+examples:
+  fedspeed sweep --grid lr=0.01,0.03,0.1,0.3 --data digits --clients 50 --active 5 --out runs/lr
+  fedspeed sweep --grid lr=0.05,0.1 --grid lam=1,10,100 --method fedspeed --seeds 3 --jobs 2 --out runs/heat
+  fedspeed sweep --grid method=fedavg,fedspeed --grid split=iid,dirichlet:0.1 --validation 0.1
+  fedspeed sweep --point "lr=0.1,rho=0.05" --point "lr=0.1,rho=0.1,method=fedsam"
+  fedspeed sweep experiment.toml --points points.toml --seeds 5,7
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `sweep`."""
+    parser.epilog = EPILOG
+    parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config for all points; options override it")
+    parser.add_argument("--method", metavar="NAME", help="method of all points, or file.py:Class; default fedspeed")
+    grid = "a field and its values, lr=0.05,0.1; several give all combinations"
+    parser.add_argument("--grid", action="append", default=[], metavar="FIELD=A,B,..", help=grid)
+    point = "one point, lr=0.1,rho=0.05; may be repeated"
+    parser.add_argument("--point", action="append", default=[], metavar="FIELD=A,..", help=point)
+    parser.add_argument("--points", metavar="FILE.toml", help="points from a file, a table [[points]] each")
+    several.configure(parser)
+    most = f"refuse to make more, so that no slip costs a night; default {MOST_RUNS}"
+    parser.add_argument("--max-runs", type=int, default=MOST_RUNS, metavar="N", help=most)
+    options.configure(parser, seeds=True)
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Run every point with every seed, as far as that is not done; then table, figure and page."""
+    show = not (args.quiet or args.json)
+    base, seeds = options.tables(args), several.parse_seeds(args.seeds or "3")
+    several.check(args)
+    points = _points(args, len(seeds))
+    out = options.output_folder(args, "sweep")
+    planned = plan(base, points, seeds, out, overwrite=args.overwrite, log=args.log)
+    tasks = tasks_of(planned)
+    if show:
+        jobs = min(args.jobs or cores(), len(tasks))
+        side = f", {jobs} side by side" if jobs > 1 else ""
+        console.print(f"{len(tasks)} runs: {_many(points, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
+    failed = several.make(args, tasks, out, console, show)
+    found = outcome(planned, failed)
+    found.write(out)
+    if args.json:
+        console.print_json(json.dumps({"out": str(out), **found.data(), "failed": failed}, default=str))
+    elif show:
+        _show(found, console, out)
+    return 2 if failed else 0
+
+
+def _many(things: list[Any], what: str) -> str:
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
+
+
+def _points(args: argparse.Namespace, seeds: int) -> list[Point]:
+    """What --grid, --point and --points ask for."""
+    given = [
+        name for name, value in (("--grid", args.grid), ("--point", args.point), ("--points", args.points)) if value
+    ]
+    if len(given) != 1:
+        found = " and ".join(given) + "; leave one out" if given else "none; --grid lr=0.05,0.1 for example"
+        raise UserError(f"sweep: expected one of --grid, --point and --points, got {found}")
+    points = Path(args.points) if args.points else [parse_point(text) for text in args.point]
+    return points_of(parse_grid(args.grid) if args.grid else None, None if args.grid else points, seeds, args.max_runs)
+
+
+def parse_grid(given: list[str]) -> dict[str, list[Any]]:
+    """`["lr=0.05,0.1", "method.lam=1,10"]` -> fields and their values."""
+    found: dict[str, list[Any]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UserError(f"--grid: expected FIELD=VALUE,VALUE such as lr=0.05,0.1; got {text!r}")
+        if name in found:
+            raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
+        if not values.strip():
+            raise UserError(f"--grid: expected values for {name}, such as {name}=1,2; got none")
+        found[name] = [options.parse_value(value) for value in split(values, text)]
+    return found
+
+
+def parse_point(text: str) -> Point:
+    """`lr=0.1,rho=0.05` -> a point."""
+    point: Point = {}
+    for part in split(text, text):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name or not value.strip():
+            raise UserError(f"--point: expected FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05; got {text!r}")
+        if name in point:
+            raise UserError(f"--point: expected one value for {name}, got two in {text!r}; leave one out")
+        point[name] = options.parse_value(value)
+    return point
+
+
+def split(text: str, whole: str) -> list[str]:
+    """At commas that are not in quotes or brackets.
+
+    Example:
+        >>> split("[32],[64,64]", "")
+        ['[32]', '[64,64]']
+    """
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        depth += 0 if quote else (sign in "[{") - (sign in "]}")
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    if not all(part.strip() for part in parts):
+        raise UserError(f"sweep: expected a value between commas, got {whole!r}")
+    return parts
+
+
+def _show(found: Swept, console: Console, out: Path) -> None:
+    """Table, best point and files, as wide as the terminal."""
+    from ..report import tables
+
+    wide = console.width if console.is_terminal else 10_000
+    text, dropped = tables.fit(*found.table, found.keep, wide)
+    parts = [text, ""]
+    if dropped:
+        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
+    parts.append(textwrap.fill(found.note, wide))
+    parts += ["", *(textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict)]
+    files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
+    parts += ["", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
+    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
