@@ -242,7 +242,6 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "notebook": set(),
     "splitfile": {"data", "files"},
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir"},
-    "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "points": {"config", "errors", "methods", "runconfig"},
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "tuning": {
