@@ -16,6 +16,7 @@ import numpy as np
 from ..batch import RunTask, folder_name, is_done
 from ..config import Config
 from ..errors import UserError, unknown
+from ..exporters.trackers import need
 from ..methods import build
 from ..record import Record
 from ..report.runs import RunFiles
@@ -83,11 +84,9 @@ class Tuning:
         self.rounds = self.config(next(iter(methods)), (), self.tune_seeds[0]).rounds
         self._sizes = cache(self._load_sizes)
         self._costs: dict[tuple[Any, ...], list[float]] = {}
-        self.searches = {label: self._search(label, own) for label, own in self.spaces.items()}
         if strategy == "optuna":
-            from ..exporters.trackers import need
-
             need("optuna", "'fedspeed[optuna]'")
+        self.searches = {label: self._search(label, own) for label, own in self.spaces.items()}
         self._require_budget()
 
     def config(self, label: str, point: Point, seed: int, judged: bool = False) -> Config:
