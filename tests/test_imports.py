@@ -341,6 +341,7 @@ PUBLIC = [
     "run_config",
     "simulate",
     "sweep",
+    "tune",
 ]
 
 
