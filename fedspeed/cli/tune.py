@@ -175,13 +175,15 @@ def _report(found: Tuned, console: Console) -> None:
     curves = [(label, _filled(curve, found.spent[label])) for label, curve in found.best_so_far.items() if curve]
     if curves and all(y >= 0 for _, curve in curves for _, y in curve):
         console.print("\n" + draw(curves, "gradients", console.width), no_wrap=True, overflow="ignore", crop=False)
-    console.print(f"\njudged on the test set, seeds {_seeds(used['judging_seeds'])}, which no trial had:")
-    table = Table("method", "test, mean of last five", "95% interval", "gradients", box=None, pad_edge=False)
+    seeds = _seeds(used["judging_seeds"])
+    console.print(f"\njudged on the test set (accuracy: mean of the last five), seeds {seeds}, which no trial had:")
+    table = Table("method", "test set", "95% interval", "gradients", box=None, pad_edge=False)
     for one in found.judged:
-        interval = "-" if one["low"] is None else f"{_score(one['low'])} to {_score(one['high'])}"
+        shown = _loss if "loss" in one["metric"] else _score
+        interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
         told = f"{one['diverged']} diverged" if one["diverged"] else interval
         table.add_row(
-            one["method"], "-" if one["mean"] is None else _score(one["mean"]), told, f"{one['gradients']:,.0f}"
+            one["method"], "-" if one["mean"] is None else shown(one["mean"]), told, f"{one['gradients']:,.0f}"
         )
     console.print(table, soft_wrap=False)
     wide = console.width if console.is_terminal else 10_000
@@ -194,7 +196,12 @@ def _report(found: Tuned, console: Console) -> None:
 
 
 def _score(value: float) -> str:
-    return f"{value:.2%}" if value >= 0 else f"{value:.4g}"
+    """An accuracy; a score below 0 is minus a loss."""
+    return f"{value:.2%}" if value >= 0 else f"loss {-value:.4g}"
+
+
+def _loss(value: float) -> str:
+    return f"loss {value:.4g}"
 
 
 def _filled(curve: list[tuple[float, float]], last: float) -> list[tuple[float, float]]:

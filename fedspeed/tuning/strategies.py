@@ -19,8 +19,8 @@ from .space import Point, Space, grid_points, size
 
 ETA = 3
 """Halving keeps one of this many points, and gives those it keeps this many times the rounds."""
-LEAST = 27
-"""The first scores of halving are those of runs with this part of the rounds, or more."""
+FIRST = 9
+"""Halving looks first after one of this many rounds; sooner a score says little of how a run ends."""
 REPEATS = 64
 """Draws that bring nothing new in a row, after which a space counts as exhausted."""
 
@@ -144,12 +144,12 @@ def rungs(rounds: int, every: int = 1, least: int = 1) -> list[int]:
     """After how many rounds halving looks, `least` or more, the last after all.
 
     Example:
-        >>> rungs(60), rungs(60, every=10), rungs(60, least=5), rungs(5)
-        ([2, 7, 20, 60], [10, 20, 60], [7, 20, 60], [1, 2, 5])
+        >>> rungs(60), rungs(60, every=10), rungs(60, least=9), rungs(5)
+        ([7, 20, 60], [10, 20, 60], [20, 60], [1, 2, 5])
     """
     found = {rounds}
     part = 1
-    while (part := part * ETA) <= LEAST:
+    while (part := part * ETA) <= FIRST:
         found.add(every * math.ceil(rounds / part / every) if every > 1 else max(1, round(rounds / part)))
     return sorted(r for r in found if least <= r <= rounds)
 

@@ -252,6 +252,26 @@ def test_a_dry_run_shows_the_spaces_and_runs_nothing(tmp_path: Path, capsys: Any
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_accuracies_the_loss_is_what_counts(tmp_path: Path, capsys: Any) -> None:
+    setting = "--data quadratic --model vector --split natural --clients 6 --active 3 --rounds 3 --local-steps 2"
+    given = [*setting.split(), "--space", "lr=0.001,0.01,0.1", "--seeds", "2", "--out", str(tmp_path)]
+    assert run_cli("fedavg", "fedprox:mu=0.1", "--budget", "60", "--strategy", "grid", *given) == 0
+    said = capsys.readouterr().out
+    assert "best method at a share of the budget, on held-out data: " in said
+    assert "(loss " in said
+    assert "Is the difference to fedavg real?" in said
+    found = json.loads((tmp_path / "tune.json").read_text())
+    for label, point in found["chosen"].items():
+        losses = {}
+        for run in tmp_path.glob(f"trials/{label.replace(':', '_')}*-s1000"):
+            records = RunDir(run).records()
+            losses[Config.from_toml(run / "config.toml").lr] = sum(r.validation_loss or 0 for r in records) / 3
+        assert len(losses) == 3
+        assert point["lr"] == min(losses, key=lambda lr: losses[lr])
+        assert found["held_out_scores"][label] == pytest.approx(-losses[point["lr"]])
+    assert {one["metric"] for one in found["judged"]} == {"last_test_loss"}
+
+
 def test_what_is_predicted_is_what_records_count(tmp_path: Path) -> None:
     """With unequal clients, dropouts, stragglers, cohorts of any size, and parts of minibatches."""
     from fedspeed.run import load_federation
