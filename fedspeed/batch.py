@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .record import Record
     from .server import Simulation
 
-LONGEST = 150
+LONGEST = 230
 """Bytes of a label that are a folder's name as they are; a seed is added to it."""
 BLINK = 0.2
 """Seconds between two words about what goes on inside a round."""

@@ -161,11 +161,13 @@ def run_sweep(
     max_runs: int = MOST_RUNS,
 ) -> Swept:
     """`sweep` without pandas."""
+    if base is not None and not isinstance(base, Config | Mapping):
+        raise UserError(f"sweep: expected a Config or its tables as base, got {base!r}")
     tables = base.to_dict() if isinstance(base, Config) else dict(base or {})
     if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1) or not isinstance(seeds, int | Sequence):
         raise UserError(f"sweep: expected how many seeds, such as 3, or which, such as [5, 7]; got {seeds!r}")
-    if jobs < 0:
-        raise UserError(f"sweep: jobs must be a whole number >= 0, got {jobs}")
+    if not isinstance(jobs, int) or jobs < 0:
+        raise UserError(f"sweep: jobs must be a whole number >= 0, got {jobs!r}")
     Observers(log)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     planned = plan(tables, points_of(grid, points, len(chosen), max_runs), chosen, out, overwrite=overwrite, log=log)

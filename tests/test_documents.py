@@ -39,7 +39,14 @@ ELSEWHERE = (
     "--data huggingface",  # needs the network
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
 )
-LONGER = {"README.md", "docs/paper-scale.md", "docs/theory.md", "docs/reproduction.md", "docs/survive.md"}
+LONGER = {
+    "README.md",
+    "docs/day.md",
+    "docs/paper-scale.md",
+    "docs/theory.md",
+    "docs/reproduction.md",
+    "docs/survive.md",
+}
 
 QUICK = ["--rounds", "2"]
 SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is appended

@@ -152,7 +152,8 @@ def _show(found: Swept, console: Console, out: Path) -> None:
     if dropped:
         parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
     parts.append(textwrap.fill(found.note, wide))
-    parts += ["", *(textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict)]
+    parts += [""] * bool(found.verdict)
+    parts += [textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict]
     files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
     parts += ["", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
     console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)

@@ -47,12 +47,14 @@ class Best:
     Args:
         where: the fields that make the problem; nothing if all points have the same.
         rivals: those that the seeds do not prove worse (paired, 95% interval).
+        aside: those that diverged or lack seeds, and had no part in it.
     """
 
     label: str
     where: dict[str, Any]
     score: Score
     rivals: list[str]
+    aside: list[str]
 
 
 class Swept:
@@ -113,7 +115,7 @@ class Swept:
         own = self.scores[first]
         where = {name: self.points[first].get(name) for name in self.varied if is_problem(name)}
         rivals = [self.rows[i].label for i in whole if i != first and not _worse(own, self.scores[i], sign)]
-        return Best(self.rows[first].label, where, own, rivals)
+        return Best(self.rows[first].label, where, own, rivals, [self.rows[i].label for i in members if i not in whole])
 
     # --- in words ---
 
@@ -148,7 +150,9 @@ class Swept:
 
     @property
     def verdict(self) -> list[str]:
-        """Which point is best, how sure that is, and what it was chosen on."""
+        """Which point is best, how sure that is, and what it was chosen on; of one point there is nothing to say."""
+        if len(self.points) == 1 and self.best:
+            return []
         told = [self._told(best) for best in self.best]
         if len(self.best) > 1:
             told.append("points that differ in data or split are other problems: nothing is averaged over them")
@@ -170,11 +174,12 @@ class Swept:
         text = f"best{f' on{where}' if where else ''}: {best.label} ({self.title.replace(' %', '')} "
         text += f"{self.number(best.score.mean)}{unit})"
         if len(best.score.values) < 2:
-            return f"{text}; with 1 seed nobody can say whether it really is"
-        if not best.rivals:
-            return f"{text}; the seeds prove all others worse" if len(self.rows) > len(self.best) else text
-        more = f"; and {len(best.rivals) - 3} more" if len(best.rivals) > 3 else ""
-        return f"{text}; not proved worse by the seeds: {'; '.join(best.rivals[:3])}{more}"
+            text += "; with 1 seed nobody can say whether it really is"
+        elif best.rivals:
+            text += f"; not proved worse by the seeds: {_some(best.rivals)}"
+        elif len(self.rows) > len(self.best) + len(best.aside):
+            text += "; the seeds prove the others worse"
+        return text + (f"; left aside, diverged or without all seeds: {_some(best.aside)}" if best.aside else "")
 
     def markdown(self) -> str:
         """Table and verdict."""
@@ -239,6 +244,11 @@ class Swept:
 def is_problem(name: str) -> bool:
     """Whether a field makes another problem."""
     return name.partition(".")[0] in PROBLEM
+
+
+def _some(labels: list[str]) -> str:
+    """The first three, and how many more."""
+    return "; ".join(labels[:3]) + (f"; and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
 def _seed(run: RunFiles) -> int:

@@ -43,7 +43,7 @@ def _in_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_four_values_three_seeds_killed_and_repeated_have_the_numbers_of_single_runs(jobs, capsys):
-    quick = [*QUICK, "--rounds", "12", "--quiet"]
+    quick = [*QUICK, "--rounds", "6", "--quiet"]
     given = ["sweep", "--grid", f"lr={','.join(RATES)}", *quick, "--seeds", "3", "--jobs", jobs, "--out", "s"]
     with subprocess.Popen([*MODULE, *given], stderr=subprocess.PIPE, start_new_session=True) as process:
         deadline = time.monotonic() + 120
@@ -218,6 +218,7 @@ def test_a_point_that_diverged_is_not_the_best():
     found = Swept(made.points, [made.rows[0], Row("lr=2", runs)])
     assert [best.label for best in found.best] == ["lr=1"]
     assert found.table[1][1][0] == "lr=2 (1 of 3 diverged)"
+    assert found.verdict[0].endswith("%); left aside, diverged or without all seeds: lr=2")
 
 
 def test_points_of_different_data_have_a_best_each_and_are_not_averaged():
