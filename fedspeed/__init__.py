@@ -41,6 +41,7 @@ _PUBLIC = {
     "RunDir": "rundir",
     "load_runs": "exporters.tables",
     "sweep": "sweeps",
+    "tune": "tuning",
     "Federated": "data",
     "load_data": "data:load",
     "MODELS": "models",

@@ -71,7 +71,7 @@ class Work:
 
     def local_steps(self, n: int) -> int:
         """K_i of a client with n samples."""
-        return self.plan.local_steps or self.plan.local_epochs * math.ceil(n / self.plan.batch_size)
+        return self.plan.steps_of(n)
 
     @property
     def gradient_clip(self) -> float:

@@ -117,6 +117,9 @@ class Config(Plan):
     validation: str = course(
         "", about="what nobody trains on, to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
     )
+    test_set: bool = course(
+        True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
+    )
     augment: str = federation("paper", about="the augmentation of pictures: paper, released, flip or none")
     data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")

@@ -25,6 +25,7 @@ def param(
     placement: bool = False,
     schedulable: bool = False,
     later: bool = False,
+    tune: str = "",
 ) -> Any:
     """A field: its default, the values it may take, and what it is.
 
@@ -36,6 +37,7 @@ def param(
         placement: it says where and how a run is computed, and changes no bit of the result (on one kind of device).
         schedulable: of a method's number: a warm-up may change it from round to round (`schedule`).
         later: it is younger than stored configs: tables leave it out at its default, so that they keep their digests.
+        tune: what `fedspeed tune` tries unless told otherwise, `"1..100:log"` or `"1,10,100"`; "" for nothing.
     """
     if schedulable and not isinstance(default, float):
         raise UserError(f"param: a schedulable field has a float as its default such as 0.1, got {default!r}")
@@ -46,6 +48,7 @@ def param(
         "placement": placement,
         "schedulable": schedulable,
         "later": later,
+        "tune": tune,
     }
     return dataclasses.field(default=default, metadata=about_it)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,7 @@ class Plan(Params):
     local_epochs: int = local_work(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
     local_steps: int = local_work(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
     batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
-    lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1")
+    lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1", tune="0.01..1:log")
     lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
     warmup: str = local_work(
         "",
@@ -177,6 +178,10 @@ class Plan(Params):
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
         return self.active or min(10, clients)
+
+    def steps_of(self, n: int) -> int:
+        """K_i of a client with n samples."""
+        return self.local_steps or self.local_epochs * math.ceil(n / self.batch_size)
 
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""

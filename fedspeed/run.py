@@ -18,6 +18,7 @@ from .stopping import changed, over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
+    from .data.federated import Federated
     from .manifest import Saved
     from .record import Record
     from .server import Simulation
@@ -29,9 +30,23 @@ def prepare(
     """Load the data, build the model, and stand at round 0."""
     from torch.nn.functional import cross_entropy, mse_loss
 
-    from .data import load
     from .models import build_with, find_builder
     from .server import Simulation
+
+    builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
+    config, data = load_federation(config, progress)
+    if builder.__module__ == find_builder.__module__:  # ours compute with numbers: no embeddings
+        data = data.floats()
+    model = build_with(builder, config.model.name, data, config.seed, config.model.options)
+    loss = mse_loss if data.classes is None else cross_entropy
+    return Simulation(config.method, model, data, config, loss, folder=folder)
+
+
+def load_federation(
+    config: Config, progress: Callable[[str, int, int], None] | None = None
+) -> tuple[Config, Federated]:
+    """The data of a config, and the config with the number of clients that they have."""
+    from .data import load
 
     given: dict[str, Any] = {
         "split": config.split,
@@ -48,16 +63,13 @@ def prepare(
         raise UserError(
             f"data: there is nothing at {config.data_dir}; if the data were moved, give their new place (--data-dir)"
         )
-    builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
     data = load(config.data.name, **given, progress=progress, code=config.data.code, **config.data.options)
     config = replace(config, clients=config.clients or data.clients)
     if config.validation:
         data = data.with_validation(config.validation, config.seed)
-    if builder.__module__ == find_builder.__module__:  # ours compute with numbers: no embeddings
-        data = data.floats()
-    model = build_with(builder, config.model.name, data, config.seed, config.model.options)
-    loss = mse_loss if data.classes is None else cross_entropy
-    return Simulation(config.method, model, data, config, loss, folder=folder)
+    if not config.test_set:
+        data = replace(data, x_test=None, y_test=None)
+    return config, data
 
 
 def run_config(

@@ -55,6 +55,7 @@ SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is app
     (r"^run .*--patience", ["--patience", "1"]),
     (r"^compare (?!runs/)", [*QUICK, "--seeds", "1"]),
     (r"^sweep ", [*QUICK, "--seeds", "1", "--jobs", "1"]),
+    (r"^tune ", [*QUICK, "--seeds", "1", "--jobs", "1", "--local-epochs", "1", "--budget", "130"]),
     (r"^(run|compare) .*--data cifar10", ["--data-dir", "cifar.tar.gz", "--set", "data.part=true"]),
     (r"^data \w+ cifar10", ["--data-dir", "cifar.tar.gz", "--set", "part=true"]),
     (r"^theory rate( |$)", ["--rounds", "4,8", "--seeds", "2", "--m", "2"]),

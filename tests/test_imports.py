@@ -326,6 +326,24 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "rerun": {"checkpoint", "record", "rundir", "statefile", "states"},
     "trace": {"contract", "engines", "method", "vec"},
+    "tuning": {
+        "batch",
+        "config",
+        "environment",
+        "errors",
+        "exporters",
+        "files",
+        "method",
+        "methods",
+        "plan",
+        "points",
+        "record",
+        "report",
+        "run",
+        "rundir",
+        "sampling",
+        "schedule",
+    },
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -416,6 +434,7 @@ PUBLIC = [
     "run_config",
     "simulate",
     "sweep",
+    "tune",
 ]
 
 

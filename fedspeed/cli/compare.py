@@ -128,7 +128,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
     from ..report.runs import Row, RunFiles
 
-    base, seeds = _base(args), several.parse_seeds(args.seeds or "3")
+    base, seeds = base_tables(args), several.parse_seeds(args.seeds or "3")
     several.check(args)
     tables = expand(args.methods, base, console if show else None)
     names = [text for text, _ in tables]
@@ -155,16 +155,16 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     return rows, failed, sorted({*config.targets, *goal_accuracy(config.stop_at)})
 
 
-def _base(args: argparse.Namespace) -> dict[str, Any]:
+def base_tables(args: argparse.Namespace) -> dict[str, Any]:
     """The config of all methods, with one learning-rate decay unless the paper's are asked for."""
     for text in args.sets:
         if text.strip().startswith("method."):
-            raise UserError(f"--set: compare has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
-    if args.paper_decay and args.lr_decay is not None:
+            raise UserError(f"--set: {args.command} has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
+    if (paper := getattr(args, "paper_decay", False)) and args.lr_decay is not None:
         raise UserError("--paper-decay and --lr-decay: expected one of them, got both; leave one out")
     base = options.tables(args)
     base.pop("method", None)
-    if args.paper_decay:
+    if paper:
         base["lr_decay"] = 0.0  # the paper's own for each
     return base
 

@@ -115,6 +115,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         choice = " | ".join(allowed) if isinstance(allowed, tuple) else allowed or flag
         about = field.metadata.get("about", "")
         about += f"; --warmup {field.name}=N schedules it" if field.metadata.get("schedulable") else ""
+        about += f"; tune tries {field.metadata['tune']}" if field.metadata.get("tune") else ""
         table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
     return 0

@@ -51,7 +51,7 @@ class FedCM(Method):
     Reference: Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
     """
 
-    alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient")
+    alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient", tune="0.03..1:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     reads_gradient_from_D = True
 

@@ -54,7 +54,7 @@ class FedDyn(Method):
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
     """
 
-    alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed")
+    alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed", tune="0.01..1:log")
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

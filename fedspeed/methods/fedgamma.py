@@ -58,7 +58,7 @@ class FedGamma(Method):
     Reference: Dai et al., FedGAMMA: Federated Learning with Global Sharpness-Aware Minimization, TNNLS 2023.
     """
 
-    rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     running_mean = ("c", "c")

@@ -54,7 +54,7 @@ class FedLESAM(Method):
     Sharpness-aware Minimization, ICML 2024.
     """
 
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
 
     def init_server(self, x0: Vec) -> Server:

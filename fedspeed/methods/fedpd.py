@@ -54,7 +54,7 @@ class FedPD(Method):
     Reference: Zhang et al., FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data, IEEE TSP 2021.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w")
+    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedPD", lr, 1 / self.lam, "1/lam")

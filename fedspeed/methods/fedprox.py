@@ -48,7 +48,9 @@ class FedProx(Method):
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
-    mu: float = param(0.1, "[0, inf)", "the prox weight mu, 1/lam of FedSpeed and w of its paper's experiments")
+    mu: float = param(
+        0.1, "[0, inf)", "the prox weight mu, 1/lam of FedSpeed and w of its paper's experiments", tune="0.01..1:log"
+    )
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
 
     def check(self, lr: float, active: int, clients: int) -> None:

@@ -50,7 +50,7 @@ class FedSAM(Method):
     Reference: Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
     """
 
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
 

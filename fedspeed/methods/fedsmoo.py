@@ -62,8 +62,8 @@ class FedSMOO(Method):
     Consistency and Smooth Landscape, ICML 2023.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w")
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors", schedulable=True)
+    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors", schedulable=True, tune="0.01..0.5:log")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     running_mean = ("h", "H")
 

@@ -76,8 +76,12 @@ class FedSpeed(Method):
     Accuracy, ICLR 2023.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the paper's lambda, 1/alpha of FedDyn and 1/w of the prox weight w")
-    rho: float = param(0.1, "[0, inf)", "the paper's rho_0, length of the ascent step", schedulable=True)
+    lam: float = param(
+        10.0, "(0, inf)", "the paper's lambda, 1/alpha of FedDyn and 1/w of the prox weight w", tune="1..100:log"
+    )
+    rho: float = param(
+        0.1, "[0, inf)", "the paper's rho_0, length of the ascent step", schedulable=True, tune="0.01..0.5:log"
+    )
     alpha: float = param(1.0, "[0, 1]", "the paper's alpha, weight of the perturbed gradient")
     normalise: bool = param(True, about="whether rho is divided by the gradient's norm")
     correction: bool = param(True, about="whether the prox-correction term g_hat_i is on")

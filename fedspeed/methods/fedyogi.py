@@ -52,7 +52,7 @@ class FedYogi(Method):
     Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
     """
 
-    eta_g: float = param(0.1, "(0, inf)", "the server rate eta_g")
+    eta_g: float = param(0.1, "(0, inf)", "the server rate eta_g", tune="0.003..0.3:log")
     beta1: float = param(0.9, "[0, 1)", "beta1, the memory of the first moment")
     beta2: float = param(0.99, "[0, 1]", "beta2, the memory of the second moment")
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")

@@ -53,8 +53,8 @@ class MoFedSAM(Method):
     Reference: Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
     """
 
-    alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient")
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient", tune="0.03..1:log")
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     reads_gradient_from_D = True

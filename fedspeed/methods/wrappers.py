@@ -166,7 +166,7 @@ class FedInit(Wrapper):
     Initialization, NeurIPS 2023.
     """
 
-    beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient")
+    beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient", tune="0.01..0.3:log")
     centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
     hands_on: ClassVar[Collection[str]] = ("client_metrics",)
 

@@ -14,8 +14,14 @@ MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
 
 def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
     """Mean accuracy against rounds, at most `width` (and 81) wide; one mark per method, as far as there are marks."""
+    return draw([(row.label, row.mean_curve()) for row in rows], "round", width, height)
+
+
+def draw(
+    drawn: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str, width: int = 81, height: int = 14
+) -> str:
+    """Curves of shares, each with its name, against something counted in `unit`."""
     wide = max(10, min(72, width - 9))
-    drawn = [(row.label, row.mean_curve()) for row in rows]
     curves = [(mark, label, curve) for mark, (label, curve) in zip(MARKS, drawn, strict=False) if curve]
     points = [point for _, _, curve in curves for point in curve]
     if not points:
@@ -37,7 +43,7 @@ def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
         axis = f"{level:7.0%} |" if i % 3 == 0 or i == height - 1 else "        |"
         lines.append((axis + "".join(cells)).rstrip())
     lines.append("        +" + "-" * wide)
-    lines.append("         0" + f"round {last}".rjust(wide - 1))
+    lines.append("         0" + f"{unit} {last:g}".rjust(wide - 1))
     names = [f"{mark} {label}" for mark, label, _ in curves]
     names += [f"({len(drawn) - len(MARKS)} more are in the table)"] if len(drawn) > len(MARKS) else []
     return "\n".join([*lines, *_legend(names, wide)])

@@ -239,6 +239,7 @@ def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) 
     Numbers are never cut. With too little room titles take two lines, then the columns with the least `keep` go (one
     number per column but the first); long names that leave no room for what matters take a line of their own.
     """
+    keep = keep[: len(header) - 1]  # a table of losses has fewer columns than one of accuracies
     levels = [0, *sorted(set(keep))[:-1]]  # columns up to a level are dropped together
     short_names = max((len(line[0]) for line in lines), default=0) <= LONG
     first = levels if short_names else [level for level in levels if level < MATTERS]

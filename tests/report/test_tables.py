@@ -390,3 +390,10 @@ def test_a_diverged_run_ends_in_a_cross_and_the_legend_says_so():
     ]  # fmt: skip
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in crosses] == [([2], [30.0])]
+
+
+def test_differences_of_losses_fit_too():
+    lines = [("fedspeed", "-0.1000", "[-0.2000, +0.0000]", "yes, better")]
+    text, dropped = tables.fit(tables.GAP_LOSS, lines, tables.GAP_KEEP, 80)
+    assert text.splitlines()[1].split() == ["fedspeed", "-0.1000", "[-0.2000,", "+0.0000]", "yes,", "better"]
+    assert dropped == []

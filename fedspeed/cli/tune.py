@@ -1,0 +1,210 @@
+"""`fedspeed tune`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..tuning import FIRST
+from ..tuning.strategies import STRATEGIES
+from . import options, several
+from .compare import base_tables, expand, parse_method
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..batch import RunTask
+    from ..tuning.engine import Tuning
+    from ..tuning.result import Tuned
+
+EPILOG = """\
+Every method may spend the same number of gradients on its trials: one with two gradients per step has half as many
+trials. They are scored on data that nobody trains on, --validation: 0.2 of every client by default, or clients:0.2 for
+clients that do not train, and never see the test set. The chosen points then run with fresh --seeds, trained on all
+that is for training and scored on the test set.
+
+What is tried: lr, and the fields that a method declares (lam, mu and alpha of prox terms, rho of ascent steps, eta_g of
+adaptive servers); --dry-run shows it. A field that is given a value, by --lr 0.1 or fedspeed:rho=0, is not tuned.
+  --space fedspeed.lam=1,10,100        these values          --space lr=0.01..1:log       a range, for all methods
+
+strategies: random (the usual point first), grid (of ranges as many values as the budget pays for), halving (many points
+for few rounds, the better third goes on in the runs it has), optuna (its TPE; pip install 'fedspeed[optuna]').
+
+A command that was stopped continues when it is repeated with the same --out: trials are run directories.
+
+examples:
+  fedspeed tune fedavg fedspeed --budget 1e5 --data digits --clients 50 --active 5 --rounds 60 --batch-size 10
+  fedspeed tune fedavg fedprox fedspeed --budget 1e5 --strategy halving --validation clients:0.2 --out runs/tuned
+  fedspeed tune fedspeed:rho=0 fedspeed --budget 5e4 --space lam=1,10,100 --space lr=0.01..1:log --dry-run
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `tune`."""
+    parser.epilog = EPILOG
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,... or `all`")
+    parser.add_argument("--budget", required=True, metavar="N", help="gradients that each method's trials may take")
+    parser.add_argument("--strategy", default="random", metavar="|".join(STRATEGIES), help="default random")
+    about = "what to try; may be repeated"
+    parser.add_argument("--space", action="append", default=[], metavar="[METHOD.]FIELD=VALUES", help=about)
+    about = f"how many seeds trials have ({FIRST}, {FIRST + 1}, ...), or which; default 1"
+    parser.add_argument("--tune-seeds", metavar="N|A,B,..", default="1", help=about)
+    parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be tried and what it costs; run nothing"
+    )
+    parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
+    several.configure(parser)
+    options.configure(parser, seeds=True)
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Tune, judge, and say what was used for what."""
+    from ..tuning import finish
+
+    several.check(args)
+    _refuse(args)
+    show = not (args.quiet or args.json)
+    base = base_tables(args)
+    texts = [text for text, _ in expand(args.methods, base, console if show else None)]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise UserError(f"tune: expected every method once, got {twice} twice; leave one out")
+    out = Path(args.out or "runs") if args.dry_run else options.output_folder(args, "tune")
+    tuning = _tuning(args, base, texts, out)
+    if show:
+        _tell_plan(tuning, console)
+    if args.dry_run:
+        if args.json:
+            from ..tuning.result import used
+
+            console.print_json(json.dumps(used(tuning)))
+        return 0
+
+    def make(tasks: list[RunTask]) -> dict[str, str]:
+        return several.make(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
+
+    found = finish(tuning, make, args.baseline)
+    if args.json:
+        console.print_json(json.dumps({"out": str(out), **found.data()}))
+    elif show:
+        _report(found, console)
+    return 2 if found.failed else 0
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    if args.overwrite:
+        raise UserError("--overwrite: tune goes on with what is there, so it has no use; choose another --out")
+    if args.test_set is not None:
+        raise UserError("--test-set: trials never see the test set, judged runs always do; leave it out")
+
+
+def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], out: Path) -> Tuning:
+    from ..tuning.engine import Tuning
+
+    try:
+        budget = float(args.budget)
+    except ValueError:
+        budget = math.nan
+    if math.isnan(budget):
+        raise UserError(f"--budget: expected a number of gradients such as 1e5, got {args.budget!r}")
+    given = several.parse_seeds(args.tune_seeds)
+    seeds = [FIRST + seed for seed in given] if "," not in args.tune_seeds else given
+    judges = several.parse_seeds(args.seeds or "3")
+    methods = {text: parse_method(text) for text in texts}
+    return Tuning(methods, base, budget, args.strategy, args.space, seeds, judges, out)
+
+
+def _tell_plan(tuning: Tuning, console: Console) -> None:
+    """What will be tried, on what, and at what cost."""
+    from rich.table import Table
+
+    table = Table("method", "gradients of a run", "runs in the budget", box=None, pad_edge=False)
+    table.add_column("what is tried", overflow="fold")
+    for label, space in tuning.spaces.items():
+        price = tuning.price(label) / len(tuning.tune_seeds)
+        tried = ", ".join(f"{name} {axis}" for name, axis in space.items())
+        table.add_row(label, f"{price:,.0f}", f"{tuning.budget // price:,.0f}", tried)
+    console.print(table, soft_wrap=False)
+    what = f"{tuning.strategy}, {tuning.budget:,.0f} gradients for each method, runs of {tuning.rounds} rounds"
+    console.print(f"{what}; {_data(tuning)}")
+
+
+def _data(tuning: Tuning) -> str:
+    """Which data and seeds are for what."""
+    kind, _, amount = tuning.held_out.rpartition(":")
+    held = f"{amount} of the clients" if kind else f"{amount} of every client"
+    return (
+        f"tuned on {held}, which nobody trains on, seeds {_seeds(tuning.tune_seeds)}; the test set is for judging, "
+        f"seeds {_seeds(tuning.seeds)}"
+    )
+
+
+def _seeds(seeds: Any) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _report(found: Tuned, console: Console) -> None:
+    """The chosen points, what they cost, who is best at which budget, and how they were judged."""
+    from rich.table import Table
+
+    from ..report import tables
+    from ..report.chart import draw
+    from ..tuning.space import point_text
+
+    used = found.used
+    table = Table("method", "chosen", "held-out", "points", "gradients", box=None, pad_edge=False)
+    for label, point in found.chosen.items():
+        own = [row for row in found.rows if row["method"] == label]
+        points, score = len({row["point"] for row in own}), found.scores[label]
+        table.add_row(label, point_text(tuple(point.items())), _score(score), f"{points}", f"{found.spent[label]:,.0f}")
+    console.print()
+    console.print(table, soft_wrap=False)
+    left = max(used["budget"] - spent for spent in found.spent.values())
+    less = "less than one point costs" if found.even else "nothing was left to try"
+    console.print(f"budget {used['budget']:,.0f} gradients each; at most {left:,.0f} not spent, {less}")
+    best_at = "; ".join(f"{share:.0%} {label} ({_score(score)})" for share, label, score in found.leaders())
+    console.print(f"best method at a share of the budget, on held-out data: {best_at}")
+    curves = [(label, _filled(curve, found.spent[label])) for label, curve in found.best_so_far.items() if curve]
+    if curves and all(y >= 0 for _, curve in curves for _, y in curve):
+        console.print("\n" + draw(curves, "gradients", console.width), no_wrap=True, overflow="ignore", crop=False)
+    seeds = _seeds(used["judging_seeds"])
+    console.print(f"\njudged on the test set (accuracy: mean of the last five), seeds {seeds}, which no trial had:")
+    table = Table("method", "test set", "95% interval", "gradients", box=None, pad_edge=False)
+    for one in found.judged:
+        shown = _loss if "loss" in one["metric"] else _score
+        interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
+        told = f"{one['diverged']} diverged" if one["diverged"] else interval
+        table.add_row(
+            one["method"], "-" if one["mean"] is None else shown(one["mean"]), told, f"{one['gradients']:,.0f}"
+        )
+    console.print(table, soft_wrap=False)
+    wide = console.width if console.is_terminal else 10_000
+    if found.comparison is not None and found.comparison.gaps:
+        console.print("\n" + textwrap.fill(f"{found.comparison.question}:", wide))
+        console.print(tables.fit(*found.comparison.gap_table, tables.GAP_KEEP, wide)[0], no_wrap=True, crop=False)
+    console.print(f"\nfiles: tune.json, trials.csv, budget.png, .svg and .pdf; judged/table.md\n   in: {found.out}")
+    page = shlex.join(["fedspeed", "report", str(found.out / "judged")])
+    console.print(f"next: {page}   (one page: who wins, by how much, is it real, at what cost)")
+
+
+def _score(value: float) -> str:
+    """An accuracy; a score below 0 is minus a loss."""
+    return f"{value:.2%}" if value >= 0 else f"loss {-value:.4g}"
+
+
+def _loss(value: float) -> str:
+    return f"loss {value:.4g}"
+
+
+def _filled(curve: list[tuple[float, float]], last: float) -> list[tuple[float, float]]:
+    """Steps as a line of marks."""
+    places = [last * i / 35 for i in range(36)]
+    return [(x, max(y for at, y in curve if at <= x)) for x in places if x >= curve[0][0]]
