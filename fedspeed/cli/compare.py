@@ -17,7 +17,7 @@ from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
 from ..schedule import warmup_of
 from ..stopping import goal_accuracy
-from . import options, several
+from . import methodtext, options, several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,10 +173,10 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     """Every method's text and config; `all` stands for every method that the setting allows, one that refuses it is
     left out with its reason."""
     asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
-    rivals = {name: build(options.parse_method(name)) for _, name in asked} if base.get("warmup") else {}
+    rivals = {name: build(methodtext.parse_method(name)) for _, name in asked} if base.get("warmup") else {}
     found: list[tuple[str, dict[str, Any]]] = []
     for text, name in asked:
-        tables = {**base, "method": options.parse_method(name)}
+        tables = {**base, "method": methodtext.parse_method(name)}
         if rivals:
             tables["warmup"] = warmup_of(base["warmup"], rivals[name], rivals.values())
         try:

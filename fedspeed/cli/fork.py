@@ -13,7 +13,7 @@ from ..illness import Doctor
 from ..presets import paper_decay
 from ..runconfig import read_config
 from ..rundir import RunDir
-from . import options, run
+from . import methodtext, options, run
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _change(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found or not name.strip():
         raise UserError(f"--set: expected KEY=VALUE such as lr=0.05 or method.rho=0.2, got {text!r}")
-    return name.strip().replace("-", "_"), options.parse_value(value)
+    return name.strip().replace("-", "_"), methodtext.parse_value(value)
 
 
 def _tell(console: Console, path: Path, at: int, old: Config, new: Config) -> None:

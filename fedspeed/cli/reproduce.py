@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
-from . import options
+from . import methodtext
 from .progress import Runs
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ def _overrides(given: list[str]) -> dict[str, Any]:
         if not found or not target:
             raise UserError(f"--set: expected KEY=VALUE such as rounds=20 or data.shrink=1, got {text!r}")
         if dot:
-            tables.setdefault(target, {})[key] = options.parse_value(value)
+            tables.setdefault(target, {})[key] = methodtext.parse_value(value)
         else:
-            tables[target] = options.parse_value(value)
+            tables[target] = methodtext.parse_value(value)
     return tables
 
 

@@ -15,7 +15,7 @@ from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import read_config, same_run, trusted
 from ..rundir import RunDir
-from . import options
+from . import methodtext, options
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 
 def _next(config: Config) -> str:
     """The command that compares the run's method with another in the same setting; nothing if it cannot be written."""
-    method = options.as_text(config.method) if not config.until else None
+    method = methodtext.as_text(config.method) if not config.until else None
     rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
     given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]
     return shlex.join(given) if method else ""

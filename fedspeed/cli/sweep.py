@@ -12,7 +12,7 @@ from ..environment import cores
 from ..errors import UserError
 from ..points import Point, points_of
 from ..sweeps import MOST_RUNS, outcome, plan, tasks_of
-from . import options, several
+from . import methodtext, options, several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,7 +103,7 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
             raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
         if not values.strip():
             raise UserError(f"--grid: expected values for {name}, such as {name}=1,2; got none")
-        found[name] = [options.parse_value(value) for value in split(values, text)]
+        found[name] = [methodtext.parse_value(value) for value in split(values, text)]
     return found
 
 
@@ -117,7 +117,7 @@ def parse_point(text: str) -> Point:
             raise UserError(f"--point: expected FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05; got {text!r}")
         if name in point:
             raise UserError(f"--point: expected one value for {name}, got two in {text!r}; leave one out")
-        point[name] = options.parse_value(value)
+        point[name] = methodtext.parse_value(value)
     return point
 
 

@@ -15,7 +15,8 @@ from ..errors import UserError
 from ..tuning import FIRST
 from ..tuning.strategies import STRATEGIES
 from . import options, several
-from .compare import base_tables, expand, parse_method
+from .compare import base_tables, expand
+from .methodtext import parse_method
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ import pytest
 from test_cli import in_a_terminal
 
 from fedspeed import Config, batch
-from fedspeed.cli import main, options, several
+from fedspeed.cli import main, methodtext, several
 from fedspeed.report.runs import RunFiles
 
 QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
@@ -328,11 +328,11 @@ def test_on_a_terminal_everything_fits():
 
 
 def test_parsing_of_methods_and_seeds():
-    assert options.parse_method("fedspeed") == {"name": "fedspeed"}
-    assert options.parse_method("fedspeed:rho=0.05, server=active") == {
+    assert methodtext.parse_method("fedspeed") == {"name": "fedspeed"}
+    assert methodtext.parse_method("fedspeed:rho=0.05, server=active") == {
         "name": "fedspeed", "rho": 0.05, "server": "active",
     }  # fmt: skip
-    assert options.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
+    assert methodtext.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
     assert several.parse_seeds("3") == [0, 1, 2]
     assert several.parse_seeds("3,1") == [3, 1]
 

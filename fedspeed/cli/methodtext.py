@@ -1,0 +1,93 @@
+"""Methods as the command line writes them: `fedspeed:rho=0.05+topk:0.01`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from typing import Any
+
+import tomli_w
+
+from ..errors import UserError
+from ..method import Method
+from ..methods import WRAPPERS, find_method
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; what is none, such as a bare word, is a string."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except ValueError:
+        return text.strip()
+
+
+def toml_value(value: Any) -> str:
+    """A value as `--set` takes it; words without quotes where they are read back as words."""
+    text = tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
+    text = " ".join(part.strip() for part in text.splitlines())
+    return value if isinstance(value, str) and parse_value(value) == value else text
+
+
+def as_text(method: Method) -> str | None:
+    """A method as `compare` takes it, `fedspeed:rho=0.05`; None for one that cannot be written so.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedSpeed
+        >>> as_text(FedSpeed(rho=0.05)), as_text(FedAvg())
+        ('fedspeed:rho=0.05', 'fedavg')
+    """
+    table, plain = method.to_dict(), type(method).from_fields({}).to_dict()
+    fields = {key: value for key, value in table.items() if key != "name" and value != plain.get(key)}
+    base = fields.get("base")
+    if isinstance(base, dict):
+        plainly = base == find_method(base["name"]).from_fields({}).to_dict()
+        inner = None if plainly else as_text(method.base)  # type: ignore[attr-defined]
+        if inner and table["name"] in WRAPPERS:
+            return f"{inner}+{_written(table['name'], {k: v for k, v in fields.items() if k != 'base'})}"
+        fields["base"] = base["name"] if plainly else base
+    if any(isinstance(value, dict | list) for value in fields.values()):
+        return None
+    return _written(table["name"], fields)
+
+
+def _written(name: str, fields: dict[str, Any]) -> str:
+    return ":".join([name, *([",".join(f"{k}={toml_value(v)}" for k, v in fields.items())] if fields else [])])
+
+
+def chain(text: str) -> list[str]:
+    """`fedspeed:rho=0+topk:0.01+dp` -> the method and the wrappers around it, from the inside."""
+    return re.split(rf"\+(?=(?:{'|'.join(WRAPPERS)})(?:[:+]|$))", text)
+
+
+def parse_method(text: str) -> dict[str, Any]:
+    """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own.
+
+    Example:
+        >>> parse_method("fedspeed:rho=0+topk:0.01")
+        {'name': 'topk', 'fraction': 0.01, 'base': {'name': 'fedspeed', 'rho': 0}}
+    """
+    first, *around = [_method(part) for part in chain(text)]
+    for wrapper in around:
+        if "base" in wrapper:
+            raise UserError(
+                f"method {text!r}: expected wrappers without base after a +, found base in {wrapper['name']}"
+            )
+        first = {**wrapper, "base": first}
+    return first
+
+
+def _method(text: str) -> dict[str, Any]:
+    name, _, given = text.partition(":")
+    if name.endswith(".py"):
+        cls, _, given = given.partition(":")
+        name = f"{name}:{cls}"
+    fields: dict[str, Any] = {"name": name}
+    for number, part in enumerate(given.split(",") if given else []):
+        key, found, value = part.partition("=")
+        if not found and not number and name in WRAPPERS:  # `topk:0.01`: its first own field
+            key, value = dataclasses.fields(WRAPPERS[name])[1].name, part
+        elif not found:
+            raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
+        fields[key.strip()] = parse_value(value)
+    return fields
