@@ -1,6 +1,6 @@
 """The contract between a method and everything that runs it. Read this file, then write a method.
 
-A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and five optional
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and six optional
 ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
 one-element tensors or NamedTuples of them. A round is
 
@@ -8,6 +8,7 @@ one-element tensors or NamedTuples of them. A round is
     x    = start(down, client)                                  on each active client
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
+    client = settle(client, mean(up), Round(t, S, N, K, ...))   each counted client, before it is stored; few need it
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server
 
 Beside that a method may report named numbers, `client_metrics` of each client (their mean over clients is recorded)
@@ -135,6 +136,11 @@ class Method(Params):
     def sent(self, up: Any) -> int:
         """Bytes that one client's upload takes on the wire; all its numbers as they are, unless a method says less."""
         return dense_bytes(up)
+
+    def settle(self, client: Any, mean: Any, round: Round) -> Any:
+        """The state to store of a client that was counted: what `upload` kept, now that the mean, in the model's dtype,
+        is known. Called where states are stored, client by client, never with a block; may change `client` in place."""
+        return client
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state from the mean of what came up."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reports(method: Method, hook: str) -> bool:
-    """Whether a method, or one inside it, has a hook (`metrics`, `client_metrics`, `sent`) of its own."""
+    """Whether a method, or one inside it, has a hook (`metrics`, `client_metrics`, `sent`, `settle`) of its own."""
     owner = next((cls for cls in type(method).__mro__ if hook in vars(cls)), Method)
     inner = [value for value in method.fields().values() if isinstance(value, Method)]
     if inner and owner is not Method and owner.__module__.startswith("fedspeed."):  # ours hand on what is inside

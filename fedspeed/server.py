@@ -30,7 +30,7 @@ from .presets import paper_decay
 from .record import Record
 from .sampling import cohort, dropped
 from .scoring import score_round
-from .states import choose_states
+from .states import choose_states, settle
 from .symptoms import Symptoms, server_diverged
 from .vec import FlatModel, Loss, Mean, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
@@ -205,6 +205,7 @@ class Simulation(ShownSimulation):
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
         with one_thread():  # the bits of a sum depend on the number of threads
             result = mean.result()
+            settle(self.states, work.hooks, result, told)
             server = work.hooks.update(self.server, result, told)
             metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
             del mean, result
@@ -258,7 +259,7 @@ class Simulation(ShownSimulation):
                 mean.add(reply.up, self._weight(reply) * reply.facts.share)
             bytes_up += reply.facts.sent
             self.symptoms.client(reply.client, first=not replies)
-            self.states.stage(reply.job.client, reply.client, reply.job.t)
+            self.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in self.work.hooks.reporting)
             replies.append(reply._replace(up=None, client=None))
         return mean, replies, bytes_up
 
