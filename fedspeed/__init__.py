@@ -18,6 +18,7 @@ _METHODS = [
     "FedAvg", "FedProx", "FedAdam", "Scaffold", "FedCM", "FedDyn", "FedADMM", "FedSpeed", "FedPD", "FedYogi",
     "FedAdagrad", "FedNova", "FedSAM", "MoFedSAM", "FedGamma", "FedSMOO", "FedLESAM", "FedInit",
     "Clip", "DP", "TopK", "Quantise",
+    "AFedPD", "AFedPDSAM", "FedGloSS", "FedACG", "FedNSAM", "FedWMSAM", "FedTOGA",
 ]  # fmt: skip
 _PUBLIC = {
     "METHODS": "methods",

@@ -93,6 +93,15 @@ class Carrying(Hooks):
         own = 0 if self.local else up.statistics.numel() * up.statistics.element_size()
         return super().sent(up.base) + own
 
+    def received(self, mean: Any, round: Round) -> Any:
+        """The method's part as the server goes on with it, and the mean of the statistics."""
+        return Carried(super().received(mean.base, round), mean.statistics)
+
+    def settle(self, client: Any, mean: Any, round: Round) -> Any:
+        """The method's part; a client's own statistics are as they were."""
+        kept = super().settle(of_method(client), mean.base, round)
+        return Carried(kept, client.statistics) if self.local else kept
+
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The method's next state, and the mean of the statistics."""
         return Carried(super().update(server.base, mean.base, round), mean.statistics)

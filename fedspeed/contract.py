@@ -21,6 +21,7 @@ from .errors import Diverged, UserError
 from .method import Grad, Local, Method, Round, dense_bytes, nested
 from .metrics import numbers, reports
 from .origin import defined, reason
+from .vec import all_finite
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 
@@ -37,7 +38,7 @@ class Hooks:
         self.d = d
         self.dtype = dtype
         self._up: list[Field] = []  # of the first upload
-        self.reporting = {hook for hook in ("metrics", "client_metrics", "sent") if reports(method, hook)}
+        self.reporting = {hook for hook in ("metrics", "client_metrics", "sent", "settle") if reports(method, hook)}
         self._receives = reports(method, "received")
 
     def expect(self, up: Any) -> None:
@@ -118,6 +119,16 @@ class Hooks:
         self._tree("received", new, next(a.dtype for _, a in named("", mean)), what="Up")
         self._alike("received", "Up", _fields(new), _fields(mean), "as was sent")
         return new
+
+    def settle(self, client: Any, mean: Any, round: Round) -> Any:
+        """The state to store of a counted client, of the fields it had."""
+        with self.hook("settle", f"round {round.t + 1}"), self._untouched("settle", mean=mean):
+            kept = self.method.settle(client, mean, round)
+        self._tree("settle", kept, self.dtype, what="Client")
+        self._alike("settle", "Client", _fields(kept), _fields(client), "as `upload` returned it")
+        if not all_finite(kept):
+            raise Diverged(f"{self._name('settle')}: round {round.t + 1}: a client's state became NaN or Inf")
+        return kept
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state, of the fields it had."""

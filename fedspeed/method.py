@@ -8,6 +8,7 @@ one-element tensors or NamedTuples of them. A round is
     x    = start(down, client)                                  on each active client
     x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
+    client = settle(client, mean(up), Round(t, S, N, K, ...))   each counted client, before it is stored; few need it
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean (`received`) reaches the server
 
 Beside that a method may report named numbers, `client_metrics` of each client (their mean over clients is recorded)
@@ -149,6 +150,11 @@ class Method(Params):
     def received(self, mean: Any, round: Round) -> Any:
         """What everything after it is given as the mean of what came up: noise of the server's is added here."""
         return mean
+
+    def settle(self, client: Any, mean: Any, round: Round) -> Any:
+        """The state to store of a client that was counted: what `upload` kept, now that the mean, in the model's dtype,
+        is known. Called where states are stored, client by client, never with a block; may change `client` in place."""
+        return client
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The next server state from the mean of what came up."""

@@ -31,7 +31,7 @@ from .observe import Observer, Observers
 from .plan import Plan
 from .record import Record
 from .scoring import score_round
-from .states import ClientStates, DiskStates, choose_states
+from .states import ClientStates, DiskStates, choose_states, settle
 from .stopping import Stopping
 from .stretches import Stretches
 from .symptoms import Symptoms, server_diverged
@@ -213,6 +213,7 @@ class Simulation(ShownSimulation):
         told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed, len(active))
         with one_thread():  # the bits of a sum depend on the number of threads
             result = work.hooks.received(mean.result(), told)
+            settle(self.states, work.hooks, result, told)
             server = work.hooks.update(self.server, result, told)
             metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
             del mean, result

@@ -8,7 +8,7 @@ they change, so that a checkpoint costs what changed and not what there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from .checkpoint import Saved
+    from .contract import Hooks
+    from .method import Round
 
 LIMIT = 2**30
 """Bytes of states, were every client touched, above which `auto` keeps them on disk."""
@@ -58,11 +60,16 @@ class ClientStates(_States):
         kept = self._kept.get(client)
         return None if kept is None else tree_map(torch.clone, kept)
 
-    def stage(self, client: int, state: Any, t: int) -> None:
-        """A client's new state, of round t, to be kept if the round is: a copy, what a reply holds may be on loan."""
+    def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
+        """A client's new state, of round t, to be kept if the round is: a copy, what a reply holds may be on loan.
+        It is not its `last` if `settle` comes after it."""
         if has_leaves(state):
             self._staged[client] = (tree_map(torch.clone, state), t)
             self._bytes = tree_bytes(state)
+
+    def settle(self, settled: Callable[[Any], Any]) -> None:
+        """Every staged state becomes what `settled` makes of it."""
+        self._staged = {client: (settled(state), t) for client, (state, t) in self._staged.items()}
 
     def commit(self) -> None:
         """The round is counted: staged states are the clients' states."""
@@ -124,14 +131,19 @@ class DiskStates(_States):
         t = self.generations.get(client)
         return None if t is None else read_state(self.path(client, t), self._like)
 
-    def stage(self, client: int, state: Any, t: int) -> None:
-        """Write a client's new state under a name of its own, beside the old one."""
+    def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
+        """Write a client's new state under a name of its own, beside the old one; unrounded if it is not its last."""
         if not has_leaves(state):
             return
         if self._like is None:
             self._like = tree_map(outline, state)
         self._staged[client] = t  # first: what is half written when somebody interrupts is dropped too
-        write_state(self.path(client, t), state, self.dtype)
+        write_state(self.path(client, t), state, self.dtype if last else None)
+
+    def settle(self, settled: Callable[[Any], Any]) -> None:
+        """Every staged state becomes what `settled` makes of it, one at a time: in memory there is never more."""
+        for client, t in self._staged.items():
+            write_state(self.path(client, t), settled(read_state(self.path(client, t), self._like)), self.dtype)
 
     def commit(self) -> None:
         """The round is counted: drop the states that were replaced, but for those that a checkpoint may name."""
@@ -195,3 +207,11 @@ def choose_states(
     if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):
         return DiskStates(folder, dtype, keep_old=folder is not None)
     return ClientStates()
+
+
+def settle(states: ClientStates | DiskStates, hooks: Hooks, mean: Any, round: Round) -> None:
+    """Put the states of this round through the method's `settle`, if it has one: the mean is in the clients' dtype."""
+    if "settle" in hooks.reporting:
+        seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)  # a copy: `update` may work in the other
+        device = next(tree_leaves(seen)).device
+        states.settle(lambda kept: hooks.settle(tree_map(lambda a: a.to(device), kept), seen, round))

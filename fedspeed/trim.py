@@ -6,11 +6,11 @@ without them is the same network: the same live values to rounding, from the sam
 values move by weight decay and a method's linear terms alone, and nothing reads them but norms of the whole vector:
 
 - loss gradients (clipping, SAM's and FedSpeed's ascent, FedSMOO's ascent vectors) are zero there: the same;
-- FedLESAM's ascent divides by ||x_old - x^t||, which counts what weight decay did to dead taps: another step length,
-  unless weight_decay is 0;
+- FedLESAM's ascent divides by ||x_old - x^t||, which counts what weight decay did to dead taps, as the ascents of
+  FedGloSS, FedWMSAM and FedTOGA do: another step length, unless weight_decay is 0;
 - clip_mode="released" counts a method's linear terms: the dead part of x^t for methods with a prox term (FedProx,
-  FedDyn, FedADMM, FedPD, FedSpeed, FedSMOO), of what weight decay did for those that carry a past movement (SCAFFOLD,
-  FedGamma, FedCM, MoFedSAM): another scale wherever it clips.
+  FedDyn, FedADMM, FedPD, FedSpeed, FedSMOO, FedACG, ...), of what weight decay did for those that carry a past movement
+  (SCAFFOLD, FedGamma, FedCM, MoFedSAM, FedWMSAM): another scale wherever it clips.
 
 There the trimmed run is the method on the smaller network. Drift, update norms and bytes in records are of the shorter
 vector everywhere.

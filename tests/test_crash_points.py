@@ -42,7 +42,7 @@ def test_a_crash_at_some_file_operations(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedsmoo", "scaffold"])
+@pytest.mark.parametrize("method", ["fedsmoo", "scaffold", "afedpd"])
 @pytest.mark.parametrize("states", ["memory", "disk"])
 @pytest.mark.parametrize("when", ["run", "again"])
 @pytest.mark.parametrize("log", ["one", "compact"])

@@ -49,7 +49,7 @@ def bytes_of(saved, client: int) -> bytes:
     return saved.log.read_bytes()[entry.start : entry.start + entry.length]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedspeed", "fedsmoo"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedspeed", "fedsmoo", "afedpd"])
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, method, states):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -210,7 +210,7 @@ CASES = [
     for method in ("fedavg", "scaffold", "fedspeed", "fedsmoo")
     for backend in ("serial", "process")
     for states in ("memory", "disk")
-]
+] + [("afedpd", "process", "disk")]
 
 
 def kill_case(tmp_path, method, backend, states, kills, seed):

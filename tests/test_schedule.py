@@ -30,8 +30,10 @@ QUICK = ["--rounds", "3", "--clients", "4", "--active", "2", "--local-epochs", "
 
 
 def test_the_methods_with_an_ascent_step_say_that_rho_is_schedulable():
-    assert WARM == ["fedspeed", "fedsam", "mofedsam", "fedgamma", "fedsmoo", "fedlesam"]
-    assert all(schedulable(cls()) == (["rho"] if name in WARM else []) for name, cls in METHODS.items())
+    before = ["fedspeed", "fedsam", "mofedsam", "fedgamma", "fedsmoo", "fedlesam"]
+    assert [*before, "afedpdsam", "fedgloss", "fednsam", "fedwmsam", "fedtoga"] == WARM
+    for name, cls in METHODS.items():
+        assert schedulable(cls()) == (["rho", "rho_l"] if name == "fedgloss" else ["rho"] if name in WARM else [])
 
 
 def test_the_rate_rises_beside_its_decay():

@@ -13,8 +13,11 @@ from ..errors import UserError, one_line, unknown
 from ..method import Method
 from ..registry import foreign, load
 from ..usercode import code_digest, file_of, load_text, read_code, require_part
+from .afedpd import AFedPD as AFedPD
+from .afedpdsam import AFedPDSAM as AFedPDSAM
 from .compression import Quantise as Quantise
 from .compression import TopK as TopK
+from .fedacg import FedACG as FedACG
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
 from .fedadmm import FedADMM as FedADMM
@@ -22,13 +25,17 @@ from .fedavg import FedAvg as FedAvg
 from .fedcm import FedCM as FedCM
 from .feddyn import FedDyn as FedDyn
 from .fedgamma import FedGamma as FedGamma
+from .fedgloss import FedGloSS as FedGloSS
 from .fedlesam import FedLESAM as FedLESAM
 from .fednova import FedNova as FedNova
+from .fednsam import FedNSAM as FedNSAM
 from .fedpd import FedPD as FedPD
 from .fedprox import FedProx as FedProx
 from .fedsam import FedSAM as FedSAM
 from .fedsmoo import FedSMOO as FedSMOO
 from .fedspeed import FedSpeed as FedSpeed
+from .fedtoga import FedTOGA as FedTOGA
+from .fedwmsam import FedWMSAM as FedWMSAM
 from .fedyogi import FedYogi as FedYogi
 from .mofedsam import MoFedSAM as MoFedSAM
 from .privacy import DP as DP
@@ -39,9 +46,10 @@ from .wrappers import Wrapper as Wrapper
 
 _PAPER = (FedAvg, FedProx, FedAdam, Scaffold, FedCM, FedDyn, FedADMM, FedSpeed)
 _FAMILY = (FedPD, FedYogi, FedAdagrad, FedNova, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM)
+_AFTER = (AFedPD, AFedPDSAM, FedGloSS, FedACG, FedNSAM, FedWMSAM, FedTOGA)
 
-METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY)}
-"""The methods of the paper's comparison first, then the family around them."""
+METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY, *_AFTER)}
+"""The methods of the paper's comparison first, then the family around them, then what came after FedSpeed."""
 
 WRAPPERS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (FedInit, Clip, DP, TopK, Quantise)}
 """Methods around a method: `fedspeed+topk:0.01+dp:noise=1`."""

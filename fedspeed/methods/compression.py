@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..method import Grad, Local, Nothing
+from ..method import Grad, Local, Nothing, Round
 from ..params import param
 from .wrappers import Wrapper, drawn, leaves, mapped, rebuilt
 
@@ -48,7 +48,7 @@ class TopK(Wrapper):
     fraction: float = param(0.01, "(0, 1]", "the part of the entries that is sent")
     feedback: bool = param(True, about="whether what is left out is added to the next upload")
     block_safe: ClassVar[bool] = True
-    hands_on: ClassVar[Collection[str]] = ("client_metrics",)
+    hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics")
 
     def size(self, d: int) -> int:
         """How many of d entries are sent."""
@@ -78,6 +78,9 @@ class TopK(Wrapper):
         up = mapped(lambda u, e: u + e, up, client.error)  # line 1
         sent = mapped(self.largest, up)  # line 2
         return sent, Client(mapped(lambda v, s: v - s, up, sent), kept)  # line 3
+
+    def settle(self, client: Client, mean: Any, round: Round) -> Client:
+        return Client(client.error, super().settle(client.base, mean, round))
 
     def largest(self, v: Vec) -> Vec:
         """v with all but its largest entries zero."""

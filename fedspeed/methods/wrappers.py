@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from ..errors import UserError
-from ..method import Grad, Local, Method, nested
+from ..method import Grad, Local, Method, Round, nested
 from ..params import param
 from .fedavg import FedAvg
 
@@ -70,7 +70,7 @@ class Wrapper(Method):
     @property
     def running_mean(self) -> tuple[str, str] | None:
         """The base's, unless this class writes a hook that may end it."""
-        kept = ("init_server", "init_client", "upload", "update")
+        kept = ("init_server", "init_client", "upload", "settle", "update")
         same = all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in kept)
         return self.base.running_mean if same else None
 
@@ -168,7 +168,7 @@ class FedInit(Wrapper):
 
     beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient", tune="0.01..0.3:log")
     centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
-    hands_on: ClassVar[Collection[str]] = ("client_metrics",)
+    hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,6 +207,9 @@ class FedInit(Wrapper):
     def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
         up, kept = super().upload(xK, self.seen(down, client), client.base, run)
         return up, Client(xK, kept)  # line 4
+
+    def settle(self, client: Client, mean: Any, round: Round) -> Client:
+        return Client(client.last, super().settle(client.base, mean, round))
 
     def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
         return super().client_metrics(xK, self.seen(down, client), client.base, run)

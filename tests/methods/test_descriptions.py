@@ -130,7 +130,7 @@ def test_a_users_class_may_say_what_its_authors_released(tmp_path):
 
 # The paper's learning-rate decays
 
-SLOWER = {"feddyn", "fedadmm", "fedspeed", "fedpd", "fedsmoo"}
+SLOWER = {"feddyn", "fedadmm", "fedspeed", "fedpd", "fedsmoo", "afedpd", "afedpdsam", "fedgloss", "fedtoga"}
 
 
 @pytest.mark.parametrize("name", METHODS)

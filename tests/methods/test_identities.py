@@ -9,8 +9,12 @@ from federations import Softmax, package
 from sequences import EQUAL, FULL, PLAN, Recorded, sequences, weights
 
 from fedspeed.data.federated import Federated
+from fedspeed.method import Local, Round
 from fedspeed.methods import (
     METHODS,
+    AFedPD,
+    AFedPDSAM,
+    FedACG,
     FedAdagrad,
     FedAdam,
     FedADMM,
@@ -18,14 +22,18 @@ from fedspeed.methods import (
     FedCM,
     FedDyn,
     FedGamma,
+    FedGloSS,
     FedInit,
     FedLESAM,
     FedNova,
+    FedNSAM,
     FedPD,
     FedProx,
     FedSAM,
     FedSMOO,
     FedSpeed,
+    FedTOGA,
+    FedWMSAM,
     MoFedSAM,
     Scaffold,
 )
@@ -119,6 +127,21 @@ EQUALITIES = [  # id, one method, the other, the plan under which they are the s
     ("I26 active", FedADMM(lam=2, variant="active"), FedADMM(lam=2), FULL),
     ("agg=", FedSpeed(server="all"), FedSpeed(server="active"), FULL),
     ("active", FedADMM(lam=2, variant="active"), FedSpeed(lam=2, rho=0, server="active"), PLAN),
+    ("afedpd full", AFedPD(lam=2), FedDyn(alpha=0.5), FULL),
+    ("afedpdsam full", AFedPDSAM(lam=2), FedSpeed(lam=2), FULL),
+    ("afedpdsam rho", AFedPDSAM(rho=0), AFedPD(), PLAN),
+    ("fedgloss rho", FedGloSS(lam=2, rho=0, rho_l=0.3), FedSpeed(lam=2, rho=0.3), PLAN),
+    ("fedgloss 0", FedGloSS(lam=2, rho=0, rho_l=0), FedDyn(alpha=0.5), PLAN),
+    ("fedgloss first round", FedGloSS(lam=2, rho_l=0), FedDyn(alpha=0.5), ONE),
+    ("fedacg gamma", FedACG(gamma=0, beta=0.5), FedProx(mu=0.5), PLAN),
+    ("fedacg first round", FedACG(beta=0), FedAvg(), ONE),
+    ("fednsam gamma", FedNSAM(gamma=0, rho=0.1), FedSAM(), PLAN),
+    ("fednsam rho", FedNSAM(rho=0), FedACG(beta=0), PLAN),
+    ("fednsam momentum", FedNSAM(ascent="momentum"), FedAvg(), ONE),
+    ("fedwmsam first round", FedWMSAM(rho=0, alpha=0.3), FedCM(alpha=0.3), ONE),
+    ("fedtoga 0", FedTOGA(lam=2, kappa=0, beta=0), FedSpeed(lam=2), PLAN),
+    ("fedtoga first round", FedTOGA(lam=2), FedSpeed(lam=2), ONE),
+    ("fedtoga rho", FedTOGA(lam=2, rho=0, beta=0), FedDyn(alpha=0.5), PLAN),
 ]
 
 INEQUALITIES = [  # must differ by a margin
@@ -136,6 +159,15 @@ INEQUALITIES = [  # must differ by a margin
     ("fedinit", FedInit(FedAvg()), FedAvg(), PLAN),
     ("fedsmoo", FedSMOO(), FedSpeed(), PLAN),
     ("fedpd", FedPD(lam=2), FedADMM(lam=2), FULL),
+    ("afedpd partial", AFedPD(lam=2), FedDyn(alpha=0.5), PLAN),
+    ("afedpdsam partial", AFedPDSAM(lam=2), FedSpeed(lam=2), PLAN),
+    ("fedgloss", FedGloSS(lam=2, rho_l=0), FedDyn(alpha=0.5), PLAN),
+    ("fedacg", FedACG(beta=0), FedAvg(), PLAN),
+    ("fednsam", FedNSAM(ascent="momentum"), FedNSAM(), PLAN),
+    ("fedwmsam", FedWMSAM(rho=0, alpha=0.3), FedCM(alpha=0.3), PLAN),
+    ("fedwmsam rho", FedWMSAM(rho=0.3), FedWMSAM(rho=0), PLAN),
+    ("fedtoga kappa", FedTOGA(beta=0, kappa=9), FedSpeed(), PLAN),
+    ("fedtoga beta", FedTOGA(rho=0), FedDyn(), PLAN),
 ]
 
 
@@ -155,6 +187,41 @@ def test_alpha_0_is_exactly_independent_of_rho():
 
 def test_I7_first_round_of_fedcm_is_fedavg_at_rate_alpha_eta():
     np.testing.assert_allclose(final(FedCM(alpha=0.4), ONE), final(FedAvg(), SLOW), atol=1e-14)
+
+
+def test_fedwmsam_with_fixed_alpha_is_fedcm_with_scaffolds_correction():
+    """rho = 0: the direction is alpha (g + c - c_i) + (1 - alpha) Delta, from any state."""
+    g, x, Delta, c, c_i = (torch.from_numpy(np.random.default_rng(n).normal(size=6)) for n in range(5))
+    method = FedWMSAM(rho=0, alpha=0.3)
+    down = method.broadcast(method.init_server(x)._replace(Delta=Delta, c=c))
+    found = method.direction(x + 1, lambda at: g.clone(), down, method.init_client(x)._replace(c=c_i))
+    torch.testing.assert_close(found, 0.3 * (g + c - c_i) + 0.7 * Delta, rtol=0, atol=1e-14)
+
+
+def test_fedwmsam_with_one_client_is_fedcm_as_long_as_alpha_stays():
+    """c_i = c; alpha = 0.1 stays at the lower end of its clip while the client goes along with the momentum."""
+    one, plan = Softmax(clients=1, equal=12), Plan.from_fields({**FULL.fields(), "active": 1, "lr": 0.01})
+    run = package(one, FedWMSAM(rho=0), plan)
+    for _ in run:
+        pass
+    assert run.server.alpha.item() == pytest.approx(0.1, abs=1e-15)
+    np.testing.assert_allclose(run.x.numpy(), final(FedCM(alpha=0.1), plan, one), atol=1e-13)
+
+
+def test_fedacg_s_server_is_nesterov_s():
+    """Clients that answer with a constant gradient g: m_t = -eta K g (1 - gamma^t) / (1 - gamma), x_t the sum."""
+    method, x, g = (
+        FedACG(gamma=0.5, beta=0),
+        torch.zeros(3, dtype=torch.float64),
+        torch.tensor([1.0, -2.0, 0.5]).double(),
+    )
+    server, told = method.init_server(x), Round(0, 1, 1, 1, 1.0)
+    for _ in range(3):
+        down = method.broadcast(server)
+        up, _ = method.upload(down.x - g, down, None, Local(1, 1.0, 1))
+        server = method.update(server, up, told)
+    torch.testing.assert_close(server.m, -1.75 * g)
+    torch.testing.assert_close(server.x, -(1 + 1.5 + 1.75) * g)
 
 
 def test_I11_first_step_of_fedadam():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedspeed.data.federated import Federated
-from fedspeed.methods import FedADMM, FedAvg, FedDyn, FedPD, FedProx, FedSpeed, Scaffold
+from fedspeed.methods import FedADMM, FedAvg, FedDyn, FedPD, FedProx, FedSpeed, FedTOGA, FedWMSAM, Scaffold
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
@@ -86,6 +86,19 @@ def test_reaches_the_optimum_under_partial_participation(method, variate):
     assert np.abs(gradients).max() > 0.1  # the clients disagree
     for i in range(problem.clients):
         np.testing.assert_allclose(variate(run.states.get(i)).numpy(), gradients[i], atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [FedWMSAM(rho=0, alpha=0.5), FedTOGA(lam=1.0, rho=0)], ids=lambda m: m.name)
+def test_momentum_and_a_correction_reach_the_optimum_too(method):
+    """Without an ascent: at the optimum the momentum is 0 and c_i, or -h_i / lam, is the client's gradient."""
+    problem = Quadratics()
+    run = finish(problem.run(method, rounds=100, active=4, steps=10, engine="block"))
+    best = problem.optimum()
+    assert np.abs(run.x.numpy() - best).max() < 1e-5
+    for i in range(problem.clients):
+        kept = run.states.get(i)
+        variate = kept.c if isinstance(method, FedWMSAM) else -kept.h
+        np.testing.assert_allclose(variate.numpy(), problem.gradients(best)[i], atol=1e-4)
 
 
 def test_fedpd_reaches_the_optimum_under_full_participation():

@@ -57,6 +57,21 @@ CASES = [
     ("fedsmoo", {"lam": 0.7, "rho": 0.4, "ascent_fraction": 0.25}),
     ("fedlesam", {}),
     ("fedlesam", {"rho": 0.5, "eta_g": 0.7}),
+    ("afedpd", {}),
+    ("afedpd", {"lam": 0.7}),
+    ("afedpdsam", {}),
+    ("afedpdsam", {"lam": 2.0, "rho": 0.4}),
+    ("fedgloss", {}),
+    ("fedgloss", {"lam": 0.7, "rho": 0.4, "rho_l": 0.0}),
+    ("fedacg", {}),
+    ("fedacg", {"gamma": 0.4, "beta": 1.5}),
+    ("fednsam", {}),
+    ("fednsam", {"gamma": 0.4, "rho": 0.4}),
+    ("fednsam", {"ascent": "momentum", "rho": 0.4}),
+    ("fedwmsam", {}),
+    ("fedwmsam", {"rho": 0.4, "alpha": 0.6, "eta_g": 0.7}),
+    ("fedtoga", {}),
+    ("fedtoga", {"lam": 2.0, "rho": 0.4, "kappa": 0.5, "beta": 2.0}),
 ]
 
 
@@ -86,7 +101,7 @@ def test_method_equals_its_transcription(name, hyper, weighting):
     compare(METHODS[name](**hyper), name, hyper, plan_for(name, weighting=weighting))
 
 
-ONLY_START = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedpd"}  # FedPD begins at its own last point
+ONLY_START = {name for name, cls in METHODS.items() if cls.reads_gradient_from_D} | {"fedpd"}  # begins at its own point
 
 
 @pytest.mark.parametrize(
@@ -117,7 +132,7 @@ def test_with_clipping_steps_and_a_no_decay_group(name):
 
 def test_bernoulli_cohorts_of_changing_size():
     """S differs from round to round: S/N must be this round's."""
-    for name in ("scaffold", "feddyn", "fedadmm", "fedspeed", "fedsmoo"):
+    for name in ("scaffold", "feddyn", "fedadmm", "fedspeed", "fedsmoo", "afedpd", "fedgloss", "fedwmsam"):
         compare(METHODS[name](), name, {}, plan_for(name, cohort="bernoulli", rounds=8))
 
 
@@ -131,6 +146,9 @@ def test_bernoulli_cohorts_of_changing_size():
         ("scaffold", {}, "c", "c", 1.0),
         ("fedgamma", {}, "c", "c", 1.0),
         ("fedsmoo", {"lam": 2.0}, "mu", "mu", 1.0),
+        ("fedgloss", {"lam": 2.0}, "h", "sigma", -2.0),
+        ("fedwmsam", {}, "c", "c", 1.0),
+        ("fedtoga", {"lam": 2.0}, "h", "ghat", -2.0),
     ],
     ids=str,
 )
@@ -144,6 +162,6 @@ def test_client_states_equal_the_paper_s(name, hyper, kept, stored, scale, weigh
         for i in run.states:
             value = getattr(run.states.get(i), kept).numpy()
             np.testing.assert_allclose(value, scale * truth["clients"][i][stored], atol=TOLERANCE)
-        for field in ("H", "c", "s"):
+        for field in ("H", "c", "s", "Delta", "alpha"):
             if hasattr(run.server, field):
                 np.testing.assert_allclose(getattr(run.server, field).numpy(), truth["server"][field], atol=TOLERANCE)

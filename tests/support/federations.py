@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import oracle
@@ -31,6 +32,11 @@ class Softmax:
         return [self.equal or 5 + 3 * i for i in range(self.clients)]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        x, y, rows = self.made()
+        return x.copy(), y.copy(), rows
+
+    @cache  # noqa: B019  (there are few of them, and every gradient needs this)
+    def made(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         r = np.random.default_rng(self.seed)
         owner = np.repeat(np.arange(self.clients), self.sizes)
         shift = r.normal(size=(self.clients, self.features))
@@ -51,7 +57,7 @@ class Softmax:
 
     def gradient(self, rows: np.ndarray, w: np.ndarray) -> np.ndarray:
         """Mean cross-entropy gradient over some rows, in NumPy."""
-        x, y, _ = self.arrays()
+        x, y, _ = self.made()
         x, y = x[rows], y[rows]
         z = x @ w.reshape(self.classes, self.features).T
         p = np.exp(z - z.max(1, keepdims=True))

@@ -100,6 +100,10 @@ class Method:
 
     def setup(self) -> None: ...
 
+    def sent(self) -> Vec:
+        """The model that clients receive."""
+        return self.x
+
     def start(self, i: int, received: Vec) -> Vec:
         return received
 
@@ -414,8 +418,159 @@ class FedLESAM(FedAvg):
         return job.descend(lambda k, x: job.grad(k, x + e) + job.l2(x))
 
 
+# After FedSpeed. The boxes of METHODS.md (cited as M), in the papers' symbols.
+
+
+class AFedPD(Method):
+    """M 2.1. Dual variables z_i (the paper's lambda_i) of ALL clients; every absent one is updated, every round."""
+
+    defaults = {"lam": 10.0}
+
+    def setup(self) -> None:
+        self.z = self.each(np.zeros_like(self.x0))
+        self.stored = {"z": self.z}
+
+    def gradient(self, job: Job, k: int, x: Vec) -> Vec:
+        return job.grad(k, x)
+
+    def client(self, job: Job) -> Vec:
+        penalty, z = 1 / self.hp.lam, self.z[job.i]
+        x_K = job.descend(lambda k, x: self.gradient(job, k, x) + job.l2(x) + z + penalty * (x - job.centre))
+        self.z[job.i] = z + penalty * (x_K - job.centre)
+        return x_K
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        average = self.mean(r.x_K)
+        for i in set(range(self.m)) - set(r.x_K):
+            self.z[i] = self.z[i] + (average - self.x) / self.hp.lam
+        self.x = average + self.hp.lam * self.mean(self.z)
+        return {"H": self.hp.lam * self.mean(self.z)}
+
+
+class AFedPDSAM(AFedPD):
+    """M 2.1 with the SAM gradient."""
+
+    defaults = {"lam": 10.0, "rho": 0.1}
+
+    def gradient(self, job: Job, k: int, x: Vec) -> Vec:
+        return job.sam(k, x, self.hp.rho, 1.0) if self.hp.rho else job.grad(k, x)
+
+
+class FedGloSS(Method):
+    """M 2.2, with the pseudo-gradient -mean Delta_i, sigma_i = -h_i / beta and beta = lam."""
+
+    defaults = {"lam": 10.0, "rho": 0.15, "rho_l": 0.15}
+
+    def setup(self) -> None:
+        self.pseudo = np.zeros_like(self.x0)
+        self.sigma = self.each(self.pseudo)
+        self.stored = {"sigma": self.sigma}
+
+    def sent(self) -> Vec:
+        return self.x + self.hp.rho * unit(self.pseudo)
+
+    def client(self, job: Job) -> Vec:
+        beta, rho, sigma = self.hp.lam, self.hp.rho_l, self.sigma[job.i]
+
+        def direction(k: int, x: Vec) -> Vec:
+            g = job.sam(k, x, rho, 1.0) if rho else job.grad(k, x)
+            return g + job.l2(x) - sigma + (x - job.centre) / beta
+
+        x_K = job.descend(direction)
+        self.sigma[job.i] = sigma - (x_K - job.centre) / beta
+        return x_K
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        self.pseudo = -self.mean(r.delta)
+        self.x = self.x - self.pseudo - self.hp.lam * self.mean(self.sigma)
+        return {"H": -self.hp.lam * self.mean(self.sigma)}
+
+
+class FedACG(Method):
+    """M 2.5. The new model is the mean local model; the momentum is how far the model came."""
+
+    defaults = {"gamma": 0.85, "beta": 0.002}
+
+    def setup(self) -> None:
+        self.momentum = np.zeros_like(self.x0)
+
+    def sent(self) -> Vec:
+        return self.x + self.hp.gamma * self.momentum
+
+    def client(self, job: Job) -> Vec:
+        return job.descend(lambda k, x: job.grad(k, x) + job.l2(x) + self.hp.beta * (x - job.centre))
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        new = self.mean(r.x_K)
+        self.momentum = new - self.x
+        self.x = new
+        return {"m": self.momentum}
+
+
+class FedNSAM(FedACG):
+    """M 2.5: no prox term; the ascent along the local gradient, or against the momentum."""
+
+    defaults = {"gamma": 0.85, "rho": 0.05, "ascent": "local"}
+
+    def client(self, job: Job) -> Vec:
+        rho = self.hp.rho
+        if self.hp.ascent == "momentum":
+            return job.descend(lambda k, x: job.grad(k, x + rho * unit(-self.momentum)) + job.l2(x))
+        return job.descend(lambda k, x: (job.sam(k, x, rho, 1.0) if rho else job.grad(k, x)) + job.l2(x))
+
+
+class FedWMSAM(Scaffold):
+    """M 2.4, weight decay outside the mix; c is the mean of all c_i. The predicted model moves on at every step."""
+
+    defaults = {"eta_g": 1.0, "rho": 0.01, "alpha": 0.1}
+
+    def setup(self) -> None:
+        super().setup()
+        self.Delta = np.zeros_like(self.x0)
+        self.alpha = self.hp.alpha
+        self.value: dict[int, float] = {}
+
+    def client(self, job: Job) -> Vec:
+        i, a = job.i, self.alpha
+        momentum = self.Delta + a / (1 - a) * (self.c - self.c_i[i])
+        x, predicted = job.start, job.centre
+        for k in range(job.K):
+            g = job.grad(k, x + self.hp.rho * unit(predicted - x))
+            x = x - job.lr * (a * g + (1 - a) * momentum + job.l2(x))
+            predicted = predicted + momentum
+        delta = x - job.centre
+        self.c_i[i] = self.c_i[i] - self.c - delta / (job.K * job.lr)
+        size = np.linalg.norm(delta) * np.linalg.norm(self.Delta)
+        self.value[i] = 1 + delta @ self.Delta / size if size else 0.0
+        return x
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        self.Delta = -self.mean(r.delta) / (self.mean(r.K) * r.lr)
+        self.alpha = 0.99 * self.alpha + 0.01 * min(max(self.mean({i: self.value[i] for i in r.delta}), 0.1), 0.9)
+        return {**super().server(r), "Delta": self.Delta, "alpha": self.alpha}
+
+
+class FedTOGA(FedSpeed):
+    """M 2.7: FedSpeed (rule `all`, alpha = 1) with the last mean step in the ascent and in the direction."""
+
+    defaults = {**FedSpeed.defaults, "kappa": 1.0, "beta": 0.9}
+
+    def setup(self) -> None:
+        super().setup()
+        self.Delta = np.zeros_like(self.x0)
+
+    def quasi_gradient(self, job: Job, k: int, x: Vec) -> Vec:
+        e = self.hp.rho * unit(job.grad(k, x) + self.hp.kappa * self.Delta)
+        return job.grad(k, x + e) + self.hp.beta * self.Delta
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        self.Delta = -self.mean(r.delta) / self.mean(r.K)
+        return {**super().server(r), "Delta": self.Delta}
+
+
 ALL: list[type[Method]] = [FedAvg, FedProx, FedAdam, FedYogi, FedAdagrad, FedNova, Scaffold, FedCM, FedDyn]
 ALL += [FedADMM, FedPD, FedSpeed, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM]
+ALL += [AFedPD, AFedPDSAM, FedGloSS, FedACG, FedNSAM, FedWMSAM, FedTOGA]
 METHODS = {cls.__name__.lower(): cls for cls in ALL}
 
 
@@ -455,7 +610,7 @@ def run(
     for t, cohort in enumerate(cohorts):
         for name, values in (scheduled or {}).items():
             setattr(alg.hp, name, values[t])
-        x, local, received = alg.x, {}, {}
+        x, local, received = alg.sent(), {}, {}
         for i in cohort:
             received[i], start = x, alg.start(i, x)
             if beta is not None:

@@ -1,0 +1,94 @@
+"""A-FedPD: FedDyn whose absent clients follow the federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..method import Grad, Local, Method, Round
+from ..params import param
+from .terms import add_corrected_prox_, check_prox, zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+
+class Server(NamedTuple):
+    x: Vec
+    H: Vec  # mean of h_i over ALL clients: the sum of all past mean_S D_i
+
+
+class Down(NamedTuple):
+    x: Vec
+    H: Vec
+
+
+class Client(NamedTuple):
+    q: Vec  # h_i - H as of the end of the client's last round, 0 before its first
+
+
+class Up(NamedTuple):
+    D: Vec  # x_iK - x^t
+
+
+@dataclass(frozen=True)
+class AFedPD(Method):
+    """A-FedPD: a client that is absent updates its dual all the same, by what those present did on average.
+
+        1  server sends x^t and H to the clients of S^t
+        2  client i, from x_i0 = x^t, for k = 0..K-1:
+               x_i,k+1 = x_ik - eta_l (g_i(x_ik) + (h_i + x_ik - x^t) / lam)
+        3  present:   h_i += D_i,   D_i = x_iK - x^t
+        4  absent:    h_i += mean_S D_i                           EVERY absent client, in every round
+        5  server:    H += mean_S D_i                             so H stays the mean of ALL h_i
+        6             x^{t+1} = x^t + mean_S D_i + H
+
+    h_i / lam is the paper's dual variable, 1/lam its rho. Nobody runs line 4: an absence adds to h_i what it adds to H,
+    so q_i = h_i - H stands still meanwhile. Line 3 keeps q_i + D_i, and `settle`, when the mean is known, takes it off.
+    Where clients hold their own states that mean is one more vector to send; it is not counted here.
+
+    Recovers: full participation: FedDyn(alpha=1/lam). With ONE client per round q_i never changes: take two or more.
+
+    Args:
+        lam: penalty parameter, 1/rho of the paper.
+
+    Example:
+        >>> AFedPD(lam=5).shrink
+        0.2
+
+    Reference: Sun et al., A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs, NeurIPS 2024.
+    """
+
+    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn")
+
+    def check(self, lr: float, active: int, clients: int) -> None:
+        check_prox("AFedPD", lr, 1 / self.lam, "1/lam")
+
+    @property
+    def shrink(self) -> float:
+        return 1 / self.lam
+
+    def init_server(self, x0: Vec) -> Server:
+        return Server(x0, zeros(x0))
+
+    def init_client(self, x0: Vec) -> Client:
+        return Client(zeros(x0))
+
+    def broadcast(self, server: Server) -> Down:
+        return Down(server.x, server.H)
+
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+        return add_corrected_prox_(grad(x), x, down.x, client.q, 1 / self.lam).add_(
+            down.H, alpha=1 / self.lam
+        )  # line 2
+
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+        D = xK - down.x
+        return Up(D), Client(client.q + D)  # line 3
+
+    def settle(self, client: Client, mean: Up, round: Round) -> Client:
+        return Client(client.q - mean.D)  # line 5, as q_i sees it
+
+    def update(self, server: Server, mean: Up, round: Round) -> Server:
+        H = server.H + mean.D  # line 5
+        return Server(server.x + mean.D + H, H)  # line 6

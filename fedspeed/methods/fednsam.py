@@ -1,0 +1,81 @@
+"""FedNSAM: FedSAM from where the server's momentum leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..method import Grad, Local, Method, Nothing, Round
+from ..params import param
+from .terms import sam_gradient, unit, zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+
+class Server(NamedTuple):
+    x: Vec
+    m: Vec  # the momentum, 0 at first
+
+
+class Down(NamedTuple):
+    x: Vec  # x~ = x^t + gamma m, where the momentum leads
+
+
+class Guided(NamedTuple):
+    x: Vec  # x~
+    m: Vec  # what ascent="momentum" sends as well
+
+
+class Up(NamedTuple):
+    D: Vec  # x_iK - x~
+
+
+@dataclass(frozen=True)
+class FedNSAM(Method):
+    """FedACG's look ahead with perturbed gradients in place of its prox term.
+
+        1  server sends x~ = x^t + gamma m to the clients of S^t
+        2  client i, from x_i0 = x~, for k = 0..K-1:   x_i,k+1 = x_ik - eta_l g_i(x_ik + e)
+               ascent="local":     e = rho g1 / (||g1|| + 1e-7), g1 = g_i(x_ik)     the authors' code; same minibatch
+               ascent="momentum":  e = -rho m / (||m|| + 1e-7)                      the abstract; one gradient per step
+        3  server:   m = gamma m + mean_S D_i,   D_i = x_iK - x~
+        4            x^{t+1} = x^t + m
+
+    The authors' released server sets m = (1 + gamma) mean_S D_i, which remembers nothing; line 3 is the method's own.
+    Recovers: rho = 0: FedACG(beta=0). gamma = 0: FedSAM.
+
+    Args:
+        gamma: memory of the momentum.
+        rho: length of the ascent step.
+        ascent: `local` or `momentum`, see above; from reading code and abstract, the paper's box was not at hand.
+
+    Example:
+        >>> FedNSAM().gamma
+        0.85
+
+    Reference: Liu et al., FedNSAM: Consistency of Local and Global Flatness for Federated Learning, 2026.
+    """
+
+    gamma: float = param(0.85, "[0, 1)", "gamma, memory of the server's momentum")
+    rho: float = param(0.05, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    ascent: str = param("local", ("local", "momentum"), "what the ascent step follows")
+
+    def init_server(self, x0: Vec) -> Server:
+        return Server(x0, zeros(x0))
+
+    def broadcast(self, server: Server) -> Down | Guided:
+        ahead = server.x + self.gamma * server.m  # line 1
+        return Down(ahead) if self.ascent == "local" else Guided(ahead, server.m)
+
+    def direction(self, x: Vec, grad: Grad, down: Down | Guided, client: Nothing) -> Vec:
+        if isinstance(down, Guided):
+            return grad(x - self.rho * unit(down.m))  # line 2
+        return sam_gradient(x, grad, self.rho)
+
+    def upload(self, xK: Vec, down: Down | Guided, client: Nothing, run: Local) -> tuple[Up, Nothing]:
+        return Up(xK - down.x), client
+
+    def update(self, server: Server, mean: Up, round: Round) -> Server:
+        m = self.gamma * server.m + mean.D  # line 3
+        return Server(server.x + m, m)  # line 4
