@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _METHODS = [
     "FedAvg", "FedProx", "FedAdam", "Scaffold", "FedCM", "FedDyn", "FedADMM", "FedSpeed", "FedPD", "FedYogi",
     "FedAdagrad", "FedNova", "FedSAM", "MoFedSAM", "FedGamma", "FedSMOO", "FedLESAM", "FedInit",
+    "FedLESAMD", "FedLESAMS", "FedSWA", "FedMoSWA", "FedGMT", "FedExP",
 ]  # fmt: skip
 _PUBLIC = {
     "METHODS": "methods",

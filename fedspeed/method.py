@@ -1,12 +1,12 @@
 """The contract between a method and everything that runs it. Read this file, then write a method.
 
-A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and five optional
+A method is a frozen dataclass of hyper-parameters with five hooks on flat vectors of length d and six optional
 ones. What it keeps and sends are four NamedTuples, `Server`, `Down`, `Client` and `Up`, whose fields are vectors,
 one-element tensors or NamedTuples of them. A round is
 
     down = broadcast(server)                                    once, sent to every active client
     x    = start(down, client)                                  on each active client
-    x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
+    x   -= lr * rate(k, K) * (direction(x, grad, down, client) + mix * wd * x)     for k = 0..K-1; rate is 1 by default
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean reaches the server
 
@@ -39,9 +39,18 @@ class Grad(Protocol):
     All calls of one step see the same minibatch, augmentation and dropout mask. Each call returns a buffer of its
     own that is yours to overwrite until the step ends. `fraction` < 1 uses only the first part of the minibatch (and a
     dropout mask of that size); the cost of a run is counted in fractions of a minibatch.
+
+    With a `teacher`, one vector of length d for all clients, the gradient is that of
+
+        loss(x) + pull tau^2 KL(softmax(f(teacher) / tau) || softmax(f(x) / tau))
+
+    f being the model's outputs on the same minibatch; the teacher is not differentiated, and its pass counts as a third
+    of a gradient. Data without classes are refused.
     """
 
-    def __call__(self, x: Vec, fraction: float = 1.0) -> Vec: ...
+    def __call__(
+        self, x: Vec, fraction: float = 1.0, *, teacher: Vec | None = None, pull: float = 1.0, tau: float = 1.0
+    ) -> Vec: ...
 
 
 class Local(NamedTuple):
@@ -57,7 +66,13 @@ class Local(NamedTuple):
     n: int
     t: int = 0
     seed: int = 0
-    client: int | tuple[int, ...] = 0  # in a block one index per row; K, lr, n, t and seed are the same for all rows
+    client: int | tuple[int, ...] = 0  # in a block one index per row; all else is the same for all rows
+    mean_rate: float = 1.0  # of rate(k, K) over the steps
+
+    @property
+    def lr_sum(self) -> float:
+        """The sum of the rates of all steps, K lr unless the method has a `rate`: -D / lr_sum is a mean direction."""
+        return self.K * self.lr * self.mean_rate
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -75,6 +90,12 @@ class Round(NamedTuple):
     K: float
     lr: float
     seed: int = 0
+    mean_rate: float = 1.0  # of rate(k, K_i) over all steps, under those weights
+
+    @property
+    def lr_sum(self) -> float:
+        """The mean under those weights of what `Local.lr_sum` is for each client."""
+        return self.K * self.lr * self.mean_rate
 
 
 class Nothing(NamedTuple):
@@ -90,7 +111,8 @@ class Method(Params):
     origin: ClassVar[str] = ""  # where the user had it, if it is a run directory's copy
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
     released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
-    reads_gradient_from_D: ClassVar[bool] = False  # D / (K lr) is taken as a mean gradient, D measured from the start
+    reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
+    family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped
 
     @property
     def mix(self) -> float:
@@ -127,6 +149,10 @@ class Method(Params):
     def direction(self, x: Vec, grad: Grad, down: Any, client: Any) -> Vec:
         """The descent direction at x. May change `client` in place (it is a private copy), nothing else."""
         raise NotImplementedError
+
+    def rate(self, k: int, K: int) -> float:
+        """What the local rate is multiplied with in step k = 0..K-1 of a round, weight decay included."""
+        return 1.0
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         """What travels up after K steps, and the state the client keeps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .method import Method, nested
-from .methods import FedADMM, FedDyn, FedPD, FedSMOO, FedSpeed, Wrapper
+from .methods import FedADMM, FedDyn, FedLESAMD, FedPD, FedSMOO, FedSpeed, Wrapper
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code does where it
@@ -20,7 +20,7 @@ RELEASED: dict[str, Any] = {
     "lr_decay": 0.998,
 }
 
-SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO)
+SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, FedLESAMD)
 """Methods with a prox term and a dual, for which the paper takes a slower decay."""
 
 

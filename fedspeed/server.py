@@ -22,7 +22,7 @@ from .given import copied, fitting_plan, given_method, given_model, given_plan, 
 from .interrupts import together
 from .metering import Meter
 from .method import Method, Round
-from .metrics import average, merged
+from .metrics import average, merged, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
@@ -201,8 +201,8 @@ class Simulation(ShownSimulation):
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = self._train(jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(self._weight(reply) * reply.facts.K for reply in replies)
-        told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed)
+        K, rate = steps_of(replies, self._weight, mean.weight)
+        told = Round(t, mean.weight, self._total, K, lr, plan.seed, rate)
         with one_thread():  # the bits of a sum depend on the number of threads
             result = mean.result()
             server = work.hooks.update(self.server, result, told)

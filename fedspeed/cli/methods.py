@@ -40,11 +40,20 @@ def cost(method: Method) -> Cost:
     """Run the hooks on a small vector and count."""
     import torch
 
+    from ..teacher import FORWARD
+
     evals = 0.0
 
-    def grad(x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def grad(
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         nonlocal evals
-        evals += fraction
+        evals += fraction * (1.0 if teacher is None else 1.0 + FORWARD)
         return torch.ones_like(x)
 
     x0 = torch.arange(1.0, 4.0)

@@ -19,14 +19,20 @@ from .fedadmm import FedADMM as FedADMM
 from .fedavg import FedAvg as FedAvg
 from .fedcm import FedCM as FedCM
 from .feddyn import FedDyn as FedDyn
+from .fedexp import FedExP as FedExP
 from .fedgamma import FedGamma as FedGamma
+from .fedgmt import FedGMT as FedGMT
 from .fedlesam import FedLESAM as FedLESAM
+from .fedlesamd import FedLESAMD as FedLESAMD
+from .fedlesams import FedLESAMS as FedLESAMS
+from .fedmoswa import FedMoSWA as FedMoSWA
 from .fednova import FedNova as FedNova
 from .fedpd import FedPD as FedPD
 from .fedprox import FedProx as FedProx
 from .fedsam import FedSAM as FedSAM
 from .fedsmoo import FedSMOO as FedSMOO
 from .fedspeed import FedSpeed as FedSpeed
+from .fedswa import FedSWA as FedSWA
 from .fedyogi import FedYogi as FedYogi
 from .mofedsam import MoFedSAM as MoFedSAM
 from .scaffold import Scaffold as Scaffold
@@ -35,11 +41,15 @@ from .wrappers import Wrapper as Wrapper
 
 _PAPER = (FedAvg, FedProx, FedAdam, Scaffold, FedCM, FedDyn, FedADMM, FedSpeed)
 _FAMILY = (FedPD, FedYogi, FedAdagrad, FedNova, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM)
+_LATER = (FedLESAMD, FedLESAMS, FedSWA, FedMoSWA, FedGMT)
 
-METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY)}
-"""The methods of the paper's comparison first, then the family around them."""
+METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY, *_LATER)}
+"""The methods of the paper's comparison first, then the family around them, then what came later."""
 
-WRAPPERS: dict[str, type[Method]] = {"fedinit": FedInit}
+FAMILIES = ("averaging", "adaptive server", "control variates", "momentum", "primal-dual", "sharpness-aware")
+"""What `Method.family` says, in the order of lists."""
+
+WRAPPERS: dict[str, type[Method]] = {"fedinit": FedInit, "fedexp": FedExP}
 """Methods around a method."""
 
 
