@@ -37,10 +37,10 @@ def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     for name, value in told.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise error(f"must return names such as update_norm, found {name!r}")
-        number = number(value)
-        if number is None:
+        one = number(value)
+        if one is None:
             raise error(f"must return numbers, found {name} = {value!r}; a vector's norm is one: v.norm()")
-        found[name] = number
+        found[name] = one
     return found
 
 

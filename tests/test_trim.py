@@ -252,7 +252,7 @@ def apart(method, weight_decay, **settings):
     return float((a - b).norm()) / way
 
 
-NEEDS_NO_DECAY = {"fedlesam"}
+NEEDS_NO_DECAY = {"fedlesam", "fedlesamd", "fedlesams"}
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
@@ -267,8 +267,8 @@ def test_the_method_that_measures_movement_is_the_same_without_weight_decay():
     assert apart(FedLESAM(), 0.0) < 1e-10
 
 
-READS_X = {"fedprox", "feddyn", "fedadmm", "fedpd", "fedspeed", "fedsmoo", "fedinit"}
-READS_PAST_MOVEMENT = {"scaffold", "fedgamma", "fedcm", "mofedsam"} | NEEDS_NO_DECAY
+READS_X = {"fedprox", "feddyn", "fedadmm", "fedpd", "fedspeed", "fedsmoo", "fedlesamd", "fedinit"}
+READS_PAST_MOVEMENT = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fedmoswa", "fedgmt"} | NEEDS_NO_DECAY
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])

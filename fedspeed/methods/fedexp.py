@@ -75,8 +75,8 @@ class FedExP(Wrapper):
             found = f"eta_g = {inner.eta_g:g}" if isinstance(inner, PLAIN) else type(inner).__name__
             names = ", ".join(cls.__name__ for cls in PLAIN)
             raise UserError(
-                f"FedExP: base must be a method whose server adds the mean update, with eta_g = 1 (one of {names}), got "
-                f"{found}: FedExP finds the server rate by itself"
+                f"FedExP: base must be a method whose server adds the mean update, with eta_g = 1 (one of {names}), "
+                f"got {found}: FedExP finds the server rate by itself"
             )
 
     @property

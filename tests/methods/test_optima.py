@@ -10,7 +10,19 @@ import torch
 from torch import nn
 
 from fedspeed.data.federated import Federated
-from fedspeed.methods import FedADMM, FedAvg, FedDyn, FedPD, FedProx, FedSpeed, Scaffold
+from fedspeed.methods import (
+    FedADMM,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedGMT,
+    FedMoSWA,
+    FedPD,
+    FedProx,
+    FedSpeed,
+    FedSWA,
+    Scaffold,
+)
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
@@ -73,8 +85,9 @@ def finish(run):
         (FedADMM(lam=1.0), lambda client: -1.0 * client.h),
         (FedSpeed(lam=1.0, rho=0), lambda client: -1.0 * client.h),
         (FedSpeed(lam=1.0, rho=0, alpha=0.5), lambda client: -1.0 * client.h),
+        (FedGMT(gamma=0, lam=2.0), lambda client: -0.5 * client.h),
     ],
-    ids=lambda value: repr(value) if isinstance(value, FedSpeed | FedADMM | FedDyn | Scaffold) else "",
+    ids=lambda value: repr(value) if isinstance(value, FedSpeed | FedADMM | FedDyn | FedGMT | Scaffold) else "",
 )
 def test_reaches_the_optimum_under_partial_participation(method, variate):
     """K > 1, half of the clients active: the optimum to 1e-10, and the variates are the client gradients there."""
@@ -108,6 +121,44 @@ def test_fedavg_and_fedprox_stop_at_their_own_fixed_point(mu):
     run = finish(problem.run(method, rounds=80, active=8, steps=K, lr=eta))
     np.testing.assert_allclose(run.x.numpy(), fixed, atol=1e-10)
     assert np.abs(fixed - problem.optimum()).max() > 1e-3  # which is not the optimum
+
+
+def test_fedswa_stops_at_the_fixed_point_of_its_rates_however_far_the_server_goes():
+    """x_iK - x = -[I - prod_k (I - eta_k H_i)] H_i^-1 (H_i x - g_i); its mean is 0 at the fixed point."""
+    problem, eta, K, rho = Quadratics(), 0.1, 10, 0.1
+    H, g = problem.hessians()
+    eye = np.eye(problem.d)
+    M = []
+    for h in H:
+        left = eye
+        for k in range(K):
+            left = (eye - eta * ((1 - k / K) + rho * k / K) * h) @ left
+        M.append((eye - left) @ np.linalg.inv(h))
+    fixed = np.linalg.solve((M @ H).mean(0), np.einsum("ijk,ik->j", M, g) / problem.clients)
+    runs = [problem.run(FedSWA(rho=rho, alpha=a), rounds=80, active=8, steps=K, lr=eta) for a in (1.0, 1.5)]
+    for run in runs:
+        np.testing.assert_allclose(finish(run).x.numpy(), fixed, atol=1e-10)
+    fedavg = finish(problem.run(FedAvg(), rounds=80, active=8, steps=K, lr=eta))
+    assert np.abs(fixed - fedavg.x.numpy()).max() > 1e-3
+    assert np.abs(fixed - problem.optimum()).max() > 1e-3
+
+
+def test_fedexp_rests_where_its_base_does():
+    problem = Quadratics()
+    ends = [finish(problem.run(m, rounds=80, active=8, steps=10)).x.numpy() for m in (FedAvg(), FedExP(eps=1.0))]
+    np.testing.assert_allclose(ends[1], ends[0], atol=1e-10)
+
+
+def test_fedmoswa_reaches_the_optimum_when_all_reply_and_not_when_some_do():
+    """Its m is the mean of the variates that were sent, which is 0 at the optimum for all clients alone."""
+    problem, best = Quadratics(), Quadratics().optimum()
+    method = FedMoSWA(alpha=1.0, gamma=0.5)
+    run = finish(problem.run(method, rounds=220, active=8, steps=10))
+    assert np.abs(run.x.numpy() - best).max() < 1e-10
+    for i, gradient in enumerate(problem.gradients(best)):
+        np.testing.assert_allclose(run.states.get(i).c.numpy(), gradient, atol=1e-9)
+    some = finish(problem.run(method, rounds=220, active=4, steps=10))
+    assert np.abs(some.x.numpy() - best).max() > 1e-4
 
 
 def test_printed_server_rule_stalls_at_its_predicted_floor():

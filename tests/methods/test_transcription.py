@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from federations import Softmax, package, transcription
 
-from fedspeed.methods import METHODS, FedInit, FedSpeed, build
+from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed, build
 from fedspeed.plan import Plan
 
 TOLERANCE = 1e-10
@@ -57,6 +57,17 @@ CASES = [
     ("fedsmoo", {"lam": 0.7, "rho": 0.4, "ascent_fraction": 0.25}),
     ("fedlesam", {}),
     ("fedlesam", {"rho": 0.5, "eta_g": 0.7}),
+    ("fedlesamd", {}),
+    ("fedlesamd", {"rho": 0.5, "lam": 0.7}),
+    ("fedlesams", {}),
+    ("fedlesams", {"rho": 0.5, "eta_g": 0.7}),
+    ("fedswa", {}),
+    ("fedswa", {"rho": 0.0, "alpha": 0.7}),
+    ("fedmoswa", {}),
+    ("fedmoswa", {"rho": 0.6, "alpha": 1.0, "gamma": 0.7}),
+    ("fedgmt", {}),
+    ("fedgmt", {"gamma": 0.0, "lam": 0.7}),
+    ("fedgmt", {"gamma": 2.0, "alpha": 0.3, "tau": 0.5, "lam": 2.0}),
 ]
 
 
@@ -86,7 +97,16 @@ def test_method_equals_its_transcription(name, hyper, weighting):
     compare(METHODS[name](**hyper), name, hyper, plan_for(name, weighting=weighting))
 
 
-ONLY_START = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedpd"}  # FedPD begins at its own last point
+ONLY_START = {
+    "scaffold",
+    "fedgamma",
+    "fedcm",
+    "mofedsam",
+    "fednova",
+    "fedlesams",
+    "fedmoswa",
+    "fedpd",
+}  # FedPD begins at its own last point
 
 
 @pytest.mark.parametrize(
@@ -102,6 +122,22 @@ def test_relaxed_initialisation_equals_its_transcription(name, centre):
 def test_relaxed_initialisation_with_beta_0_is_the_base_method():
     for centre in ("start", "global"):
         compare(FedInit(FedSpeed(), beta=0.0, centre=centre), "fedspeed", {}, PLAN)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fedlesams"])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_extrapolation_equals_its_transcription(name, weighting):
+    """The model that is evaluated, that which is sent, and the server rate, which is beyond 1 in some round."""
+    plan = plan_for(name, weighting=weighting)
+    run = package(Softmax(), FedExP(METHODS[name](), eps=1e-4, decay=0.9), plan)
+    rates = []
+    for truth in transcription(Softmax(), name, {"exp": {"eps": 1e-4, "decay": 0.9}}, plan, decay=0.9):
+        before = run.server.base.x.numpy()
+        run.step()
+        np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(run.server.base.x.numpy(), 2 * truth["x"] - before, rtol=0, atol=TOLERANCE)
+        rates.append(truth["server"]["eta_g"])
+    assert max(rates) > 1.05
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -131,6 +167,10 @@ def test_bernoulli_cohorts_of_changing_size():
         ("scaffold", {}, "c", "c", 1.0),
         ("fedgamma", {}, "c", "c", 1.0),
         ("fedsmoo", {"lam": 2.0}, "mu", "mu", 1.0),
+        ("fedlesamd", {"lam": 2.0}, "h", "ghat", -2.0),
+        ("fedlesams", {}, "c", "c", 1.0),
+        ("fedmoswa", {}, "c", "c", 1.0),
+        ("fedgmt", {"lam": 2.0}, "h", "u", -2.0),
     ],
     ids=str,
 )
@@ -144,6 +184,6 @@ def test_client_states_equal_the_paper_s(name, hyper, kept, stored, scale, weigh
         for i in run.states:
             value = getattr(run.states.get(i), kept).numpy()
             np.testing.assert_allclose(value, scale * truth["clients"][i][stored], atol=TOLERANCE)
-        for field in ("H", "c", "s"):
+        for field in ("H", "c", "s", "m", "e"):
             if hasattr(run.server, field):
                 np.testing.assert_allclose(getattr(run.server, field).numpy(), truth["server"][field], atol=TOLERANCE)
