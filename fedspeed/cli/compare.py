@@ -16,6 +16,7 @@ from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
 from ..schedule import warmup_of
 from . import options
+from .methods import grouped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,7 @@ then time runs that had a network as if they had had this one.
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
   fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5 --jobs 2
-  fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5
+  fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5      by family and cost
   fedspeed compare fedspeed fedinit:base=fedspeed,beta=0.05
   fedspeed compare runs/first --baseline fedspeed      a folder of runs, or several run directories
 """
@@ -135,6 +136,10 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     if args.jobs < 0:
         raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
     tables = expand(args.methods, base, console if show else None)
+    if "all" in args.methods:
+        tables, costs = by_cost(tables)
+        if show:
+            console.print(costs, markup=False, soft_wrap=True)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
@@ -207,6 +212,21 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
         else:
             found.append((name, tables))
     return found
+
+
+def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+    """The methods of `all` by family and cost, others where they were; and who costs what, one line for all alike."""
+    order = grouped(text for text, _ in tables if text in METHODS)
+    own = dict(tables)
+    names = iter([name for _, name, _ in order])
+    found: dict[tuple[str, str], list[str]] = {}
+    for family, name, c in order:
+        step = "1 gradient" if c.grads == 1 else f"{c.grads:.3g} gradients"
+        costs = f"{step} per step, {c.down} / {c.up} vectors down / up"
+        found.setdefault((family, costs), []).append(name)
+    lines = [f"{family:<16}  {costs}: {', '.join(some)}" for (family, costs), some in found.items()]
+    moved = [next(names) if text in METHODS else text for text, _ in tables]
+    return [(text, own[text]) for text in moved], "\n".join(lines)
 
 
 def parse_seeds(text: str) -> list[int]:
