@@ -50,7 +50,7 @@ class FedExP(Wrapper):
 
     Around FedAvg, FedProx, SCAFFOLD, FedCM, their sharpness-aware kin, and wrappers of them; eta_g of `base` is 1.
     Recovers: eps -> inf: `base`, whose x^t is y^t.
-    The released code (Divyansh03/FedExP@34b05a2, main.py) multiplies eps by S and evaluates y^1 itself in round 1.
+    The released code (Divyansh03/FedExP@56dfaf9, main.py) multiplies eps by S and evaluates y^1 itself in round 1.
 
     Args:
         base: the method inside; in TOML a table `[method.base]`, on the command line `--set method.base=scaffold`.

@@ -47,7 +47,7 @@ class FedGMT(Method):
     A step is one gradient and one more pass forward, 1 1/3 gradients. Data need classes. Recovers: gamma = 0: FedDyn
     without its prox term.
     The paper prints the mean over ACTIVE clients of x_iK + h_i in line 4, which stalls under partial participation as
-    FedSpeed(server="active") does; line 4 is what the authors' code runs (harrylee999/FL-SAM@2c16149). That code has
+    FedSpeed(server="active") does; line 4 is what the authors' code runs (harrylee999/FL-SAM@c2aa2c5). That code has
     local momentum 0.9 too, which there is not here, and weighs models by samples but duals uniformly.
 
     Args:

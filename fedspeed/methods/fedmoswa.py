@@ -45,7 +45,7 @@ class FedMoSWA(Method):
         5            m = m + gamma mean_S (c_i^+ - m)             over the REPLIES, not over all clients
 
     Variates and m start at 0, so round 1 is FedSWA. It is not SCAFFOLD for any gamma: that sends c_i^+ - c_i.
-    The released code (junkangLiu0/FedSWA@f725be9, main_FedSWA.py) has rho = 0, alpha = 1, gamma = 0.4 whatever is
+    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) has rho = 0, alpha = 1, gamma = 0.4 whatever is
     asked, and m = mean_S c_i^+ in round 1.
 
     Args:

@@ -36,7 +36,7 @@ class FedSWA(Method):
         3  server:   x^{t+1} = x^t + alpha mean_S D_i,   D_i = x_iK - x^t
 
     Recovers: rho = 1, alpha = 1: FedAvg.
-    The released code (junkangLiu0/FedSWA@f725be9, main_FedSWA.py) has rho = 0, alpha = 1, and steps at 2 eta_l.
+    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) has rho = 0, alpha = 1, and steps at 2 eta_l.
 
     Args:
         rho: where the rate ends within a round, as a part of eta_l.
