@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ..report.runs import Row
 
+Groups = list[tuple[str, str, str, str]]
+
 EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100. All methods get the same splits, initial models,
 cohorts and batches for a seed, and one learning-rate decay; the paper gave some methods a slower one (--paper-decay).
@@ -137,9 +139,9 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
     tables = expand(args.methods, base, console if show else None)
     if "all" in args.methods:
-        tables, costs = by_cost(tables)
+        tables, groups = by_cost(tables)
         if show:
-            console.print(costs, markup=False, soft_wrap=True)
+            _show_groups(groups, console)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
@@ -214,19 +216,27 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     return found
 
 
-def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    """The methods of `all` by family and cost, others where they were; and who costs what, one line for all alike."""
+def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], Groups]:
+    """The methods of `all` by family and cost, others where they were; and who costs the same: family, gradients per
+    step, vectors down and up, names."""
     order = grouped(text for text, _ in tables if text in METHODS)
-    own = dict(tables)
-    names = iter([name for _, name, _ in order])
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for family, name, c in order:
-        step = "1 gradient" if c.grads == 1 else f"{c.grads:.3g} gradients"
-        costs = f"{step} per step, {c.down} / {c.up} vectors down / up"
-        found.setdefault((family, costs), []).append(name)
-    lines = [f"{family:<16}  {costs}: {', '.join(some)}" for (family, costs), some in found.items()]
+        found.setdefault((family, f"{c.grads:.3g}", f"{c.down} / {c.up}"), []).append(name)
+    names = iter([name for _, name, _ in order])
     moved = [next(names) if text in METHODS else text for text, _ in tables]
-    return [(text, own[text]) for text in moved], "\n".join(lines)
+    own = dict(tables)
+    return [(text, own[text]) for text in moved], [(*costs, ", ".join(some)) for costs, some in found.items()]
+
+
+def _show_groups(groups: Groups, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("family", "gradients per step", "vectors down / up", "methods", box=None, pad_edge=False)
+    for line in groups:
+        table.add_row(*line)
+    console.print(table, soft_wrap=False)
+    console.print()
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -145,7 +145,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
         ) from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
-    console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
+    console.print(f"\n{cls.family + ': ' if cls.family else ''}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:.3g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
