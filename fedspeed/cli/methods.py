@@ -68,7 +68,7 @@ def cost(method: Method) -> Cost:
 
 def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
     """Family, name and cost of methods, by family and then by cost: gradients per step, vectors down and up."""
-    found = [(type(method).family, name, cost(method)) for name in names for method in [METHODS[name]()]]
+    found = [(method.family, name, cost(method)) for name in names for method in [METHODS[name]()]]
     return sorted(found, key=lambda one: ([*FAMILIES, one[0]].index(one[0]), one[2].grads, one[2].down + one[2].up))
 
 
@@ -145,7 +145,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
         ) from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
-    console.print(f"\n{cls.family + ': ' if cls.family else ''}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
+    kind = f"{method.family}: " if method.family else ""
+    console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:.3g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
