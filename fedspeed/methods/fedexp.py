@@ -70,7 +70,9 @@ class FedExP(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inner = list(nested(self.base))[-1]
+        *around, inner = nested(self.base)
+        if any(isinstance(each, FedExP) for each in around):
+            raise UserError("FedExP: base must not be another FedExP, got one inside; leave one out")
         if not isinstance(inner, PLAIN) or inner.eta_g != 1:
             found = f"eta_g = {inner.eta_g:g}" if isinstance(inner, PLAIN) else type(inner).__name__
             names = ", ".join(cls.__name__ for cls in PLAIN)
