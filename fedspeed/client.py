@@ -20,7 +20,7 @@ from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device, straggler_steps
 from .symptoms import grown, large
-from .teacher import FORWARD, Pull, is_taught
+from .teacher import PASSES, Pull, is_taught
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 
@@ -98,7 +98,7 @@ class Facts(NamedTuple):
     n: int
     train_loss: float  # mean loss at the first oracle call of each step
     drift: float  # ||x_iK - x^t||^2
-    grad_evals: float  # in whole minibatches
+    grad_evals: float  # in whole minibatches; a teacher's pass forward is a third
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
@@ -128,6 +128,7 @@ class Oracle:
         self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
         self.evals = 0.0
+        self.passes = 0.0  # forward alone, of teachers
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to a new minibatch and dropout mask."""
@@ -151,12 +152,13 @@ class Oracle:
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
         inputs, term = self.inputs[:used], None
-        with arithmetic(self.precision, self.flat.device):
-            if teacher is not None and self.taught(teacher, pull, tau):
-                seed_device(self.flat.device, self.mask_seed)
-                term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
-                self.evals += FORWARD * used / rows
+        if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
+            with arithmetic(self.precision, self.flat.device):  # one of its own: autocast remembers weights
+                term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
+            self.passes += used / rows
+        seed_device(self.flat.device, self.mask_seed)
+        with arithmetic(self.precision, self.flat.device):
             loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
         if self.calls == 0:
             self.losses.append(loss)
@@ -207,7 +209,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, 1, sent, metrics, own, local.mean_rate)
+    spent = oracle.evals + oracle.passes / PASSES
+    facts = Facts(steps, len(rows), train_loss, drift, spent, 1, sent, metrics, own, local.mean_rate)
     return Reply(job, up, kept, facts)
 
 

@@ -11,8 +11,8 @@ import torch
 from .errors import UserError
 from .vec import FlatModel
 
-FORWARD = 1 / 3
-"""Of a gradient: a pass forward and one back are three times a pass forward, as in `metering.gradient_flops`."""
+PASSES = 3
+"""Passes forward that a gradient costs, which goes forward and back; `metering.gradient_flops` counts the same."""
 
 
 class Pull(NamedTuple):

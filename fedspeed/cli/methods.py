@@ -42,7 +42,7 @@ def cost(method: Method) -> Cost:
     """Run the hooks on a small vector and count."""
     import torch
 
-    from ..teacher import FORWARD
+    from ..teacher import PASSES
 
     evals = 0.0
 
@@ -55,7 +55,7 @@ def cost(method: Method) -> Cost:
         tau: float = 1.0,
     ) -> torch.Tensor:
         nonlocal evals
-        evals += fraction * (1.0 if teacher is None else 1.0 + FORWARD)
+        evals += fraction * (1.0 if teacher is None else 1.0 + 1 / PASSES)
         return torch.ones_like(x)
 
     x0 = torch.arange(1.0, 4.0)

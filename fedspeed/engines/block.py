@@ -21,7 +21,7 @@ from ..errors import Diverged, UserError
 from ..method import Local, Method
 from ..origin import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
-from ..teacher import FORWARD, Pull, is_taught
+from ..teacher import PASSES, Pull, is_taught
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
 from .gradients import mapped_gradient, outputs_at, stacked_gradient
@@ -104,6 +104,7 @@ class Block:
         self.blocks += len(jobs) > 1
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = squared_distances(x, down.x)
+        spent = oracle.evals + oracle.passes / PASSES
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
@@ -119,9 +120,7 @@ class Block:
             if i in counted:
                 first = i == good[0]
                 share = len(good) if first else 0
-                facts = Facts(
-                    K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i], local.mean_rate
-                )
+                facts = Facts(K, n, losses[i], drifts[i], spent, share, sent[i], metrics[i], own[i], local.mean_rate)
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(self._lost(jobs, i, K, down, client))
@@ -147,6 +146,7 @@ class BlockOracle:
         """A new block."""
         self.losses: list[torch.Tensor] = []
         self.evals = 0.0
+        self.passes = 0.0
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to new minibatches and dropout masks."""
@@ -167,12 +167,13 @@ class BlockOracle:
         rows = self.inputs.shape[1]
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
         inputs, targets, held = self.inputs[:, :used], self.targets[:, :used], None
-        with arithmetic(self.precision, self.flat.device):
-            if teacher is not None and self.taught(teacher, pull, tau):
-                seed_device(self.flat.device, self.mask_seed)
-                held = Pull(outputs_at(self.flat, teacher, inputs), pull, tau)
-                self.evals += FORWARD * used / rows
+        if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
+            with arithmetic(self.precision, self.flat.device):
+                held = Pull(outputs_at(self.flat, teacher, inputs), pull, tau)
+            self.passes += used / rows
+        seed_device(self.flat.device, self.mask_seed)
+        with arithmetic(self.precision, self.flat.device):
             g, loss = self.gradient(x, inputs, targets, held)
         if self.first:
             self.losses.append(loss.detach())

@@ -115,6 +115,21 @@ def kl(model, x, e, inputs, tau) -> float:
 
 
 @both
+@pytest.mark.parametrize("precision", ["full", "bfloat16"])
+def test_in_any_precision_the_teacher_does_not_stand_in_for_the_model(precision, engine):
+    """Autocast remembers the weights it has cast: those of a teacher have no gradient, and are not the model's."""
+    model, plan = PROBLEM.model().float(), Plan.from_fields({**PLAN.fields(), "engine": engine, "precision": precision})
+    found = []
+    for gamma in (0.0, 1e-9):
+        with simulate(FedGMT(gamma=gamma), model, PROBLEM.federated(), plan) as run:
+            (record,) = run
+            found.append(run.x)
+            assert record.grad_evals == (6 if gamma == 0 else 8)  # exactly, no sum of thirds
+    assert (found[0] - run.x0).norm() > 0.01
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
+@both
 def test_the_loss_that_is_recorded_is_the_loss(engine):
     plan = Plan.from_fields({**PLAN.fields(), "engine": engine, "local_steps": 1, "rounds": 2})
     runs = [list(package(PROBLEM, FedGMT(gamma=gamma, lam=1e9, alpha=0.0), plan)) for gamma in (0.0, 9.0)]
