@@ -19,6 +19,7 @@ _METHODS = [
     "FedAdagrad", "FedNova", "FedSAM", "MoFedSAM", "FedGamma", "FedSMOO", "FedLESAM", "FedInit",
     "Clip", "DP", "TopK", "Quantise",
     "AFedPD", "AFedPDSAM", "FedGloSS", "FedACG", "FedNSAM", "FedWMSAM", "FedTOGA",
+    "FedLESAMD", "FedLESAMS", "FedSWA", "FedMoSWA", "FedGMT", "FedExP",
 ]  # fmt: skip
 _PUBLIC = {
     "METHODS": "methods",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from .origin import reason
 from .plan import Plan
 from .sampling import batch_order, key, rng, seed_device
 from .symptoms import grown, large
+from .teacher import PASSES, Pull, is_taught
 from .uploads import upload_digests
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
@@ -102,12 +103,13 @@ class Facts(NamedTuple):
     n: int
     train_loss: float  # mean loss at the first oracle call of each step
     drift: float  # ||x_iK - x^t||^2
-    grad_evals: float  # in whole minibatches
+    grad_evals: float  # in whole minibatches; a teacher's pass forward is a third
     share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
     own: Score | None = None  # of its own model on its own data, in a round that asks for it
     digest: int | None = None  # of its own upload
+    mean_rate: float = 1.0  # of the method's `rate` over its steps
 
 
 class Reply(NamedTuple):
@@ -128,9 +130,11 @@ class Oracle:
         self.loss = work.loss
         self.precision = work.plan.precision
         self.clip = work.gradient_clip
+        self.taught = partial(is_taught, work.flat, work.data.classes, type(work.method).__name__)
         self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
         self.evals = 0.0
+        self.passes = 0.0  # forward alone, of teachers
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to a new minibatch and dropout mask."""
@@ -139,16 +143,30 @@ class Oracle:
         self.mask_seed = mask_seed
         self.calls = 0
 
-    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         rows = len(self.inputs)
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
         if self.calls == len(self.buffers):
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
+        inputs, term = self.inputs[:used], None
+        if teacher is not None and self.taught(teacher, pull, tau):
+            seed_device(self.flat.device, self.mask_seed)
+            with arithmetic(self.precision, self.flat.device):  # one of its own: autocast remembers weights
+                term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
+            self.passes += used / rows
         seed_device(self.flat.device, self.mask_seed)
         later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
         with arithmetic(self.precision, self.flat.device), later:  # a step counts once in running statistics
-            loss = self.flat.gradient(x, self.inputs[:used], self.targets[:used], self.loss, out)
+            loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
         if self.calls == 0:
             self.losses.append(loss)
         self.calls += 1
@@ -157,7 +175,7 @@ class Oracle:
 
 
 def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
-    """K local steps of one client: `x -= lr * (direction + mix * wd * x)`.
+    """K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`.
 
     Args:
         down: what the server sent, in the model's dtype.
@@ -178,13 +196,14 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     flat.model.train()
     k = 0
     try:
+        rates = hooks.rates(steps)
         x = hooks.start(down, client).clone()
         for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
-            step_(x, hooks.direction(x, oracle, down, client), job.lr, work)
+            step_(x, hooks.direction(x, oracle, down, client), job.lr * rates[k - 1], work)
             if k == 1:
                 flat.refuse_changed_buffers()
-        local = Local(steps, job.lr, len(rows), job.t, seed, job.client, work.plan.active)
+        local = Local(steps, job.lr, len(rows), job.t, seed, job.client, work.plan.active, sum(rates) / steps)
         metrics = hooks.client_metrics(x, down, client, local)
         own = own_model(work, job, x)
         up, kept = hooks.upload(x, down, client, local)
@@ -197,7 +216,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    facts = Facts(steps, len(rows), train_loss, drift, oracle.evals, 1, sent, metrics, own, *upload_digests(up))
+    spent, digest = oracle.evals + oracle.passes / PASSES, upload_digests(up)[0]
+    facts = Facts(steps, len(rows), train_loss, drift, spent, 1, sent, metrics, own, digest, local.mean_rate)
     return Reply(job, up, kept, facts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ import torch
 from .compat import version
 from .errors import Diverged, UserError
 from .method import Grad, Local, Method, Round, dense_bytes, nested
-from .metrics import numbers, reports
+from .metrics import number, numbers, reports
 from .origin import defined, reason
 from .vec import all_finite
 
@@ -38,8 +39,8 @@ class Hooks:
         self.d = d
         self.dtype = dtype
         self._up: list[Field] = []  # of the first upload
-        self.reporting = {hook for hook in ("metrics", "client_metrics", "sent", "settle") if reports(method, hook)}
-        self._receives = reports(method, "received")
+        hooks = ("metrics", "client_metrics", "sent", "settle", "received", "rate")
+        self.reporting = {hook for hook in hooks if reports(method, hook)}
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
@@ -83,6 +84,21 @@ class Hooks:
         self._vector("direction", direction, tuple(x.shape))
         return direction
 
+    def rates(self, K: int) -> list[float]:
+        """What the rate of each of K steps is multiplied with."""
+        if "rate" not in self.reporting:
+            return [1.0] * K
+        with self._untouched("rate"):
+            told = [self.method.rate(k, K) for k in range(K)]
+        found = [number(rate) for rate in told]
+        good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
+        if len(good) < K:
+            k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
+            raise self._error("rate", f"must return a number >= 0, found {_kind(told[k])} in step {k} of {K}")
+        if not any(good):
+            raise self._error("rate", f"must not be 0 in all of a round's {K} steps")
+        return good
+
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         """What travels up, always of the same fields, and the state to keep, of the fields it had."""
         with self._untouched("upload", down=down):
@@ -112,7 +128,7 @@ class Hooks:
 
     def received(self, mean: Any, round: Round) -> Any:
         """The mean of the uploads as the server goes on with it, of the same fields."""
-        if not self._receives:
+        if "received" not in self.reporting:
             return mean
         with self.hook("received", f"round {round.t + 1}"):
             new = self.method.received(mean, round)

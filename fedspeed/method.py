@@ -6,7 +6,7 @@ one-element tensors or NamedTuples of them. A round is
 
     down = broadcast(server)                                    once, sent to every active client
     x    = start(down, client)                                  on each active client
-    x   -= lr * (direction(x, grad, down, client) + mix * wd * x)     K times
+    x   -= lr * rate(k, K) * (direction(x, grad, down, client) + mix * wd * x)     for k = 0..K-1; rate is 1 by default
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
     client = settle(client, mean(up), Round(t, S, N, K, ...))   each counted client, before it is stored; few need it
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean (`received`) reaches the server
@@ -40,9 +40,18 @@ class Grad(Protocol):
     All calls of one step see the same minibatch, augmentation and dropout mask. Each call returns a buffer of its
     own that is yours to overwrite until the step ends. `fraction` < 1 uses only the first part of the minibatch (and a
     dropout mask of that size); the cost of a run is counted in fractions of a minibatch.
+
+    With a `teacher`, one vector of length d for all clients, the gradient is that of
+
+        loss(x) + pull tau^2 KL(softmax(f(teacher) / tau) || softmax(f(x) / tau))
+
+    f being the model's outputs on the same minibatch; the teacher is not differentiated, and its pass counts as a third
+    of a gradient. Data without classes are refused.
     """
 
-    def __call__(self, x: Vec, fraction: float = 1.0) -> Vec: ...
+    def __call__(
+        self, x: Vec, fraction: float = 1.0, *, teacher: Vec | None = None, pull: float = 1.0, tau: float = 1.0
+    ) -> Vec: ...
 
 
 class Local(NamedTuple):
@@ -60,6 +69,12 @@ class Local(NamedTuple):
     seed: int = 0
     client: int | tuple[int, ...] = 0  # in a block one index per row; all else is the same for all rows
     active: int = 0  # clients that were asked in this round
+    mean_rate: float = 1.0  # of rate(k, K) over the steps
+
+    @property
+    def lr_sum(self) -> float:
+        """The sum of the rates of all steps, K lr unless the method has a `rate`: -D / lr_sum is a mean direction."""
+        return self.K * self.lr * self.mean_rate
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -79,6 +94,12 @@ class Round(NamedTuple):
     lr: float
     seed: int = 0
     active: int = 0
+    mean_rate: float = 1.0  # of rate(k, K_i) over all steps, under those weights
+
+    @property
+    def lr_sum(self) -> float:
+        """The mean under those weights of what `Local.lr_sum` is for each client."""
+        return self.K * self.lr * self.mean_rate
 
 
 class Nothing(NamedTuple):
@@ -96,7 +117,8 @@ class Method(Params):
     released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
     bounds_uploads: ClassVar[bool] = False  # uploads have at most some norm: no wrapper around it may change them
     hands_on: ClassVar[Collection[str]] = ()  # hooks that a wrapper writes only to call its base's
-    reads_gradient_from_D: ClassVar[bool] = False  # D / (K lr) is taken as a mean gradient, D measured from the start
+    reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
+    family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped
 
     @property
     def mix(self) -> float:
@@ -138,6 +160,10 @@ class Method(Params):
     def direction(self, x: Vec, grad: Grad, down: Any, client: Any) -> Vec:
         """The descent direction at x. May change `client` in place (it is a private copy), nothing else."""
         raise NotImplementedError
+
+    def rate(self, k: int, K: int) -> float:
+        """What the local rate is multiplied with in step k = 0..K-1 of a round, weight decay included."""
+        return 1.0
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         """What travels up after K steps, and the state the client keeps."""

@@ -37,14 +37,14 @@ def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     for name, value in told.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise error(f"must return names such as update_norm, found {name!r}")
-        number = _number(value)
-        if number is None:
+        one = number(value)
+        if one is None:
             raise error(f"must return numbers, found {name} = {value!r}; a vector's norm is one: v.norm()")
-        found[name] = number
+        found[name] = one
     return found
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A real number, or a tensor of one, as a float; None for anything else."""
     try:
         one = value.item() if hasattr(value, "item") else value
@@ -73,3 +73,9 @@ def merged(method: Method, own: dict[str, float], replies: Iterable[Reply]) -> d
 def average(replies: list[Reply], name: str) -> float:
     """The mean over clients of one of the facts that every reply has, `drift` for example."""
     return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
+
+
+def steps_of(replies: list[Reply], weight: Callable[[Reply], float], total: float) -> tuple[float, float]:
+    """The mean number of local steps under the weights, whose sum is `total`, and the mean rate of those steps."""
+    steps = sum(weight(reply) * reply.facts.K for reply in replies)
+    return steps / total, sum(weight(reply) * reply.facts.K * reply.facts.mean_rate for reply in replies) / steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .method import Method, nested
-from .methods import AFedPD, AFedPDSAM, FedADMM, FedDyn, FedGloSS, FedPD, FedSMOO, FedSpeed, FedTOGA, Wrapper
+from .methods import AFedPD, AFedPDSAM, FedADMM, FedDyn, FedGloSS, FedLESAMD, FedPD, FedSMOO, FedSpeed, FedTOGA, Wrapper
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code does where it
@@ -20,7 +20,7 @@ RELEASED: dict[str, Any] = {
     "lr_decay": 0.998,
 }
 
-SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, AFedPD, AFedPDSAM, FedGloSS, FedTOGA)
+SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, AFedPD, AFedPDSAM, FedGloSS, FedTOGA, FedLESAMD)
 """Methods with a prox term and a dual, for which the paper takes a slower decay."""
 
 

@@ -25,7 +25,7 @@ from .interrupts import together
 from .jobs import turns
 from .metering import Meter
 from .method import Method, Round
-from .metrics import average, merged
+from .metrics import average, merged, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
@@ -209,8 +209,8 @@ class Simulation(ShownSimulation):
         bytes_down = len(active) * tree_bytes(down)
         mean, replies, bytes_up = collect(self, jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
-        steps = sum(weight(self.plan, reply) * reply.facts.K for reply in replies)
-        told = Round(t, mean.weight, self._total, steps / mean.weight, lr, plan.seed, len(active))
+        K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
+        told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
         with one_thread():  # the bits of a sum depend on the number of threads
             result = work.hooks.received(mean.result(), told)
             settle(self.states, work.hooks, result, told)

@@ -104,9 +104,9 @@ class Traced(Hooks):
             return super().direction(x, grad, down, client)
         inside = trace.seconds["gradients"]
 
-        def asked(x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+        def asked(x: torch.Tensor, fraction: float = 1.0, **teacher: Any) -> torch.Tensor:
             with trace.timed("gradients"):
-                g = grad(x, fraction)
+                g = grad(x, fraction, **teacher)
             norms.append(_norm(trace.own(g)))
             return g
 

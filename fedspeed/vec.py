@@ -217,14 +217,28 @@ class FlatModel:
         finally:
             self.load(self.x)
 
+    def outputs(self, x: torch.Tensor, inputs: torch.Tensor) -> Any:
+        """What the model at x says, without a graph behind it."""
+        self.load(x)
+        with torch.no_grad():
+            return self.model(inputs)
+
     def gradient(
-        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, out: torch.Tensor
+        self,
+        x: torch.Tensor,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        loss: Loss,
+        out: torch.Tensor,
+        term: Callable[[Any], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Write the gradient of the loss at x into `out`; returns the loss."""
+        """Write the gradient of the loss at x, plus a term of the model's outputs, into `out`; returns the loss."""
         self.load(x)
         with torch.enable_grad():  # the caller may be inside torch.no_grad()
-            value = loss(self.model(inputs), targets)
-            grads = torch.autograd.grad(value, self.parameters, allow_unused=True)
+            outputs = self.model(inputs)
+            value = loss(outputs, targets)
+            whole = value if term is None else value + term(outputs)
+            grads = torch.autograd.grad(whole, self.parameters, allow_unused=True)
         parts = out.split(self.sizes)  # type: ignore[no-untyped-call]
         for g, part, shape in zip(grads, parts, self.shapes, strict=True):
             part.view(shape).copy_(g) if g is not None else part.zero_()

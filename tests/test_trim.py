@@ -260,7 +260,7 @@ def apart(method, weight_decay, **settings):
     return float((a - b).norm()) / way
 
 
-NEEDS_NO_DECAY = {"fedlesam", "fedgloss", "fedwmsam", "fedtoga"}
+NEEDS_NO_DECAY = {"fedlesam", "fedgloss", "fedwmsam", "fedtoga", "fedlesamd", "fedlesams"}
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
@@ -278,9 +278,9 @@ def test_a_method_that_measures_movement_is_the_same_without_weight_decay(name):
     assert apart(METHODS[name](), 0.0) < 1e-10
 
 
-READS_X = {"fedprox", "feddyn", "fedadmm", "fedpd", "fedspeed", "fedsmoo", "fedinit"}
+READS_X = {"fedprox", "feddyn", "fedadmm", "fedpd", "fedspeed", "fedsmoo", "fedlesamd", "fedinit"}
 READS_X |= {"afedpd", "afedpdsam", "fedgloss", "fedacg", "fedtoga"}
-READS_PAST_MOVEMENT = {"scaffold", "fedgamma", "fedcm", "mofedsam"} | NEEDS_NO_DECAY
+READS_PAST_MOVEMENT = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fedmoswa", "fedgmt"} | NEEDS_NO_DECAY
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])
@@ -289,7 +289,8 @@ def test_released_clipping_counts_what_dead_taps_hold(method, weight_decay):
     """It is no clipping of gradients, so the two runs differ for methods that add x or past movements to one."""
     other = method.name in READS_X or (method.name in READS_PAST_MOVEMENT and weight_decay > 0)
     found = apart(method, weight_decay, clip=0.1, clip_mode="released")
-    assert found > 1e-8 if other else found < 1e-10
+    least = 1e-10 if method.name == "fedgmt" else 1e-8  # its past movement counts a tenth, and there is no prox term
+    assert found > least if other else found < 1e-10
 
 
 def test_the_lists_name_methods():

@@ -18,11 +18,14 @@ from ..rundir import RunDir
 from ..schedule import warmup_of
 from ..stopping import goal_accuracy
 from . import methodtext, options, several
+from .methods import grouped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..report.runs import Row
+
+Groups = list[tuple[str, str, str, str]]
 
 EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All methods
@@ -37,7 +40,7 @@ then time runs that had a network as if they had had this one.
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
   fedspeed compare fedspeed:rho=0 fedspeed:rho=0.05 fedspeed:rho=0.1 --seeds 5 --jobs 2
-  fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5
+  fedspeed compare all --data digits --split dirichlet:0.3 --clients 50 --active 5      by family and cost
   fedspeed compare fedspeed fedspeed+fedinit:0.05
   fedspeed compare fedspeed fedspeed+dp:noise=1,clip=0.5 fedspeed+topk:0.01 fedspeed+quantise:4
   fedspeed compare runs/first --baseline fedspeed      a folder of runs, or several run directories
@@ -131,6 +134,10 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     base, seeds = base_tables(args), several.parse_seeds(args.seeds or "3")
     several.check(args)
     tables = expand(args.methods, base, console if show else None)
+    if "all" in args.methods:
+        tables, groups = by_cost(tables)
+        if show:
+            _show_groups(groups, console)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
@@ -189,3 +196,26 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
         else:
             found.append((name, tables))
     return found
+
+
+def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], Groups]:
+    """The methods of `all` by family and cost, others where they were; and who costs the same: family, gradients per
+    step, vectors down and up, names."""
+    order = grouped(text for text, _ in tables if text in METHODS)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for family, name, c in order:
+        found.setdefault((family, f"{c.grads:.3g}", f"{c.down} / {c.up}"), []).append(name)
+    names = iter([name for _, name, _ in order])
+    moved = [next(names) if text in METHODS else text for text, _ in tables]
+    own = dict(tables)
+    return [(text, own[text]) for text in moved], [(*costs, ", ".join(some)) for costs, some in found.items()]
+
+
+def _show_groups(groups: Groups, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("family", "gradients per step", "vectors down / up", "methods", box=None, pad_edge=False)
+    for line in groups:
+        table.add_row(*line)
+    console.print(table, soft_wrap=False)
+    console.print()

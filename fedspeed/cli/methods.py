@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, one_line
 from ..method import Local, Method
-from ..methods import METHODS, WRAPPERS, build
+from ..methods import FAMILIES, METHODS, WRAPPERS, build
 from ..presets import paper_decay
 from ..registry import foreign
 from ..schedule import own_schedulable
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 server, client: what each keeps between rounds; down/up: vectors of length d per
-active client and round; grads: minibatch gradients per local step; decay: the
-paper's learning-rate decay. A field with * can rise over the first rounds, as
-the rate of every method can: --warmup lr=10,rho=10.
+active client and round; grads: minibatch gradients per local step (a teacher's
+pass forward is a third of one); decay: the paper's learning-rate decay. A field
+with * can rise over the first rounds, as the rate of every method can:
+--warmup lr=10,rho=10.
 `fedspeed methods NAME` explains one."""
 
 
@@ -40,11 +42,20 @@ def cost(method: Method) -> Cost:
     """Run the hooks on a small vector and count."""
     import torch
 
+    from ..teacher import PASSES
+
     evals = 0.0
 
-    def grad(x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def grad(
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         nonlocal evals
-        evals += fraction
+        evals += fraction * (1.0 if teacher is None else 1.0 + 1 / PASSES)
         return torch.ones_like(x)
 
     x0 = torch.arange(1.0, 4.0)
@@ -53,6 +64,28 @@ def cost(method: Method) -> Cost:
     direction = method.direction(method.start(down, client).clone(), grad, down, client)
     up, _ = method.upload(x0 - 0.1 * direction, down, client, Local(1, 0.1, 1))
     return Cost(_names(server), _names(client), _vectors(down), _vectors(up), evals)
+
+
+def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
+    """Family, name and cost of methods, by family and then by cost: gradients per step, vectors down and up."""
+    found = [(method.family, name, cost(method)) for name in names for method in [METHODS[name]()]]
+    return sorted(found, key=lambda one: ([*FAMILIES, one[0]].index(one[0]), one[2].grads, one[2].down + one[2].up))
+
+
+def markdown() -> str:
+    """README's table, from the classes."""
+    lines = [
+        "| family | method | client keeps | vectors down / up | gradients per step | fields and defaults |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family, name, c in grouped(METHODS):
+        shown = {True: "true", False: "false"}
+        own = ", ".join(
+            f"{key} {shown[value] if isinstance(value, bool) else value}"
+            for key, value in METHODS[name]().fields().items()
+        )
+        lines.append(f"| {family} | `{name}` | {c.client} | {c.down} / {c.up} | {c.grads:.3g} | {own} |")
+    return "\n".join(lines)
 
 
 def _vectors(tree: Any) -> int:
@@ -67,16 +100,22 @@ def _names(tree: Any) -> str:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """An optional name."""
-    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n"
+    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods --markdown\n"
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
     )
+    parser.add_argument("--markdown", action="store_true", help="the list by family and cost, as README has it")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """The list, or one method."""
     from rich.table import Table
 
+    if args.markdown and args.name:
+        raise UserError(f"methods: --markdown is for the whole list, got {args.name}; leave one out")
+    if args.markdown:
+        console.print(markdown(), markup=False, soft_wrap=True)
+        return 0
     if not args.name:
         table = Table("method", "server", "client", "down/up", "grads", "decay", box=None, pad_edge=False)
         table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
@@ -87,7 +126,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
                 for key, value in own.items()
             )
             table.add_row(
-                name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:g}", f"{paper_decay(cls())}", shown
+                name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown
             )
         console.print(table, soft_wrap=False)
         console.print(LEGEND)
@@ -106,8 +145,9 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
         ) from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
-    console.print(f"\nserver keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
+    kind = f"{method.family}: " if method.family else ""
+    console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
+                  f"{c.grads:.3g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)

@@ -25,6 +25,8 @@ class Call(NamedTuple):
     points: torch.Tensor
     fraction: float
     gradients: torch.Tensor
+    teacher: torch.Tensor | None
+    pulled: tuple[float, float]
 
 
 class Recorder:
@@ -34,10 +36,18 @@ class Recorder:
         self.grad, self.rows = grad, rows
         self.calls: list[Call] = []
 
-    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         points = x[self.rows]  # a copy: x may be the gradient's own buffer by the time it is looked at
-        g = self.grad(x, fraction)
-        self.calls.append(Call(points, fraction, g[self.rows]))
+        g = self.grad(x, fraction) if teacher is None else self.grad(x, fraction, teacher=teacher, pull=pull, tau=tau)
+        self.calls.append(Call(points, fraction, g[self.rows], teacher, (pull, tau)))
         return g
 
 
@@ -49,13 +59,25 @@ class Playback:
         self.at = at
         self.used = 0
 
-    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         if self.used == len(self.calls):
             raise Mixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
         call = self.calls[self.used]
         self.used += 1
         if fraction != call.fraction:
             raise Mixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
+        if (teacher is None) != (call.teacher is None) or (pull, tau) != call.pulled:
+            raise Mixed(f"asks for another teacher's pull in gradient {self.used}")
+        if teacher is not None and call.teacher is not None:
+            _compare(f"the teacher of gradient {self.used}", call.teacher, teacher)
         _compare(f"the point of gradient {self.used}", call.points[self.at], x, call.gradients[self.at])
         return call.gradients[self.at].clone()
 

@@ -8,6 +8,7 @@ which clients share a block depends on the cohort alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,10 +21,11 @@ from ..errors import Diverged, UserError
 from ..method import Local, Method
 from ..origin import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
+from ..teacher import PASSES, Pull, is_taught
 from ..uploads import upload_digests
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
-from .gradients import mapped_gradient, stacked_gradient
+from .gradients import mapped_gradient, outputs_at, stacked_gradient
 
 ROWS = 128
 """Clients in a block, at most."""
@@ -71,13 +73,14 @@ class Block:
         oracle.begin()
         work.flat.model.train()
         try:
+            rates = work.hooks.rates(K)
             start = hooks.start(down, client)
             x = start.expand(len(jobs), start.shape[-1]).clone()
             for k, positions in enumerate(batch_orders(n, work.plan.batch_size, K, keys), 1):
                 picked = np.take_along_axis(owned, positions, axis=1)
                 oracle.next_step(*_gather(work.data, picked, streams), masks + k)
-                step_(x, hooks.direction(x, oracle, down, client), lr, work)
-            local = Local(K, lr, n, t, seed, tuple(clients), work.plan.active)
+                step_(x, hooks.direction(x, oracle, down, client), lr * rates[k - 1], work)
+            local = Local(K, lr, n, t, seed, tuple(clients), work.plan.active, sum(rates) / K)
             metrics: list[dict[str, float] | None] = [None] * len(jobs)
             if "client_metrics" in work.hooks.reporting:  # row by row, as the loop calls it
                 states = unstack(client, len(jobs))
@@ -103,7 +106,7 @@ class Block:
         self.blocks += len(jobs) > 1
         losses = torch.stack(oracle.losses).mean(0).tolist()
         drifts = squared_distances(x, down.x)
-        sums = upload_digests(up, len(jobs))
+        sums, spent = upload_digests(up, len(jobs)), oracle.evals + oracle.passes / PASSES
         kepts = unstack(kept, len(jobs))
         good = list(range(len(jobs)))
         if not (np.isfinite(losses).all() and all_finite(up) and all_finite(kept)):
@@ -119,7 +122,8 @@ class Block:
             if i in counted:
                 first = i == good[0]
                 share = len(good) if first else 0
-                facts = Facts(K, n, losses[i], drifts[i], oracle.evals, share, sent[i], metrics[i], own[i], sums[i])
+                facts = Facts(K, n, losses[i], drifts[i], spent, share, sent[i], metrics[i], own[i], sums[i])
+                facts = facts._replace(mean_rate=local.mean_rate)
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
                 replies.append(self._lost(jobs, i, K, down, client))
@@ -138,12 +142,14 @@ class BlockOracle:
         self.flat = work.flat
         self.clip = work.gradient_clip
         self.precision = work.plan.precision
+        self.taught = partial(is_taught, work.flat, work.data.classes, type(work.method).__name__)
         self.gradient = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
 
     def begin(self) -> None:
         """A new block."""
         self.losses: list[torch.Tensor] = []
         self.evals = 0.0
+        self.passes = 0.0
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
         """Move on to new minibatches and dropout masks."""
@@ -152,12 +158,26 @@ class BlockOracle:
         self.mask_seed = mask_seed
         self.first = True
 
-    def __call__(self, x: torch.Tensor, fraction: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
         rows = self.inputs.shape[1]
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        inputs, targets, held = self.inputs[:, :used], self.targets[:, :used], None
+        if teacher is not None and self.taught(teacher, pull, tau):
+            seed_device(self.flat.device, self.mask_seed)
+            with arithmetic(self.precision, self.flat.device):
+                held = Pull(outputs_at(self.flat, teacher, inputs), pull, tau)
+            self.passes += used / rows
         seed_device(self.flat.device, self.mask_seed)
         with arithmetic(self.precision, self.flat.device):
-            g, loss = self.gradient(x, self.inputs[:, :used], self.targets[:, :used])
+            g, loss = self.gradient(x, inputs, targets, held)
         if self.first:
             self.losses.append(loss.detach())
             self.first = False

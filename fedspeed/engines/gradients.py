@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
+from ..teacher import Pull
 from ..vec import FlatModel, Loss
 
-Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and one loss per client."""
+
+class Gradient(Protocol):
+    """Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and one loss per client; the
+    gradients, not the losses, hold a teacher's pull if there is one."""
+
+    def __call__(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 Slope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
 
 
@@ -24,14 +33,46 @@ def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
     """The gradient of any module, through `torch.func`."""
 
     def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
-        named = {
-            name: part.view(shape).to(p.dtype)
-            for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
-        }
-        return loss(torch.func.functional_call(flat.model, named, (inputs,)), targets)
+        return loss(_call(flat, v, inputs), targets)
 
-    return torch.func.vmap(torch.func.grad_and_value(one), randomness="different")
+    def gradient(
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if pull is None:
+            found: tuple[torch.Tensor, torch.Tensor] = alone(x, inputs, targets)
+            return found
+
+        def pulled(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor) -> Any:
+            outputs = _call(flat, v, inputs)
+            value = loss(outputs, targets)
+            return value + pull._replace(logits=logits).term(outputs), value
+
+        both = torch.func.vmap(torch.func.grad(pulled, has_aux=True), randomness="different")
+        found = both(x, inputs, targets, pull.logits)
+        return found
+
+    alone = torch.func.vmap(torch.func.grad_and_value(one), randomness="different")
+    return gradient
+
+
+def outputs_at(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """The outputs of one vector for every client's minibatch (clients, batch, ...), without a graph behind them."""
+    if is_chain(flat.model):  # nothing there sees more than its own sample
+        found: torch.Tensor = flat.outputs(v, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return found
+    with torch.no_grad():
+        found = torch.func.vmap(lambda own: _call(flat, v, own), randomness="different")(inputs)
+    return found
+
+
+def _call(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> Any:
+    """The model's outputs with the parameters of a vector."""
+    parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
+    named = {
+        name: part.view(shape).to(p.dtype)
+        for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
+    }
+    return torch.func.functional_call(flat.model, named, (inputs,))
 
 
 class Linear(NamedTuple):
@@ -71,11 +112,13 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
     slope, first = SLOPES[loss], next(i for i, m in enumerate(layers) if isinstance(m, nn.Linear))
     steps = [_linear(m, flat) if isinstance(m, nn.Linear) else m for m in layers]
 
-    def gradient(x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         y, seen = inputs, []
         for step in steps:
             if isinstance(step, Linear) and (y.ndim != 3 or torch.is_autocast_enabled(x.device.type)):
-                return mapped_gradient(flat, loss)(x, inputs, targets)
+                return mapped_gradient(flat, loss)(x, inputs, targets, pull)
             seen.append(y)
             if isinstance(step, Linear):
                 y = step.forward(x, y)
@@ -83,8 +126,10 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
                 y = torch.relu(y) if isinstance(step, nn.ReLU) else y.flatten(2)
         found = slope(y, targets)
         if found is None:
-            return mapped_gradient(flat, loss)(x, inputs, targets)
+            return mapped_gradient(flat, loss)(x, inputs, targets, pull)
         losses, e = found
+        if pull is not None:
+            e.add_(pull.slope(y))
         g = torch.empty_like(x)
         for number in reversed(range(first, len(steps))):
             step, y = steps[number], seen[number]

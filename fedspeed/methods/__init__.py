@@ -24,9 +24,14 @@ from .fedadmm import FedADMM as FedADMM
 from .fedavg import FedAvg as FedAvg
 from .fedcm import FedCM as FedCM
 from .feddyn import FedDyn as FedDyn
+from .fedexp import FedExP as FedExP
 from .fedgamma import FedGamma as FedGamma
 from .fedgloss import FedGloSS as FedGloSS
+from .fedgmt import FedGMT as FedGMT
 from .fedlesam import FedLESAM as FedLESAM
+from .fedlesamd import FedLESAMD as FedLESAMD
+from .fedlesams import FedLESAMS as FedLESAMS
+from .fedmoswa import FedMoSWA as FedMoSWA
 from .fednova import FedNova as FedNova
 from .fednsam import FedNSAM as FedNSAM
 from .fedpd import FedPD as FedPD
@@ -34,6 +39,7 @@ from .fedprox import FedProx as FedProx
 from .fedsam import FedSAM as FedSAM
 from .fedsmoo import FedSMOO as FedSMOO
 from .fedspeed import FedSpeed as FedSpeed
+from .fedswa import FedSWA as FedSWA
 from .fedtoga import FedTOGA as FedTOGA
 from .fedwmsam import FedWMSAM as FedWMSAM
 from .fedyogi import FedYogi as FedYogi
@@ -46,12 +52,28 @@ from .wrappers import Wrapper as Wrapper
 
 _PAPER = (FedAvg, FedProx, FedAdam, Scaffold, FedCM, FedDyn, FedADMM, FedSpeed)
 _FAMILY = (FedPD, FedYogi, FedAdagrad, FedNova, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM)
-_AFTER = (AFedPD, AFedPDSAM, FedGloSS, FedACG, FedNSAM, FedWMSAM, FedTOGA)
+_AFTER = (
+    AFedPD,
+    AFedPDSAM,
+    FedGloSS,
+    FedACG,
+    FedNSAM,
+    FedWMSAM,
+    FedTOGA,
+    FedLESAMD,
+    FedLESAMS,
+    FedSWA,
+    FedMoSWA,
+    FedGMT,
+)
 
 METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY, *_AFTER)}
 """The methods of the paper's comparison first, then the family around them, then what came after FedSpeed."""
 
-WRAPPERS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (FedInit, Clip, DP, TopK, Quantise)}
+FAMILIES = ("averaging", "adaptive server", "control variates", "momentum", "primal-dual", "sharpness-aware")
+"""What `Method.family` says, in the order of lists."""
+
+WRAPPERS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (FedInit, FedExP, Clip, DP, TopK, Quantise)}
 """Methods around a method: `fedspeed+topk:0.01+dp:noise=1`."""
 
 

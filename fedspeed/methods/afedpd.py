@@ -60,6 +60,7 @@ class AFedPD(Method):
     """
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn")
+    family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("AFedPD", lr, 1 / self.lam, "1/lam")

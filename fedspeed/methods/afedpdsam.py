@@ -59,6 +59,7 @@ class AFedPDSAM(Method):
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn")
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("AFedPDSAM", lr, 1 / self.lam, "1/lam")

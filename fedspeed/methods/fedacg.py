@@ -50,6 +50,7 @@ class FedACG(Method):
 
     gamma: float = param(0.85, "[0, 1)", "gamma, memory of the server's momentum")
     beta: float = param(0.002, "[0, inf)", "beta, weight of the prox term")
+    family = "momentum"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedACG", lr, self.beta, "beta")

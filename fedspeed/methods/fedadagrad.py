@@ -56,6 +56,7 @@ class FedAdagrad(Method):
     beta1: float = param(0.0, "[0, 1)", "beta1, the memory of the first moment")
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
+    family = "adaptive server"
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), zeros(x0) + self.v0)

@@ -58,6 +58,7 @@ class FedAdam(Method):
     beta2: float = param(0.99, "[0, 1]", "beta2, the memory of the second moment")
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
+    family = "adaptive server"
     released: ClassVar[Mapping[str, Any]] = {"tau": 0.01}
 
     def init_server(self, x0: Vec) -> Server:

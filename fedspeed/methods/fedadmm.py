@@ -69,6 +69,7 @@ class FedADMM(Method):
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
     variant: str = param("wang", ("wang", "gong", "active"), "the server rule, by the paper it is from")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g of variant `gong`")
+    family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedADMM", lr, 1 / self.lam, "1/lam")

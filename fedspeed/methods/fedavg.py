@@ -44,6 +44,7 @@ class FedAvg(Method):
     """
 
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "averaging"
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)

@@ -53,6 +53,7 @@ class FedCM(Method):
 
     alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient", tune="0.03..1:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "momentum"
     reads_gradient_from_D = True
 
     @property
@@ -72,5 +73,5 @@ class FedCM(Method):
         return Up(xK - down.x), client
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
-        Delta = -mean.D / (round.K * round.lr)  # line 4
+        Delta = -mean.D / round.lr_sum  # line 4
         return Server(server.x + self.eta_g * mean.D, Delta)  # line 3

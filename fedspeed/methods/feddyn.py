@@ -55,6 +55,7 @@ class FedDyn(Method):
     """
 
     alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed", tune="0.01..1:log")
+    family = "primal-dual"
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

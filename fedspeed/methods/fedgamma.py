@@ -61,6 +61,7 @@ class FedGamma(Method):
     rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    family = "sharpness-aware"
     running_mean = ("c", "c")
     reads_gradient_from_D = True
 
@@ -79,7 +80,7 @@ class FedGamma(Method):
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x
-        c = client.c - down.c - D / (run.K * run.lr)  # line 3
+        c = client.c - down.c - D / run.lr_sum  # line 3
         return Up(D, c - client.c), Client(c)
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:

@@ -64,6 +64,7 @@ class FedGloSS(Method):
     lam: float = param(10.0, "(0, inf)", "the paper's beta, 1/alpha of FedDyn")
     rho: float = param(0.15, "[0, inf)", "rho, length of the server's ascent step", schedulable=True)
     rho_l: float = param(0.15, "[0, inf)", "rho_l, length of the clients' ascent step", schedulable=True)
+    family = "sharpness-aware"
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

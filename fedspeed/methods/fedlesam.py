@@ -56,6 +56,7 @@ class FedLESAM(Method):
 
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "sharpness-aware"
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)

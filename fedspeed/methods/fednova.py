@@ -47,6 +47,7 @@ class FedNova(Method):
     """
 
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "averaging"
     reads_gradient_from_D = True
 
     def init_server(self, x0: Vec) -> Server:

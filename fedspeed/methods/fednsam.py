@@ -60,6 +60,7 @@ class FedNSAM(Method):
     gamma: float = param(0.85, "[0, 1)", "gamma, memory of the server's momentum")
     rho: float = param(0.05, "[0, inf)", "rho, length of the ascent step", schedulable=True)
     ascent: str = param("local", ("local", "momentum"), "what the ascent step follows")
+    family = "sharpness-aware"
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

@@ -55,6 +55,7 @@ class FedPD(Method):
     """
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
+    family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedPD", lr, 1 / self.lam, "1/lam")

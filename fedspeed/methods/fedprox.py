@@ -52,6 +52,7 @@ class FedProx(Method):
         0.1, "[0, inf)", "the prox weight mu, 1/lam of FedSpeed and w of its paper's experiments", tune="0.01..1:log"
     )
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "averaging"
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedProx", lr, self.mu, "mu")

@@ -53,6 +53,7 @@ class FedSAM(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    family = "sharpness-aware"
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)

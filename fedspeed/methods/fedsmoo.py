@@ -65,6 +65,7 @@ class FedSMOO(Method):
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors", schedulable=True, tune="0.01..0.5:log")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    family = "sharpness-aware"
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

@@ -88,6 +88,7 @@ class FedSpeed(Method):
     prox: bool = param(True, about="whether the prox term is on")
     server: str = param("all", ("all", "active"), "the server rule: `all` as released, `active` as printed")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    family = "primal-dual"
     released: ClassVar[Mapping[str, Any]] = {"alpha": 1.0, "normalise": True, "server": "all"}
 
     def __post_init__(self) -> None:

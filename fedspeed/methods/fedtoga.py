@@ -67,6 +67,7 @@ class FedTOGA(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
     kappa: float = param(1.0, "[0, inf)", "kappa, weight of the last mean step in the ascent")
     beta: float = param(0.9, "[0, inf)", "beta, weight of the last mean step in the direction")
+    family = "primal-dual"
     running_mean = ("h", "H")
     reads_gradient_from_D = True
 

@@ -71,6 +71,7 @@ class FedWMSAM(Method):
     rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True)
     alpha: float = param(0.1, "(0, 1)", "alpha, the weight of the fresh gradient in round 1")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "sharpness-aware"
     running_mean = ("c", "c")
     reads_gradient_from_D = True
     released: ClassVar[Mapping[str, Any]] = {"rho": 0.1}

@@ -57,6 +57,7 @@ class MoFedSAM(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
+    family = "sharpness-aware"
     reads_gradient_from_D = True
 
     @property
@@ -78,5 +79,5 @@ class MoFedSAM(Method):
         return Up(xK - down.x), client
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
-        Delta = -mean.D / (round.K * round.lr)  # line 4
+        Delta = -mean.D / round.lr_sum  # line 4
         return Server(server.x + self.eta_g * mean.D, Delta)  # line 3

@@ -55,6 +55,7 @@ class Scaffold(Method):
     """
 
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
+    family = "control variates"
     running_mean = ("c", "c")
     reads_gradient_from_D = True
 
@@ -72,7 +73,7 @@ class Scaffold(Method):
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x
-        c = client.c - down.c - D / (run.K * run.lr)  # line 3
+        c = client.c - down.c - D / run.lr_sum  # line 3
         return Up(D, c - client.c), Client(c)
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:

@@ -90,3 +90,13 @@ def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:
         warnings.warn(
             f"{name}: lr {lr:g} > 1 / ({symbol}) = {1 / weight:g}: steps overshoot the prox centre", stacklevel=3
         )
+
+
+def falling(k: int, K: int, rest: float) -> float:
+    """A rate within a round of K steps, from 1 in step 0 in a line towards `rest`, which step K would have.
+
+    Example:
+        >>> [falling(k, 4, rest=0.2) for k in range(4)]
+        [1.0, 0.8, 0.6, 0.4]
+    """
+    return (1 - k / K) + rest * k / K

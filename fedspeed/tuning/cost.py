@@ -46,11 +46,14 @@ def per_step(method: Method, rows: int) -> float:
     """How many gradients of a minibatch of so many rows one local step takes, by calling it once on a small vector."""
     import torch
 
+    from ..teacher import PASSES
+
     evals = 0.0
 
-    def grad(x: Any, fraction: float = 1.0) -> Any:
+    def grad(x: Any, fraction: float = 1.0, *, teacher: Any = None, pull: float = 1.0, tau: float = 1.0) -> Any:
         nonlocal evals
-        evals += 1.0 if fraction == 1.0 else max(1, round(fraction * rows)) / rows
+        part = 1.0 if fraction == 1.0 else max(1, round(fraction * rows)) / rows
+        evals += part * (1.0 + 1 / PASSES if teacher is not None and pull else 1.0)
         return torch.ones_like(x)
 
     x0 = torch.arange(1.0, 4.0)

@@ -18,7 +18,7 @@ from fedspeed.backends import shared, worth_processes
 from fedspeed.backends.process import Processes
 from fedspeed.errors import Diverged, UserError
 from fedspeed.jobs import make_jobs
-from fedspeed.methods import METHODS, FedInit, FedSpeed
+from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
@@ -31,7 +31,9 @@ def test_two_workers_give_the_bits_of_serial(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("method", [*(cls() for cls in METHODS.values()), FedInit(FedSpeed())], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedExP()], ids=lambda m: m.name
+)
 def test_every_method_on_every_number_of_workers(method, workers):
     assert_same_bits(outcome(method), outcome(method, backend="process", workers=workers))
 

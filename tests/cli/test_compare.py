@@ -16,7 +16,8 @@ import pytest
 from test_cli import in_a_terminal
 
 from fedspeed import Config, batch
-from fedspeed.cli import main, methodtext, several
+from fedspeed.cli import compare, main, methodtext, several
+from fedspeed.methods import FAMILIES
 from fedspeed.report.runs import RunFiles
 
 QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
@@ -335,6 +336,25 @@ def test_parsing_of_methods_and_seeds():
     assert methodtext.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
     assert several.parse_seeds("3") == [0, 1, 2]
     assert several.parse_seeds("3,1") == [3, 1]
+
+
+def test_all_is_by_family_and_cost(capsys):
+    """Costs as measured by running the hooks; what was named beside `all` stays where it was."""
+    tables = compare.expand(["fedspeed:rho=0", "all", "fedinit:base=fedspeed"], {"active": 2, "clients": 10}, None)
+    moved, groups = compare.by_cost(tables)
+    names = [text for text, _ in moved]
+    assert [names[0], names[1], names[-1]] == ["fedspeed:rho=0", "fedavg", "fedinit:base=fedspeed"]
+    assert dict(moved) == dict(tables)
+    assert names[1:-1] == [name for *_, some in groups for name in some.split(", ")]
+    assert ("sharpness-aware", "1.33", "2 / 1", "fedgmt") in groups
+    assert "fedsam" in next(
+        some for family, grads, ways, some in groups if (grads, ways) == ("2", "1 / 1") and "sharp" in family
+    )
+    families = [family for family, *_ in groups]
+    assert list(dict.fromkeys(families)) == [family for family in FAMILIES if family in families]
+    for family in FAMILIES:
+        costs = [float(grads) for whose, grads, *_ in groups if whose == family]
+        assert costs == sorted(costs)
 
 
 def test_a_damaged_summary_is_no_finished_run(tmp_path):

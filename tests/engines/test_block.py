@@ -15,14 +15,14 @@ from fedspeed.data.federated import Federated
 from fedspeed.engines import gradients, resolve_engine
 from fedspeed.engines.gradients import mapped_gradient, stacked_gradient
 from fedspeed.errors import Diverged
-from fedspeed.methods import METHODS, FedADMM, FedAvg, FedInit, FedSpeed
+from fedspeed.methods import METHODS, FedADMM, FedAvg, FedExP, FedInit, FedSpeed, Scaffold
 from fedspeed.models import build_model
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 from fedspeed.vec import FlatModel
 
-EVERY = [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedSpeed(server="active", ascent_fraction=0.5),
-         FedADMM(variant="active")]  # fmt: skip
+EVERY = [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedExP(Scaffold()), FedADMM(variant="active"),
+         FedSpeed(server="active", ascent_fraction=0.5)]  # fmt: skip
 PLAN = Plan(rounds=4, active=5, local_epochs=2, batch_size=4, weight_decay=0.01, seed=2)
 
 

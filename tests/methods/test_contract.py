@@ -19,7 +19,20 @@ from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.method import Local, Round
-from fedspeed.methods import METHODS, WRAPPERS, AFedPD, FedADMM, FedAvg, FedInit, FedNSAM, FedSpeed, FedWMSAM
+from fedspeed.methods import (
+    FAMILIES,
+    METHODS,
+    WRAPPERS,
+    AFedPD,
+    FedADMM,
+    FedAvg,
+    FedExP,
+    FedInit,
+    FedNSAM,
+    FedSpeed,
+    FedWMSAM,
+    Scaffold,
+)
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 from fedspeed.vec import tree_leaves, tree_map
@@ -27,6 +40,7 @@ from fedspeed.vec import tree_leaves, tree_map
 ALL = [cls() for cls in METHODS.values()] + [
     FedInit(FedAvg()),
     FedInit(FedSpeed(), centre="global"),
+    FedExP(Scaffold()),
     FedSpeed(server="active", alpha=0.5, normalise=False),
     FedSpeed(correction=False),
     FedSpeed(correction=False, prox=False, ascent_fraction=0.25),
@@ -39,7 +53,8 @@ every = pytest.mark.parametrize("method", ALL, ids=lambda m: "-".join(str(v) for
 
 PUBLIC = (
     "fedavg fedprox fedadam fedyogi fedadagrad fednova scaffold fedcm feddyn fedadmm fedpd fedspeed fedsam mofedsam "
-    "fedgamma fedsmoo fedlesam afedpd afedpdsam fedgloss fedacg fednsam fedwmsam fedtoga"
+    "fedgamma fedsmoo fedlesam afedpd afedpdsam fedgloss fedacg fednsam fedwmsam fedtoga "
+    "fedlesamd fedlesams fedswa fedmoswa fedgmt"
 )
 
 
@@ -82,13 +97,17 @@ def assert_same(a, b):
 
 def test_the_public_names_are_there():
     assert set(PUBLIC.split()) == set(METHODS)
-    assert set(WRAPPERS) == {"fedinit", "clip", "dp", "topk", "quantise"}
+    assert set(WRAPPERS) == {"fedinit", "fedexp", "clip", "dp", "topk", "quantise"}
+
+
+def test_every_method_is_of_a_family():
+    assert {cls.family for cls in METHODS.values()} == set(FAMILIES)
 
 
 @every
 def test_hooks_return_what_they_declare_and_change_nothing(method):
     x0 = vector(0)
-    server, down, up, kept, new = one_round(method, x0, lambda x, fraction=1.0: x * x + 1)
+    server, down, up, kept, new = one_round(method, x0, lambda x, fraction=1.0, **teacher: x * x + 1)
     assert hasattr(down, "x")
     assert torch.equal(server.x, x0)
     assert type(new) is type(server)
@@ -114,7 +133,7 @@ def test_weight_decay_is_a_part_of_the_fresh_gradient(method):
 
     def direction(gradient, at):
         client = tree_map(torch.clone, method.init_client(x0))
-        return method.direction(at.clone(), lambda _, fraction=1.0: gradient.clone(), down, client)
+        return method.direction(at.clone(), lambda _, fraction=1.0, **teacher: gradient.clone(), down, client)
 
     mix = method.alpha if isinstance(method, FedWMSAM) else method.mix
     torch.testing.assert_close(direction(g + v, x) - direction(g, x), mix * v)
@@ -127,7 +146,7 @@ def test_hooks_run_on_a_block_of_clients_as_on_each(method):
     B, d = 3, 5
     x0, starts = vector(5, d), vector(6, B, d)
 
-    def grad(x, fraction=1.0):
+    def grad(x, fraction=1.0, **teacher):
         return (x**3 + fraction).clone()
 
     down = method.broadcast(method.init_server(x0))
@@ -221,6 +240,14 @@ BAD = [
     ("fednsam", {"ascent": "global"}),
     ("fedwmsam", {"alpha": 1.0}),
     ("fedtoga", {"kappa": float("inf")}),
+    ("fedlesamd", {"lam": 0.0}),
+    ("fedlesams", {"eta_g": 0.0}),
+    ("fedswa", {"rho": 1.1}),
+    ("fedswa", {"alpha": 0.0}),
+    ("fedmoswa", {"gamma": 0.0}),
+    ("fedgmt", {"tau": 0.0}),
+    ("fedgmt", {"gamma": -1.0}),
+    ("fedgmt", {"alpha": 1.0}),
 ]
 
 
@@ -245,14 +272,17 @@ def test_fedpd_needs_everybody():
         package(Softmax(), METHODS["fedpd"](), Plan(active=7, cohort="bernoulli"))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedwmsam", "fedtoga"])
+READS = ["scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedwmsam", "fedtoga", "fedlesams", "fedmoswa"]
+
+
+@pytest.mark.parametrize("name", READS)
 def test_relaxed_initialisation_refuses_a_global_centre_where_d_is_a_gradient(name):
     with pytest.raises(UserError, match="mean gradient"):
         FedInit(METHODS[name](), centre="global")
     FedInit(METHODS[name](), centre="start")
 
 
-PROX = ["fedspeed", "feddyn", "fedprox", "fedadmm", "fedpd", "fedsmoo"]
+PROX = ["fedspeed", "feddyn", "fedprox", "fedadmm", "fedpd", "fedsmoo", "fedlesamd"]
 PROX += ["afedpd", "afedpdsam", "fedgloss", "fedacg", "fedtoga"]
 
 

@@ -9,7 +9,20 @@ import pytest
 import torch
 from federations import Softmax, package
 
-from fedspeed import METHODS, Config, FedAvg, FedInit, FedSpeed, Method, Plan, Scaffold, UserError, Wrapper, load_data
+from fedspeed import (
+    METHODS,
+    Config,
+    FedAvg,
+    FedExP,
+    FedInit,
+    FedSpeed,
+    Method,
+    Plan,
+    Scaffold,
+    UserError,
+    Wrapper,
+    load_data,
+)
 from fedspeed.cli import options
 from fedspeed.contract import named
 from fedspeed.data.registry import CARDS
@@ -37,7 +50,9 @@ def variants(cls: type[Method]) -> list[Method]:
 
 
 EVERY = list(dict.fromkeys(method for cls in METHODS.values() for method in variants(cls)))
-WRAPPED = [wrap(method) for method in EVERY if method.running_mean for wrap in (FedInit, Wrapper)]
+WRAPPED = [wrap(method) for method in EVERY if method.running_mean for wrap in (FedInit, Wrapper)] + [
+    FedExP(Scaffold())
+]
 
 
 def trained(method: Method):
@@ -130,7 +145,18 @@ def test_a_users_class_may_say_what_its_authors_released(tmp_path):
 
 # The paper's learning-rate decays
 
-SLOWER = {"feddyn", "fedadmm", "fedspeed", "fedpd", "fedsmoo", "afedpd", "afedpdsam", "fedgloss", "fedtoga"}
+SLOWER = {
+    "feddyn",
+    "fedadmm",
+    "fedspeed",
+    "fedpd",
+    "fedsmoo",
+    "afedpd",
+    "afedpdsam",
+    "fedgloss",
+    "fedtoga",
+    "fedlesamd",
+}
 
 
 @pytest.mark.parametrize("name", METHODS)

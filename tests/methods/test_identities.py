@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -21,10 +23,15 @@ from fedspeed.methods import (
     FedAvg,
     FedCM,
     FedDyn,
+    FedExP,
     FedGamma,
     FedGloSS,
+    FedGMT,
     FedInit,
     FedLESAM,
+    FedLESAMD,
+    FedLESAMS,
+    FedMoSWA,
     FedNova,
     FedNSAM,
     FedPD,
@@ -32,6 +39,7 @@ from fedspeed.methods import (
     FedSAM,
     FedSMOO,
     FedSpeed,
+    FedSWA,
     FedTOGA,
     FedWMSAM,
     MoFedSAM,
@@ -102,6 +110,14 @@ def x0() -> np.ndarray:
     return torch.cat([p.detach().reshape(-1) for p in Softmax().model().parameters()]).numpy()
 
 
+@dataclass(frozen=True)
+class NoProx(FedDyn):
+    """FedDyn with its dual and without its prox term."""
+
+    def direction(self, x, grad, down, client):
+        return grad(x) + self.alpha * client.h
+
+
 EQUALITIES = [  # id, one method, the other, the plan under which they are the same to rounding
     ("I1", FedSpeed(lam=2, rho=0, correction=False), FedProx(mu=0.5), PLAN),
     ("I2", FedProx(mu=0), FedAvg(), PLAN),
@@ -142,6 +158,13 @@ EQUALITIES = [  # id, one method, the other, the plan under which they are the s
     ("fedtoga 0", FedTOGA(lam=2, kappa=0, beta=0), FedSpeed(lam=2), PLAN),
     ("fedtoga first round", FedTOGA(lam=2), FedSpeed(lam=2), ONE),
     ("fedtoga rho", FedTOGA(lam=2, rho=0, beta=0), FedDyn(alpha=0.5), PLAN),
+    ("FedLESAM-D", FedLESAMD(rho=0, lam=2), FedDyn(alpha=0.5), PLAN),
+    ("FedLESAM-D first round", FedLESAMD(lam=2), FedDyn(alpha=0.5), ONE),
+    ("FedLESAM-S", FedLESAMS(rho=0), Scaffold(), PLAN),
+    ("FedSWA", FedSWA(rho=1, alpha=1), FedAvg(), PLAN),
+    ("FedMoSWA first round", FedMoSWA(), FedSWA(), ONE),
+    ("FedGMT without a teacher", FedGMT(gamma=0, lam=2), NoProx(alpha=0.5), PLAN),
+    ("FedGMT first step", FedGMT(), FedGMT(gamma=0), Plan.from_fields({**ONE.fields(), "local_steps": 1})),
 ]
 
 INEQUALITIES = [  # must differ by a margin
@@ -168,6 +191,15 @@ INEQUALITIES = [  # must differ by a margin
     ("fedwmsam rho", FedWMSAM(rho=0.3), FedWMSAM(rho=0), PLAN),
     ("fedtoga kappa", FedTOGA(beta=0, kappa=9), FedSpeed(), PLAN),
     ("fedtoga beta", FedTOGA(rho=0), FedDyn(), PLAN),
+    ("fedlesamd", FedLESAMD(lam=2), FedDyn(alpha=0.5), PLAN),
+    ("fedlesams", FedLESAMS(), Scaffold(), PLAN),
+    ("fedswa", FedSWA(rho=1), FedAvg(), PLAN),
+    ("fedswa rate", FedSWA(alpha=1), FedAvg(), PLAN),
+    ("fedmoswa is not scaffold", FedMoSWA(rho=1, alpha=1, gamma=3 / 7), Scaffold(), PLAN),
+    ("fedmoswa is not scaffold, full", FedMoSWA(rho=1, alpha=1, gamma=1), Scaffold(), PLAN),
+    ("fedgmt", FedGMT(), FedGMT(gamma=0), PLAN),
+    ("fedgmt prox", FedGMT(gamma=0, lam=2), FedDyn(alpha=0.5), PLAN),
+    ("fedexp", FedExP(eps=0), FedAvg(), PLAN),
 ]
 
 
@@ -234,6 +266,23 @@ def test_I11_first_step_of_fedadam():
 def test_I12_first_step_of_fedadagrad_is_a_sign():
     D = final(FedAvg(), ONE) - x0()
     np.testing.assert_allclose(final(FedAdagrad(tau=0), ONE) - x0(), 0.1 * np.sign(D), atol=1e-14)
+
+
+@pytest.mark.parametrize("base", [FedAvg(), FedProx(mu=0.5), Scaffold()], ids=lambda base: base.name)
+def test_fedexp_without_room_to_extrapolate_sends_what_its_base_does(base):
+    """eps -> inf: y is the base's x, and what is evaluated lags by half a round."""
+    plain, wrapped = package(Softmax(), base, PLAN), package(Softmax(), FedExP(base, eps=1e12), PLAN)
+    before = plain.x
+    for _ in zip(plain, wrapped, strict=True):
+        np.testing.assert_allclose(wrapped.server.base.x.numpy(), plain.x.numpy(), atol=1e-13)
+        np.testing.assert_allclose(wrapped.x.numpy(), (plain.x + before).numpy() / 2, atol=1e-13)
+        before = plain.x
+
+
+def test_first_round_of_fedgmt_is_a_longer_step_of_fedavg():
+    """h = 0 and e = x^0: without a pull D is FedAvg's, and H adds S/N of it."""
+    D = final(FedAvg(), ONE) - x0()
+    np.testing.assert_allclose(final(FedGMT(gamma=0), ONE) - x0(), (1 + 3 / 7) * D, atol=1e-14)
 
 
 def test_I13_fednova_is_fedavg_for_equal_steps():

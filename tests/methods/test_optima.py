@@ -6,11 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fedspeed.data.federated import Federated
-from fedspeed.methods import FedADMM, FedAvg, FedDyn, FedPD, FedProx, FedSpeed, FedTOGA, FedWMSAM, Scaffold
+from fedspeed.methods import (
+    FedADMM,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedGMT,
+    FedMoSWA,
+    FedPD,
+    FedProx,
+    FedSpeed,
+    FedSWA,
+    FedTOGA,
+    FedWMSAM,
+    Scaffold,
+)
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
@@ -45,18 +58,15 @@ class Quadratics:
         return H @ x - g
 
     def run(self, method, rounds: int, active: int, steps: int, lr: float = 0.1, **settings):
-        A, b = self.parts()
+        """In blocks, whose gradients are written out: mean squares of data over sqrt(2) are F_i."""
+        A, b = (part / np.sqrt(2) for part in self.parts())
         rows = np.arange(self.clients * self.n).reshape(self.clients, self.n)
         data = Federated.from_arrays(A.reshape(-1, self.d), b.reshape(-1, 1), list(rows))
         model = nn.Linear(self.d, 1, bias=False).double()
         plan = Plan(
             rounds=rounds, active=active, local_steps=steps, batch_size=self.n, lr=lr, lr_decay=1.0, weight_decay=0.0
         )
-        return simulate(method, model, data, plan, loss=half_squared, **settings)
-
-
-def half_squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return 0.5 * (output - target).square().mean()
+        return simulate(method, model, data, plan, loss=nn.functional.mse_loss, engine="block", **settings)
 
 
 def finish(run):
@@ -73,8 +83,9 @@ def finish(run):
         (FedADMM(lam=1.0), lambda client: -1.0 * client.h),
         (FedSpeed(lam=1.0, rho=0), lambda client: -1.0 * client.h),
         (FedSpeed(lam=1.0, rho=0, alpha=0.5), lambda client: -1.0 * client.h),
+        (FedGMT(gamma=0, lam=2.0), lambda client: -0.5 * client.h),
     ],
-    ids=lambda value: repr(value) if isinstance(value, FedSpeed | FedADMM | FedDyn | Scaffold) else "",
+    ids=lambda value: repr(value) if isinstance(value, FedSpeed | FedADMM | FedDyn | FedGMT | Scaffold) else "",
 )
 def test_reaches_the_optimum_under_partial_participation(method, variate):
     """K > 1, half of the clients active: the optimum to 1e-10, and the variates are the client gradients there."""
@@ -121,6 +132,47 @@ def test_fedavg_and_fedprox_stop_at_their_own_fixed_point(mu):
     run = finish(problem.run(method, rounds=80, active=8, steps=K, lr=eta))
     np.testing.assert_allclose(run.x.numpy(), fixed, atol=1e-10)
     assert np.abs(fixed - problem.optimum()).max() > 1e-3  # which is not the optimum
+
+
+def resting(problem: Quadratics, rates: list[float]) -> np.ndarray:
+    """x_iK - x = -[I - prod_k (I - eta_k H_i)] H_i^-1 (H_i x - g_i): where its mean is 0."""
+    H, g = problem.hessians()
+    eye = np.eye(problem.d)
+    M = []
+    for h in H:
+        left = eye
+        for eta in rates:
+            left = (eye - eta * h) @ left
+        M.append((eye - left) @ np.linalg.inv(h))
+    return np.linalg.solve((M @ H).mean(0), np.einsum("ijk,ik->j", M, g) / problem.clients)
+
+
+def test_fedswa_rests_where_its_rates_say_however_far_the_server_goes():
+    problem, K = Quadratics(), 10
+    fixed = resting(problem, [0.1 * ((1 - k / K) + 0.1 * k / K) for k in range(K)])
+    for alpha in (1.0, 1.5):
+        run = finish(problem.run(FedSWA(rho=0.1, alpha=alpha), rounds=80, active=8, steps=K))
+        np.testing.assert_allclose(run.x.numpy(), fixed, atol=1e-10)
+    assert np.abs(fixed - resting(problem, [0.1] * K)).max() > 1e-3  # not where FedAvg does
+    assert np.abs(fixed - problem.optimum()).max() > 1e-3
+
+
+def test_fedexp_rests_where_its_base_does():
+    problem = Quadratics()
+    run = finish(problem.run(FedExP(eps=1.0), rounds=80, active=8, steps=10))
+    np.testing.assert_allclose(run.x.numpy(), resting(problem, [0.1] * 10), atol=1e-10)
+
+
+def test_fedmoswa_reaches_the_optimum_when_all_reply_and_not_when_some_do():
+    """Its m is the mean of the variates that were sent, which is 0 at the optimum for all clients alone."""
+    problem, best = Quadratics(), Quadratics().optimum()
+    method = FedMoSWA(alpha=1.0, gamma=0.5)
+    run = finish(problem.run(method, rounds=220, active=8, steps=10))
+    assert np.abs(run.x.numpy() - best).max() < 1e-10
+    for i, gradient in enumerate(problem.gradients(best)):
+        np.testing.assert_allclose(run.states.get(i).c.numpy(), gradient, atol=1e-9)
+    some = finish(problem.run(method, rounds=220, active=4, steps=10))
+    assert np.abs(some.x.numpy() - best).max() > 1e-4
 
 
 def test_printed_server_rule_stalls_at_its_predicted_floor():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from federations import Softmax, package, transcription
 
-from fedspeed.methods import METHODS, FedInit, FedSpeed, build
+from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed, build
 from fedspeed.plan import Plan
 
 TOLERANCE = 1e-10
@@ -72,6 +72,17 @@ CASES = [
     ("fedwmsam", {"rho": 0.4, "alpha": 0.6, "eta_g": 0.7}),
     ("fedtoga", {}),
     ("fedtoga", {"lam": 2.0, "rho": 0.4, "kappa": 0.5, "beta": 2.0}),
+    ("fedlesamd", {}),
+    ("fedlesamd", {"rho": 0.5, "lam": 0.7}),
+    ("fedlesams", {}),
+    ("fedlesams", {"rho": 0.5, "eta_g": 0.7}),
+    ("fedswa", {}),
+    ("fedswa", {"rho": 0.0, "alpha": 0.7}),
+    ("fedmoswa", {}),
+    ("fedmoswa", {"rho": 0.6, "alpha": 1.0, "gamma": 0.7}),
+    ("fedgmt", {}),
+    ("fedgmt", {"gamma": 0.0, "lam": 0.7}),
+    ("fedgmt", {"gamma": 2.0, "alpha": 0.3, "tau": 0.5, "lam": 2.0}),
 ]
 
 
@@ -119,6 +130,22 @@ def test_relaxed_initialisation_with_beta_0_is_the_base_method():
         compare(FedInit(FedSpeed(), beta=0.0, centre=centre), "fedspeed", {}, PLAN)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fedlesams"])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_extrapolation_equals_its_transcription(name, weighting):
+    """The model that is evaluated, that which is sent, and the server rate, which is beyond 1 in some round."""
+    plan = plan_for(name, weighting=weighting)
+    run = package(Softmax(), FedExP(METHODS[name](), eps=1e-4, decay=0.9), plan)
+    rates = []
+    for truth in transcription(Softmax(), name, {"exp": {"eps": 1e-4, "decay": 0.9}}, plan, decay=0.9):
+        before = run.server.base.x.numpy()
+        run.step()
+        np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(run.server.base.x.numpy(), 2 * truth["x"] - before, rtol=0, atol=TOLERANCE)
+        rates.append(truth["server"]["eta_g"])
+    assert max(rates) > 1.05
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_with_clipping_steps_and_a_no_decay_group(name):
     plan = plan_for(name, local_steps=5, clip=0.2, weight_decay=0.1)
@@ -149,6 +176,10 @@ def test_bernoulli_cohorts_of_changing_size():
         ("fedgloss", {"lam": 2.0}, "h", "sigma", -2.0),
         ("fedwmsam", {}, "c", "c", 1.0),
         ("fedtoga", {"lam": 2.0}, "h", "ghat", -2.0),
+        ("fedlesamd", {"lam": 2.0}, "h", "ghat", -2.0),
+        ("fedlesams", {}, "c", "c", 1.0),
+        ("fedmoswa", {}, "c", "c", 1.0),
+        ("fedgmt", {"lam": 2.0}, "h", "u", -2.0),
     ],
     ids=str,
 )
@@ -162,6 +193,6 @@ def test_client_states_equal_the_paper_s(name, hyper, kept, stored, scale, weigh
         for i in run.states:
             value = getattr(run.states.get(i), kept).numpy()
             np.testing.assert_allclose(value, scale * truth["clients"][i][stored], atol=TOLERANCE)
-        for field in ("H", "c", "s", "Delta", "alpha"):
+        for field in ("H", "c", "s", "Delta", "alpha", "m", "e"):
             if hasattr(run.server, field):
                 np.testing.assert_allclose(getattr(run.server, field).numpy(), truth["server"][field], atol=TOLERANCE)

@@ -287,6 +287,29 @@ def test_a_base_that_is_no_method(base):
         FedInit(base)
 
 
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        (
+            "fedspeed",
+            r"whose server adds the mean update, with eta_g = 1 \(one of FedAvg, .*got FedSpeed: FedExP finds",
+        ),
+        ({"name": "fedavg", "eta_g": 0.5}, "got eta_g = 0.5: FedExP finds the server rate by itself"),
+        ({"name": "fedinit", "base": "fedadam"}, "got FedAdam"),
+        ({"name": "fedinit", "base": {"name": "fedexp"}}, "base must not be another FedExP"),
+        ("fedexp", "base must not be another FedExP"),
+    ],
+    ids=str,
+)
+def test_extrapolation_around_a_server_that_takes_no_plain_step(base, says):
+    with pytest.raises(UserError, match=f"^FedExP: .*{says}"):
+        Config.from_dict({"method": {"name": "fedexp", "base": base}})
+    assert (
+        Config.from_dict({"method": {"name": "fedexp", "base": {"name": "fedinit", "base": "scaffold"}}}).method.eps
+        == 1e-3
+    )
+
+
 @pytest.mark.parametrize("base", [3, ["fedavg"], {"beta": 1}, "fedavgg"], ids=str)
 def test_a_base_that_is_no_table(base):
     with pytest.raises(UserError, match="method"):

@@ -65,6 +65,18 @@ class Softmax:
         p[np.arange(len(y)), y] -= 1
         return (p.T @ x / len(y)).ravel()
 
+    def kl_gradient(self, rows: np.ndarray, w: np.ndarray, teacher: np.ndarray, tau: float) -> np.ndarray:
+        """Gradient by w of the mean of KL(softmax(z_teacher / tau) || softmax(z_w / tau)) over some rows: for a linear
+        model the sum over rows of (q - p) x' / tau, in NumPy."""
+        x = self.arrays()[0][rows]
+        p, q = (_softmax(x @ v.reshape(self.classes, self.features).T / tau) for v in (teacher, w))
+        return ((q - p).T @ x / (tau * len(x))).ravel()
+
+
+def _softmax(z: np.ndarray) -> np.ndarray:
+    p = np.exp(z - z.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
 
 def package(problem, method, plan: Plan, **extra) -> Simulation:
     """The package's simulation of a problem."""
@@ -78,10 +90,16 @@ def transcription(problem, name: str, hyper: dict, plan: Plan, decay: float, **e
     steps = {i: plan.local_steps or plan.local_epochs * math.ceil(n / plan.batch_size) for i, n in enumerate(sizes)}
     batches: dict[tuple[int, int], list[np.ndarray]] = {}
 
-    def grad(i: int, t: int, k: int, x: np.ndarray, fraction: float = 1.0) -> np.ndarray:
+    def drawn(i: int, t: int, k: int) -> np.ndarray:
         if (i, t) not in batches:
             batches[i, t] = batch_order(sizes[i], plan.batch_size, steps[i], key(plan.seed, "batches", t, i))
-        batch = batches[i, t][k]
+        return batches[i, t][k]
+
+    def kl(i: int, t: int, k: int, x: np.ndarray, teacher: np.ndarray, tau: float) -> np.ndarray:
+        return problem.kl_gradient(rows[i][drawn(i, t, k)], x, teacher, tau)
+
+    def grad(i: int, t: int, k: int, x: np.ndarray, fraction: float = 1.0) -> np.ndarray:
+        batch = drawn(i, t, k)
         used = len(batch) if fraction == 1.0 else max(1, round(fraction * len(batch)))
         return problem.gradient(rows[i][batch[:used]], x)
 
@@ -97,5 +115,6 @@ def transcription(problem, name: str, hyper: dict, plan: Plan, decay: float, **e
         steps=[steps] * plan.rounds,
         wd=plan.weight_decay,
         weights=np.array(sizes, float) if plan.weighting == "samples" else None,
+        kl=kl,
         **extra,
     )

@@ -1,6 +1,7 @@
 """An independent NumPy transcription of the federated methods: the truth the package is tested against.
 
-Written from `paper/ALGORITHMS.md` (cited as A, e.g. A 3.1) and Algorithm 1 of the FedSpeed paper, in the form
+Written from `paper/ALGORITHMS.md` (cited as A, e.g. A 3.1), the boxes of later papers as public repositories quote them
+(METHODS, its section) and Algorithm 1 of the FedSpeed paper, in the form
 in which the papers print the methods: every client's state is kept and every average over all clients is
 taken literally. It imports nothing of the package. Slow and plain on purpose; arrays never change in place.
 
@@ -39,10 +40,14 @@ class Job:
     oracle: Callable[..., Vec]
     decay: Vec  # weight decay per coordinate
     clip: float | None
+    kl: Callable[..., Vec] | None = None  # gradient of KL(teacher || x) at a temperature, same minibatch
 
-    def grad(self, k: int, x: Vec, fraction: float = 1.0) -> Vec:
-        """Minibatch gradient of the loss alone, clipped at every call."""
+    def grad(self, k: int, x: Vec, fraction: float = 1.0, gamma: float = 0.0, teacher: Vec | None = None,
+             tau: float = 1.0) -> Vec:  # fmt: skip
+        """Minibatch gradient of the loss (plus gamma tau^2 KL, if there is a teacher), clipped at every call."""
         g = np.array(self.oracle(self.i, self.t, k, x, fraction=fraction), dtype=np.float64)
+        if teacher is not None:
+            g = g + gamma * tau**2 * self.kl(self.i, self.t, k, x, teacher, tau)
         norm = np.linalg.norm(g)
         if self.clip is not None and norm > self.clip:
             g = g * (self.clip / norm)
@@ -56,11 +61,11 @@ class Job:
         """The weight decay part of g, at the unperturbed iterate."""
         return self.decay * x
 
-    def descend(self, direction: Callable[[int, Vec], Vec]) -> Vec:
-        """x_{i,k+1} = x_{i,k} - eta_l * direction, K times."""
+    def descend(self, direction: Callable[[int, Vec], Vec], etas: Sequence[float] | None = None) -> Vec:
+        """x_{i,k+1} = x_{i,k} - eta_k * direction, K times; eta_k is eta_l unless they are given."""
         x = self.start
         for k in range(self.K):
-            x = x - self.lr * direction(k, x)
+            x = x - (self.lr if etas is None else etas[k]) * direction(k, x)
         return x
 
 
@@ -568,9 +573,110 @@ class FedTOGA(FedSpeed):
         return {**super().server(r), "Delta": self.Delta}
 
 
+class FedLESAMD(FedDyn):
+    """METHODS 2.7, after FedDyn in the paper's form: the gradient at x + e, e as FedLESAM's, none the first time."""
+
+    defaults = {"lam": 10.0, "rho": 0.1}
+
+    def setup(self) -> None:
+        self.hp.alpha = 1 / self.hp.lam
+        super().setup()
+        self.last: dict[int, Vec] = {}
+
+    def client(self, job: Job) -> Vec:
+        back = self.last.get(job.i, job.centre) - job.centre  # the way the server's model came from
+        e = self.hp.rho * back / (np.linalg.norm(back) + SMALL)
+        self.last[job.i] = job.centre
+        w, ghat = self.hp.alpha, self.ghat[job.i]
+        x_K = job.descend(lambda k, x: job.grad(k, x + e) + job.l2(x) - ghat + w * (x - job.centre))
+        self.ghat[job.i] = ghat - w * (x_K - job.centre)
+        return x_K
+
+
+class FedLESAMS(Scaffold):
+    """METHODS 2.7: SCAFFOLD with the gradient at x + e."""
+
+    defaults = {"eta_g": 1.0, "rho": 0.1}
+
+    def setup(self) -> None:
+        super().setup()
+        self.last: dict[int, Vec] = {}
+
+    def client(self, job: Job) -> Vec:
+        self.back = self.last.get(job.i, job.centre) - job.centre
+        self.last[job.i] = job.centre
+        return super().client(job)
+
+    def g(self, job: Job, k: int, x: Vec) -> Vec:
+        e = self.hp.rho * self.back / (np.linalg.norm(self.back) + SMALL)
+        return job.grad(k, x + e) + job.l2(x)
+
+
+class FedSWA(FedAvg):
+    """METHODS 2.6: eta_k falls within the round, the server goes alpha times as far."""
+
+    defaults = {"rho": 0.1, "alpha": 1.5}
+
+    def setup(self) -> None:
+        self.hp.eta_g = self.hp.alpha
+
+    def etas(self, job: Job) -> list[float]:
+        return [job.lr * ((1 - k / job.K) + self.hp.rho * k / job.K) for k in range(job.K)]
+
+    def client(self, job: Job) -> Vec:
+        return job.descend(lambda k, x: self.g(job, k, x), self.etas(job))
+
+
+class FedMoSWA(FedSWA):
+    """METHODS 2.6, option II, with the printed sum of the rates; m is a moving average over the replies."""
+
+    defaults = {"rho": 0.1, "alpha": 1.5, "gamma": 0.2}
+
+    def setup(self) -> None:
+        super().setup()
+        self.m_ = np.zeros_like(self.x0)
+        self.c_i = self.each(self.m_)
+        self.stored = {"c": self.c_i}
+
+    def client(self, job: Job) -> Vec:
+        c_i, m, rho = self.c_i[job.i], self.m_, self.hp.rho
+        x_K = job.descend(lambda k, x: self.g(job, k, x) - c_i + m, self.etas(job))
+        self.c_i[job.i] = c_i - m + (job.centre - x_K) / (job.lr * (job.K * (1 + rho) + (1 - rho)) / 2)
+        return x_K
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        super().server(r)
+        self.m_ = (1 - self.hp.gamma) * self.m_ + self.hp.gamma * self.mean({i: self.c_i[i] for i in r.delta})
+        return {"m": self.m_}
+
+
+class FedGMT(Method):
+    """METHODS 2.3 in the paper's symbols: dual u_m, penalty beta (lam), but for the server's mean of ALL duals."""
+
+    defaults = {"gamma": 1.0, "alpha": 0.95, "tau": 3.0, "lam": 10.0}
+
+    def setup(self) -> None:
+        self.e = self.x0
+        self.u = self.each(np.zeros_like(self.x0))
+        self.stored = {"u": self.u}
+
+    def client(self, job: Job) -> Vec:
+        u, hp = self.u[job.i], self.hp
+        x_K = job.descend(lambda k, x: job.grad(k, x, 1.0, hp.gamma, self.e, hp.tau) + job.l2(x) - u)
+        self.u[job.i] = u - (x_K - job.centre) / hp.lam
+        return x_K
+
+    def server(self, r: Replies) -> dict[str, Vec]:
+        a, beta = self.hp.alpha, self.hp.lam
+        self.x = self.mean(r.x_K) - beta * self.mean(self.u)
+        self.e = a * self.e + (1 - a) * self.x
+        return {"H": -beta * self.mean(self.u), "e": self.e}
+
+
 ALL: list[type[Method]] = [FedAvg, FedProx, FedAdam, FedYogi, FedAdagrad, FedNova, Scaffold, FedCM, FedDyn]
 ALL += [FedADMM, FedPD, FedSpeed, FedSAM, MoFedSAM, FedGamma, FedSMOO, FedLESAM]
 ALL += [AFedPD, AFedPDSAM, FedGloSS, FedACG, FedNSAM, FedWMSAM, FedTOGA]
+ALL += [FedLESAMD, FedLESAMS, FedSWA, FedMoSWA, FedGMT]
 METHODS = {cls.__name__.lower(): cls for cls in ALL}
 
 
@@ -589,16 +695,20 @@ def run(
     decay_mask: Vec | None = None,
     clip: float | None = None,
     scheduled: Mapping[str, Sequence[float]] | None = None,
+    kl: Callable[..., Vec] | None = None,
 ) -> list[dict]:
     """The rounds of A 1: one record {x, local, clients, server} per round, taken after the server update.
 
     hyper["relaxed_beta"] (A 3.13) starts every client at x^t + beta * (x^t - its last x_iK, or x^0). With
     hyper["relaxed_centre"] "start" (default, as released) the base method takes that point for the model it
     received and the server applies the resulting Delta_i to x^t; with "global" x^t stays the centre.
+    hyper["exp"] = {"eps": ..., "decay": ...} is FedExP around the method (METHODS 2.7): its server's step is made eta_g
+    times as long, and what is recorded as x is the mean of the last two models that were sent.
     `scheduled` holds hyper-parameters that have another value in every round, which its clients and server see.
     """
     hyper = dict(hyper)
     beta, centre = hyper.pop("relaxed_beta", None), hyper.pop("relaxed_centre", "start")
+    exp = hyper.pop("exp", None)
     if centre not in ("start", "global"):
         raise ValueError(f"unknown relaxed_centre {centre!r}")
     x0 = np.array(x0, dtype=np.float64)
@@ -619,13 +729,22 @@ def run(
                     received[i], start = relaxed, alg.start(i, relaxed)
                 else:
                     start = relaxed
-            local[i] = alg.client(Job(i, t, steps[t][i], lrs[t], received[i], start, grad, decay, clip))
+            local[i] = alg.client(Job(i, t, steps[t][i], lrs[t], received[i], start, grad, decay, clip, kl))
         last.update(local)
         delta = {i: local[i] - received[i] for i in local}
         x_K = {i: local[i] if received[i] is x else x + delta[i] for i in local}
         server = alg.server(Replies(lrs[t], {i: steps[t][i] for i in local}, delta, x_K))
+        shown = alg.x
+        if exp is not None:
+            square = alg.mean({i: float(D @ D) for i, D in delta.items()})
+            Dbar = alg.mean(delta)
+            eps = exp["eps"] * exp["decay"] ** (2 * t)
+            eta_g = max(1.0, square / (2 * (float(Dbar @ Dbar) + eps)))
+            alg.x = x + eta_g * (alg.x - x)
+            shown = (alg.x + x) / 2
+            server = {**server, "eta_g": eta_g}
         clients = {i: alg.client_state(i) for i in range(m)}
         if beta is not None:
             clients = {i: {**s, "x_last": last.get(i, x0)} for i, s in clients.items()}
-        records.append({"x": alg.x, "local": local, "clients": clients, "server": server})
+        records.append({"x": shown, "local": local, "clients": clients, "server": server})
     return records

@@ -1,0 +1,110 @@
+"""FedExP: a server rate from the norms of what came up, around methods whose server takes a plain step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import UserError
+from ..method import Local, Round, nested
+from ..params import param
+from .fedavg import FedAvg
+from .fedcm import FedCM
+from .fedgamma import FedGamma
+from .fedlesam import FedLESAM
+from .fedlesams import FedLESAMS
+from .fedprox import FedProx
+from .fedsam import FedSAM
+from .mofedsam import MoFedSAM
+from .scaffold import Scaffold
+from .terms import norm
+from .wrappers import Wrapper
+
+if TYPE_CHECKING:
+    from torch import Tensor as Vec
+
+PLAIN = (FedAvg, FedProx, Scaffold, FedCM, FedSAM, MoFedSAM, FedGamma, FedLESAM, FedLESAMS)
+"""Methods with x^{t+1} = x^t + eta_g mean_S D_i."""
+
+
+class Server(NamedTuple):
+    x: Vec  # the mean of the last two y: evaluated, never sent
+    base: Any  # what the base method keeps; its x is y, which is sent
+
+
+class Up(NamedTuple):
+    base: Any  # what the base method sends, D among it
+    square: Vec  # ||D_i||^2, one element
+
+
+@dataclass(frozen=True)
+class FedExP(Wrapper):
+    """Extrapolation around a method with a plain server step: far where the clients' updates point apart.
+
+        1  server sends what `base` sends, y^t for its model
+        2  client i does what `base` does and sends ||D_i||^2 too,   D_i = x_iK - y^t
+        3  server:   eta_g = max(1, mean_S ||D_i||^2 / (2 (||mean_S D_i||^2 + eps_t))),   eps_t = eps decay^{2t}
+        4            y^{t+1} = y^t + eta_g mean_S D_i;   what else `base` keeps, it keeps as always
+        5            x^{t+1} = (y^t + y^{t+1}) / 2        is evaluated and stored as the model; y^0 = x^0
+
+    Around FedAvg, FedProx, SCAFFOLD, FedCM, their sharpness-aware kin, and wrappers of them; eta_g of `base` is 1.
+    Recovers: eps -> inf: `base`, whose x^t is y^t.
+    The released code (Divyansh03/FedExP@56dfaf9, main.py) multiplies eps by S and evaluates y^1 itself in round 1.
+
+    Args:
+        base: the method inside; in TOML a table `[method.base]`, on the command line `--set method.base=scaffold`.
+        eps: keeps eta_g small where updates vanish; of the size of ||D_i||^2 at the end of a run.
+        decay: of the square root of eps per round: the learning rate's.
+
+    Example:
+        >>> FedExP(Scaffold()).to_dict()["base"]
+        {'name': 'scaffold', 'eta_g': 1.0}
+
+    Reference: Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023. Their code
+    has lr 0.01, decay 0.998, weight decay 1e-4, clip 10, 20 steps, batch 50, eps 1e-3 (EMNIST: lr 0.1, eps 0.1).
+    """
+
+    eps: float = param(1e-3, "[0, inf)", "eps, keeps eta_g small where updates vanish")
+    decay: float = param(0.998, "(0, 1]", "the decay of the square root of eps per round")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        *around, inner = nested(self.base)
+        if any(isinstance(each, FedExP) for each in around):
+            raise UserError("FedExP: base must not be another FedExP, got one inside; leave one out")
+        if not isinstance(inner, PLAIN) or inner.eta_g != 1:
+            found = f"eta_g = {inner.eta_g:g}" if isinstance(inner, PLAIN) else type(inner).__name__
+            names = ", ".join(cls.__name__ for cls in PLAIN)
+            raise UserError(
+                f"FedExP: base must be a method whose server adds the mean update, with eta_g = 1 (one of {names}), "
+                f"got {found}: FedExP finds the server rate by itself"
+            )
+
+    @property
+    def running_mean(self) -> tuple[str, str] | None:
+        kept = self.base.running_mean
+        return kept and (kept[0], f"base.{kept[1]}")
+
+    def init_server(self, x0: Vec) -> Server:
+        return Server(x0, super().init_server(x0))
+
+    def broadcast(self, server: Server) -> Any:
+        return super().broadcast(server.base)  # line 1
+
+    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Up, Any]:
+        up, kept = super().upload(xK, down, client, run)
+        return Up(up, norm(up.D) ** 2), kept  # line 2
+
+    def sent(self, up: Up) -> int:
+        return super().sent(up.base) + up.square.element_size()
+
+    def update(self, server: Server, mean: Up, round: Round) -> Server:
+        room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))
+        further = (mean.square / room.clamp(min=1e-30)).clamp(min=1)  # line 3
+        base = super().update(server.base, mean.base, round)
+        y = server.base.x + further * (base.x - server.base.x)  # line 4
+        return Server((server.base.x + y) / 2, base._replace(x=y))  # line 5
+
+    def metrics(self, server: Server, mean: Up, round: Round) -> Mapping[str, float]:
+        return super().metrics(server.base, mean.base, round)
