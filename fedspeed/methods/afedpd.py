@@ -59,7 +59,9 @@ class AFedPD(Method):
     Reference: Sun et al., A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs, NeurIPS 2024.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn")
+    lam: float = param(
+        10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn", tune="1..100:log"
+    )
     family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:

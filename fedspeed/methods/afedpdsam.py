@@ -57,8 +57,10 @@ class AFedPDSAM(Method):
     Reference: Sun et al., A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs, NeurIPS 2024.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn")
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    lam: float = param(
+        10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn", tune="1..100:log"
+    )
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     family = "primal-dual"
 
     def check(self, lr: float, active: int, clients: int) -> None:

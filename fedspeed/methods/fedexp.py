@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
 from ..method import Local, Round, nested
@@ -67,6 +67,7 @@ class FedExP(Wrapper):
 
     eps: float = param(1e-3, "[0, inf)", "eps, keeps eta_g small where updates vanish")
     decay: float = param(0.998, "(0, 1]", "the decay of the square root of eps per round")
+    hands_on: ClassVar[Collection[str]] = ("received", "settle", "metrics")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +99,12 @@ class FedExP(Wrapper):
 
     def sent(self, up: Up) -> int:
         return super().sent(up.base) + up.square.element_size()
+
+    def received(self, mean: Up, round: Round) -> Up:
+        return Up(super().received(mean.base, round), mean.square)
+
+    def settle(self, client: Any, mean: Up, round: Round) -> Any:
+        return super().settle(client, mean.base, round)
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
         room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))

@@ -61,9 +61,13 @@ class FedGloSS(Method):
     Federated Learning, CVPR 2025.
     """
 
-    lam: float = param(10.0, "(0, inf)", "the paper's beta, 1/alpha of FedDyn")
-    rho: float = param(0.15, "[0, inf)", "rho, length of the server's ascent step", schedulable=True)
-    rho_l: float = param(0.15, "[0, inf)", "rho_l, length of the clients' ascent step", schedulable=True)
+    lam: float = param(10.0, "(0, inf)", "the paper's beta, 1/alpha of FedDyn", tune="1..100:log")
+    rho: float = param(
+        0.15, "[0, inf)", "rho, length of the server's ascent step", schedulable=True, tune="0.01..0.5:log"
+    )
+    rho_l: float = param(
+        0.15, "[0, inf)", "rho_l, length of the clients' ascent step", schedulable=True, tune="0.01..0.5:log"
+    )
     family = "sharpness-aware"
     running_mean = ("h", "H")
 

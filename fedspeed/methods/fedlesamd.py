@@ -58,8 +58,8 @@ class FedLESAMD(Method):
     Sharpness-aware Minimization, ICML 2024. They ran lr 0.1, decay 0.998, weight decay 1e-3, 5 epochs, batch 50.
     """
 
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
-    lam: float = param(10.0, "(0, inf)", "lam, 1/lam weighs prox term and dual")
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
+    lam: float = param(10.0, "(0, inf)", "lam, 1/lam weighs prox term and dual", tune="1..100:log")
     family = "sharpness-aware"
     running_mean = ("h", "H")
 

@@ -61,7 +61,7 @@ class FedLESAMS(Method):
     Sharpness-aware Minimization, ICML 2024. They ran lr 0.1, decay 0.998, weight decay 1e-3, 5 epochs, batch 50.
     """
 
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "sharpness-aware"
     running_mean = ("c", "c")

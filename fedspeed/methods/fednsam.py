@@ -58,7 +58,7 @@ class FedNSAM(Method):
     """
 
     gamma: float = param(0.85, "[0, 1)", "gamma, memory of the server's momentum")
-    rho: float = param(0.05, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.05, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     ascent: str = param("local", ("local", "momentum"), "what the ascent step follows")
     family = "sharpness-aware"
 

@@ -63,8 +63,8 @@ class FedTOGA(Method):
     To Global Awareness, 2024.
     """
 
-    lam: float = param(10.0, "(0, inf)", "lambda, 1/alpha of FedDyn and 1/w of the prox weight w")
-    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    lam: float = param(10.0, "(0, inf)", "lambda, 1/alpha of FedDyn and 1/w of the prox weight w", tune="1..100:log")
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     kappa: float = param(1.0, "[0, inf)", "kappa, weight of the last mean step in the ascent")
     beta: float = param(0.9, "[0, inf)", "beta, weight of the last mean step in the direction")
     family = "primal-dual"

@@ -68,7 +68,7 @@ class FedWMSAM(Method):
     NeurIPS 2025.
     """
 
-    rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True)
+    rho: float = param(0.01, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     alpha: float = param(0.1, "(0, 1)", "alpha, the weight of the fresh gradient in round 1")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "sharpness-aware"
