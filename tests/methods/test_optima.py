@@ -99,7 +99,11 @@ def test_reaches_the_optimum_under_partial_participation(method, variate):
         np.testing.assert_allclose(variate(run.states.get(i)).numpy(), gradients[i], atol=1e-9)
 
 
-@pytest.mark.parametrize("method", [FedWMSAM(rho=0, alpha=0.5), FedTOGA(lam=1.0, rho=0)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    [FedWMSAM(rho=0, alpha=0.5), pytest.param(FedTOGA(lam=1.0, rho=0), marks=pytest.mark.slow)],
+    ids=lambda m: m.name,
+)
 def test_momentum_and_a_correction_reach_the_optimum_too(method):
     """Without an ascent: at the optimum the momentum is 0 and c_i, or -h_i / lam, is the client's gradient."""
     problem = Quadratics()
