@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .compat import version
 from .errors import Diverged, UserError
+from .fields import Field, fields_of, kind, named, shape_text
 from .method import Grad, Local, Method, Round, dense_bytes, nested
 from .metrics import number, numbers, reports
 from .origin import defined, reason
@@ -44,7 +45,7 @@ class Hooks:
 
     def expect(self, up: Any) -> None:
         """Every upload is to have the fields of this one."""
-        self._up[:] = _fields(up)
+        self._up[:] = fields_of(up)
 
     def of(self, method: Method) -> Hooks:
         """The hooks of the same method with other values of its fields; what uploads look like, they have in common."""
@@ -94,7 +95,7 @@ class Hooks:
         good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
         if len(good) < K:
             k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
-            raise self._error("rate", f"must return a number >= 0, found {_kind(told[k])} in step {k} of {K}")
+            raise self._error("rate", f"must return a number >= 0, found {kind(told[k])} in step {k} of {K}")
         if not any(good):
             raise self._error("rate", f"must not be 0 in all of a round's {K} steps")
         return good
@@ -104,16 +105,16 @@ class Hooks:
         with self._untouched("upload", down=down):
             both = self.method.upload(xK, down, client, run)
         if not isinstance(both, tuple) or hasattr(both, "_fields") or len(both) != 2:
-            raise self._error("upload", f"must return a pair (Up, Client), found {_kind(both)}")
+            raise self._error("upload", f"must return a pair (Up, Client), found {kind(both)}")
         up, kept = both
         rows = len(xK) if xK.ndim == 2 else 0
         self._tree("upload", up, self.dtype, rows=rows, what="Up")
         self._tree("upload", kept, self.dtype, rows=rows, what="Client")
-        sent = _fields(up)
+        sent = fields_of(up)
         if not self._up:
             self._up[:] = sent
         self._alike("upload", "Up", sent, self._up, "as the first client's")
-        self._alike("upload", "Client", _fields(kept), _fields(client), "as before the round")
+        self._alike("upload", "Client", fields_of(kept), fields_of(client), "as before the round")
         return up, kept
 
     def sent(self, up: Any) -> int:
@@ -123,7 +124,7 @@ class Hooks:
         with self._untouched("sent", up=up):
             size = self.method.sent(up)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise self._error("sent", f"must return a whole number of bytes >= 0, found {_kind(size)}")
+            raise self._error("sent", f"must return a whole number of bytes >= 0, found {kind(size)}")
         return size
 
     def received(self, mean: Any, round: Round) -> Any:
@@ -133,7 +134,7 @@ class Hooks:
         with self.hook("received", f"round {round.t + 1}"):
             new = self.method.received(mean, round)
         self._tree("received", new, next(a.dtype for _, a in named("", mean)), what="Up")
-        self._alike("received", "Up", _fields(new), _fields(mean), "as was sent")
+        self._alike("received", "Up", fields_of(new), fields_of(mean), "as was sent")
         return new
 
     def settle(self, client: Any, mean: Any, round: Round) -> Any:
@@ -141,7 +142,7 @@ class Hooks:
         with self.hook("settle", f"round {round.t + 1}"), self._untouched("settle", mean=mean):
             kept = self.method.settle(client, mean, round)
         self._tree("settle", kept, self.dtype, what="Client")
-        self._alike("settle", "Client", _fields(kept), _fields(client), "as `upload` returned it")
+        self._alike("settle", "Client", fields_of(kept), fields_of(client), "as `upload` returned it")
         if not all_finite(kept):
             raise Diverged(f"{self._name('settle')}: round {round.t + 1}: a client's state became NaN or Inf")
         return kept
@@ -151,7 +152,7 @@ class Hooks:
         with self.hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
             new = self.method.update(server, mean, round)
         self._tree("update", new, server.x.dtype, named_x=True)
-        self._alike("update", "Server", _fields(new), _fields(server), "as before the round")
+        self._alike("update", "Server", fields_of(new), fields_of(server), "as before the round")
         return new
 
     def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
@@ -196,9 +197,11 @@ class Hooks:
     def _vector(self, hook: str, value: Any, shape: tuple[int, ...]) -> None:
         if not isinstance(value, torch.Tensor):
             fix = "; is there a return?" if value is None else ""
-            raise self._error(hook, f"must return a vector, found {_kind(value)}{fix}")
+            raise self._error(hook, f"must return a vector, found {kind(value)}{fix}")
         if value.ndim != len(shape) or any(b not in (a, -1) for a, b in zip(value.shape, shape, strict=True)):
-            raise self._error(hook, f"must return a vector of shape {_shape(shape)}, found {_shape(value.shape)}")
+            raise self._error(
+                hook, f"must return a vector of shape {shape_text(shape)}, found {shape_text(value.shape)}"
+            )
         self._dtype(hook, "a vector", value, self.dtype)
 
     def _dtype(self, hook: str, what: str, a: torch.Tensor, dtype: torch.dtype) -> None:
@@ -213,7 +216,7 @@ class Hooks:
         """Raise unless a value is a NamedTuple (of NamedTuples) of vectors; returns it."""
         if not isinstance(tree, tuple) or not hasattr(tree, "_fields"):
             fix = "; is there a return?" if tree is None else ""
-            raise self._error(hook, f"must return a NamedTuple{what and ' as ' + what}, found {_kind(tree)}{fix}")
+            raise self._error(hook, f"must return a NamedTuple{what and ' as ' + what}, found {kind(tree)}{fix}")
         if named_x and "x" not in tree._fields:
             raise self._error(hook, f"must return a NamedTuple with a field x, found {', '.join(tree._fields) or '-'}")
         for name, value in zip(tree._fields, tree, strict=True):
@@ -222,16 +225,16 @@ class Hooks:
                 self._tree(hook, value, dtype, rows=rows, what=place)
                 continue
             if not isinstance(value, torch.Tensor):
-                raise self._error(hook, f"must return tensors, found {place} = {_kind(value)}; use x.new_full((1,), v)")
+                raise self._error(hook, f"must return tensors, found {place} = {kind(value)}; use x.new_full((1,), v)")
             per_row = rows and value.ndim == 2 and len(value) == rows
             if value.ndim != 1 and not per_row:
                 raise self._error(
-                    hook, f"must return vectors (one axis), found {place} of shape {_shape(value.shape)}; "
+                    hook, f"must return vectors (one axis), found {place} of shape {shape_text(value.shape)}; "
                     f"a single number is of shape (1)"
                 )  # fmt: skip
             self._dtype(hook, place, value, dtype)
             if named_x and name == "x" and len(value) != self.d:
-                raise self._error(hook, f"must return x of shape ({self.d}), found {_shape(value.shape)}")
+                raise self._error(hook, f"must return x of shape ({self.d}), found {shape_text(value.shape)}")
         return tree
 
     def _declared(self, hook: str, tree: Any) -> Any:
@@ -260,40 +263,6 @@ class Hooks:
 
     def _error(self, hook: str, message: str) -> UserError:
         return UserError(f"{self._name(hook)} {message} ({defined(self.method, hook)})")
-
-
-class Field(NamedTuple):
-    """A vector of a tree: its name and the length of its last axis."""
-
-    name: str
-    length: int
-
-
-def _fields(tree: Any) -> list[Field]:
-    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
-
-
-def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a tree with its place, `down.x` for example."""
-    if isinstance(tree, torch.Tensor):
-        yield name, tree
-    elif isinstance(tree, tuple):
-        for field, value in zip(tree._fields, tree, strict=True):  # type: ignore[attr-defined]
-            yield from named(f"{name}.{field}" if name else field, value)
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in a few words."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {_shape(value.shape)}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "(" + ", ".join("clients" if n == -1 else str(n) for n in shape) + ")"
 
 
 def require_hooks(method: Method) -> None:

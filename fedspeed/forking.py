@@ -212,7 +212,7 @@ def _shapes(method: Method) -> str:
     """What server and clients keep, in words."""
     import torch
 
-    from .contract import named
+    from .fields import named
 
     x0 = torch.zeros(8)
     kept = {"server": method.init_server(x0.double()), "client": method.init_client(x0)}

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from .errors import UserError
+
 REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What becomes a group norm; a class derived from one of these may do more, and stays."""
 
@@ -90,3 +92,14 @@ class Statistics:
         finally:
             for b, then in zip(self.buffers.values(), before, strict=True):
                 b.copy_(then)
+
+
+def refuse_tracking(model: nn.Module) -> None:
+    """Raise for a layer with running statistics, and name the choices."""
+    for name, module in tracking(model).items():
+        width = int(getattr(module, "num_features", 0))
+        group = f"group (nn.GroupNorm({groups(width)}, {width}) in its place), " if type(module) in REPLACED else ""
+        raise UserError(
+            f"model: {name or 'the model'} is a {type(module).__name__} with running statistics, which clients cannot "
+            f"share; choose --batch-norm {group}local or average, or build it with track_running_stats=False"
+        )

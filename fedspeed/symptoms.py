@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from .carried import of_method, whole
-from .contract import named
 from .devices import placed
 from .errors import Diverged
 from .evaluate import Score, slices
+from .fields import named
 from .sampling import torch_seed
 from .vec import accurate, all_finite, one_thread
 

@@ -13,7 +13,7 @@ from torch import nn
 from .compat import version
 from .devices import convolutions
 from .errors import UserError
-from .norms import REPLACED, Statistics, groups, tracking
+from .norms import Statistics, refuse_tracking
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -270,13 +270,8 @@ class FlatModel:
 
 def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> None:
     """Raise a UserError that names what a flat vector cannot hold."""
-    for name, module in () if tracks else tracking(model).items():
-        width = int(getattr(module, "num_features", 0))
-        group = f"group (nn.GroupNorm({groups(width)}, {width}) in its place), " if type(module) in REPLACED else ""
-        raise UserError(
-            f"model: {name or 'the model'} is a {type(module).__name__} with running statistics, which clients cannot "
-            f"share; choose --batch-norm {group}local or average, or build it with track_running_stats=False"
-        )
+    if not tracks:
+        refuse_tracking(model)
     lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
     if lazy:
         raise UserError(f"model: parameter {lazy[0]!r} is lazy, it has no shape yet; run one batch through the model")

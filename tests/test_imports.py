@@ -47,7 +47,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "sharpness": {"data", "evaluate", "sampling", "vec"},
     "modelfile": {"", "errors", "files", "rundir"},
     "origin": {"errors", "method"},
-    "contract": {"compat", "errors", "method", "metrics", "origin", "vec"},
+    "contract": {"compat", "errors", "fields", "method", "metrics", "origin", "vec"},
     "client": {
         "carried",
         "clientscores",
@@ -90,6 +90,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "contract",
         "data",
         "errors",
+        "fields",
         "method",
         "origin",
         "plan",
@@ -274,7 +275,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "schedule": {"errors", "method"},
     "cures": {"plan"},
     "illness": {"cures", "observe", "record"},
-    "symptoms": {"carried", "contract", "devices", "errors", "evaluate", "sampling", "vec"},
+    "symptoms": {"carried", "devices", "errors", "evaluate", "fields", "sampling", "vec"},
     "metering": {"client", "errors", "given", "network", "record"},
     "network": {"errors", "hashing", "record"},
     "clientmetrics": set(),
@@ -288,14 +289,14 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "points": {"config", "errors", "methods", "runconfig"},
     "recurrent": {"errors"},
     "carried": {"contract"},
-    "norms": set(),
+    "norms": {"errors"},
     "stopping": {"errors", "record"},
     "devices": set(),
     "forking": {
         "checkpoint",
         "config",
-        "contract",
         "errors",
+        "fields",
         "files",
         "hashing",
         "method",
@@ -359,6 +360,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "teacher",
     },
     "teacher": {"errors", "vec"},
+    "fields": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Hooks, named
+from ..contract import Hooks
 from ..errors import UserError
+from ..fields import named
 from ..method import Grad, Local
 from ..origin import built_in, defined, reason
 from ..vec import tree_leaves, tree_map

@@ -24,8 +24,8 @@ from fedspeed import (
     load_data,
 )
 from fedspeed.cli import options
-from fedspeed.contract import named
 from fedspeed.data.registry import CARDS
+from fedspeed.fields import named
 from fedspeed.method import Local, Round
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
 from fedspeed.presets import paper_decay
