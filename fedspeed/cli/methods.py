@@ -117,7 +117,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print(markdown(), markup=False, soft_wrap=True)
         return 0
     if not args.name:
-        table = Table("method", "server", "client", "down/up", "grads", "decay", box=None, pad_edge=False)
+        table = Table("method", box=None, pad_edge=False)
+        table.add_column("server", max_width=9)
+        table.add_column("client", max_width=11)
+        for title in ("down/up", "grads", "decay"):
+            table.add_column(title)
         table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
         for name, cls in (METHODS | WRAPPERS).items():
             c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
