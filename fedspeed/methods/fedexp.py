@@ -67,7 +67,7 @@ class FedExP(Wrapper):
 
     eps: float = param(1e-3, "[0, inf)", "eps, keeps eta_g small where updates vanish")
     decay: float = param(0.998, "(0, 1]", "the decay of the square root of eps per round")
-    hands_on: ClassVar[Collection[str]] = ("received", "settle", "metrics")
+    hands_on: ClassVar[Collection[str]] = ("received", "settle")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,11 +107,15 @@ class FedExP(Wrapper):
         return super().settle(client, mean.base, round)
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
-        room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))
-        further = (mean.square / room.clamp(min=1e-30)).clamp(min=1)  # line 3
         base = super().update(server.base, mean.base, round)
-        y = server.base.x + further * (base.x - server.base.x)  # line 4
+        y = server.base.x + self.extrapolation(mean, round) * (base.x - server.base.x)  # line 4
         return Server((server.base.x + y) / 2, base._replace(x=y))  # line 5
 
     def metrics(self, server: Server, mean: Up, round: Round) -> Mapping[str, float]:
-        return super().metrics(server.base, mean.base, round)
+        told = super().metrics(server.base, mean.base, round)
+        return {**told, "eta_g": float(self.extrapolation(mean, round))}
+
+    def extrapolation(self, mean: Up, round: Round) -> Vec:
+        """eta_g, line 3."""
+        room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))
+        return (mean.square / room.clamp(min=1e-30)).clamp(min=1)

@@ -93,14 +93,14 @@ class FedWMSAM(Method):
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         D = xK - down.x
-        c = client.c - down.c - D / (run.K * run.lr)  # line 4
+        c = client.c - down.c - D / run.lr_sum  # line 4
         lengths = norm(D) * norm(down.Delta)
         moved = (lengths > 0).to(D.dtype)
         v = moved + (D * down.Delta).sum(-1, keepdim=True) / (lengths + (1 - moved))
         return Up(D, c - client.c, v), Client(c, zeros(client.b))
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
-        Delta = -mean.D / (round.K * round.lr)  # line 5
+        Delta = -mean.D / round.lr_sum  # line 5
         c = server.c + round.S / round.N * mean.dc  # line 6
         alpha = 0.99 * server.alpha + 0.01 * mean.v.clamp(0.1, 0.9)
         return Server(server.x + self.eta_g * mean.D, Delta, c, alpha)
