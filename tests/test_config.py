@@ -87,6 +87,7 @@ def test_the_file_is_complete():
     written = tomllib.loads(Config().to_toml())
     every = {"format"} | {f.name for f in dataclasses.fields(Config)}
     younger = {"client_metrics": "every=2", "warmup": "lr=2", "network": "lte", "devices": "phones"}
+    younger["until"] = {"30": {"lr": 0.5}}
     assert written.keys() == every - younger.keys()
     assert tomllib.loads(Config(**younger).to_toml()).keys() == every
     assert written["method"].keys() == {"name"} | {f.name for f in dataclasses.fields(FedSpeed)}
