@@ -20,7 +20,7 @@ from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
 from .schedule import require_schedulable
-from .stretches import Until, overlay, read_until
+from .stretches import Until, classes, overlay, read_until
 from .usercode import file_of, read_code
 
 GIVEN = "given"
@@ -156,7 +156,11 @@ class Config(Plan):
     def stretches(self) -> list[tuple[int, Config]]:
         """The configs that a fork's first rounds had, each up to a round; none of another run."""
         tables = {key: value for key, value in self.to_dict().items() if key != "until"}
-        return [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
+        found = [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
+        for upto, config in found:
+            if classes(config.method) != classes(self.method):
+                raise UserError(f"config: until.{upto}.method: expected numbers of {self.method.name}, found another")
+        return found
 
     def earlier(self, t: int) -> Config | None:
         """The config that round t = 0, 1, ... has instead of this one, if it is one of a fork's first."""

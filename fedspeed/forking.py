@@ -18,7 +18,7 @@ from .config import Config
 from .errors import UserError
 from .files import write
 from .hashing import flush
-from .method import Method, nested
+from .method import Method
 from .observe import Observer
 from .parent import Parent, write_parent
 from .presets import paper_decay
@@ -27,7 +27,7 @@ from .report.difference import flat
 from .run import resume
 from .runconfig import PLACEMENT, clear_code, config_digest, read_config, withdraw, write_config
 from .rundir import RunDir, alone, beside
-from .stretches import ANY_ROUND, FIXED, otherwise, overlay
+from .stretches import ANY_ROUND, FIXED, classes, otherwise, overlay
 
 if TYPE_CHECKING:
     from .manifest import Saved
@@ -189,8 +189,7 @@ def _refused(name: str, why: str) -> UserError:
 
 def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     """Why the states of one method cannot be continued by another."""
-    then, now = (tuple((type(each).__name__, each.source, each.code) for each in nested(c.method)) for c in (old, new))
-    if then != now:
+    if classes(old.method) != classes(new.method):
         yield _refused("the method", f"its states are {old.method.label}'s")
         return
     shapes = [_shapes(config.method) for config in (old, new)]

@@ -6,14 +6,15 @@ running it from round 0 gives the bits of the fork.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .method import Method, nested
 from .stopping import RULES
 
 if TYPE_CHECKING:
     from .config import Config
-    from .method import Method
     from .plan import Plan
     from .server import Simulation
 
@@ -78,7 +79,8 @@ def read_until(given: Any, rounds: int) -> Until:
     if isinstance(given, tuple):
         given = {str(upto): over for upto, over in given}
     if not isinstance(given, dict) or not all(
-        str(key).isdecimal() and 0 < int(key) < rounds and isinstance(over, dict) for key, over in given.items()
+        re.fullmatch("[1-9][0-9]{0,17}", str(key)) and int(key) < rounds and isinstance(over, dict)
+        for key, over in given.items()
     ):
         raise UserError(
             f"config: until must be tables of the run's {rounds} rounds such as [until.30] with lr = 0.1, got {given!r}"
@@ -87,6 +89,11 @@ def read_until(given: Any, rounds: int) -> Until:
         for name in over.keys() & FIXED.keys():
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
     return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def classes(method: Method) -> list[tuple[str, str, str]]:
+    """What a method and those inside it are, whatever their fields: name, file and its digest."""
+    return [(type(each).__name__, each.source, each.code) for each in nested(method)]
 
 
 def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:

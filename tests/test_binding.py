@@ -102,7 +102,8 @@ def test_the_checkpoints_of_another_run_are_refused(tmp_path, rounds):
         shutil.rmtree(run / name)
         shutil.copytree(other / name, run / name)
     if rounds:
-        shutil.copy(other / "rounds.jsonl", run / "rounds.jsonl")
+        for name in ("rounds.jsonl", "uploads.bin"):
+            shutil.copy(other / name, run / name)
     refused(run, "is of another config" if rounds else r"rounds.jsonl is damaged \(expected \d+ bytes")
 
 

@@ -119,6 +119,16 @@ def test_with_changes_it_is_a_loop_that_changes_the_plan(parents, tmp_path, kind
     assert verify(out, every_round=True).broken == []
 
 
+@pytest.mark.slow
+def test_on_another_back_end_it_is_the_same(parents, tmp_path):
+    """Workers of the first rounds' settings, then of the others'."""
+    for backend in ("serial", "process"):
+        changes = {"lr": 0.05, "method.rho": 0.3, "backend": backend, "workers": 2}
+        fedspeed.fork(parents / "fedspeed", 3, tmp_path / backend, changes)
+    assert timeless(RunDir(tmp_path / "serial").records()) == timeless(RunDir(tmp_path / "process").records())
+    assert (tmp_path / "serial/uploads.bin").read_bytes() == (tmp_path / "process/uploads.bin").read_bytes()
+
+
 def test_a_fork_of_a_fork_and_its_config_run_from_the_start(parents, tmp_path):
     b, c, d, again = (tmp_path / name for name in ("b", "c", "d", "again"))
     fedspeed.fork(parents / "fedspeed", 4, b, {"lr": 0.05, "rounds": 8})
@@ -281,7 +291,8 @@ def test_in_a_comparison_forks_are_rows_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("until", ["3", {"x": {}}, {"9": {"lr": 0.1}}, {"0": {"lr": 0.1}}, {"3": 0.1},
-                                   {"3": {"seed": 1}}, {"3": {"lr": -1.0}}, {"3": {"nothing": 1}}])  # fmt: skip
+                                   {"3": {"seed": 1}}, {"3": {"lr": -1.0}}, {"3": {"nothing": 1}}, {"9" * 5000: {}},
+                                   {"3": {"method": "fedavg"}}, {"3": {"until": {}}}])  # fmt: skip
 def test_a_config_says_what_its_first_rounds_had_or_is_refused(until):
     assert Config.from_dict({**SMALL, "until": {"3": {"lr": 0.5}}}).earlier(2).lr == 0.5
     with pytest.raises(UserError) as refused:

@@ -314,7 +314,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "jobs": {"client", "presets", "sampling"},
     "parent": {"errors", "files", "record", "rundir"},
     "reported": set(),
-    "stretches": {"errors", "stopping"},
+    "stretches": {"errors", "method", "stopping"},
     "collecting": {"client", "plan", "uploads", "vec"},
     "uploads": {"errors", "files", "rundir", "vec"},
     "replaying": {

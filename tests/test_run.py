@@ -19,7 +19,7 @@ from fedspeed.config import Spec
 from fedspeed.recording import summarise
 from fedspeed.report.runs import RunFiles
 from fedspeed.run import prepare
-from fedspeed.rundir import CLIENT_METRICS, FILES, FOLDERS
+from fedspeed.rundir import CLIENT_METRICS, FILES, FOLDERS, FORK
 
 SMALL = {
     "backend": "serial",
@@ -48,7 +48,7 @@ def test_the_files_of_a_run(tmp_path):
     config, out = small(targets=[0.3, 0.99]), tmp_path / "run"
     seen: list[Record] = []
     summary = run_config(config, out, observers=[Rounds(seen.append)])
-    assert sorted(path.name for path in out.iterdir()) == sorted({*FILES, *FOLDERS} - {CLIENT_METRICS})
+    assert sorted(path.name for path in out.iterdir()) == sorted({*FILES, *FOLDERS} - {CLIENT_METRICS, FORK})
     assert Config.from_toml(out / "config.toml") == replace(config, engine="loop")  # `auto` is resolved
     assert [r.to_dict() for r in seen] == lines(out)
     assert json.loads((out / "summary.json").read_text()) == summary

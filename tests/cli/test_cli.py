@@ -184,7 +184,7 @@ def test_help_shows_every_option_of_a_config(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     shown = capsys.readouterr().out
-    for name in Config().fields():
+    for name in Config().fields().keys() - {"until"}:  # a table that `fedspeed fork` writes
         assert f"--{name.replace('_', '-')}" in shown
     for group in options.GROUPS:
         assert f"{group}:" in shown

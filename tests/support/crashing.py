@@ -111,7 +111,7 @@ def outcome(out: Path) -> tuple[Any, ...]:
     assert not list(out.rglob("*.part")), "a half-written file"
     summary = json.loads((out / "summary.json").read_text())
     told = {key: value for key, value in summary.items() if not key.endswith("seconds") and key not in PLACED}
-    scores = measured.read_bytes() if measured.exists() else b""
+    scores = (measured.read_bytes() if measured.exists() else b"") + RunDir(out).uploads_file.read_bytes()
     return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files, scores
 
 
@@ -167,7 +167,8 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
         out = folder / f"{k}"
         if again:  # stopped after round 2, in the middle of the next record and line; resumed, and the resume crashes
             assert child(out, config, 0, rounds=2)[0] == 0
-            for path in (*out.glob("states/log@*"), out / "rounds.jsonl", RunDir(out).client_metrics_file):
+            growing = (RunDir(out).client_metrics_file, RunDir(out).uploads_file)
+            for path in (*out.glob("states/log@*"), out / "rounds.jsonl", *growing):
                 with path.open("ab") as file:
                     file.write(b'{"client": 1, "rou')
         code, operations = child(out, config, k)

@@ -21,7 +21,7 @@ def seal(run: Path) -> None:
         if "files" in manifest:
             manifest["files"] = {name: digest(run / name) for name in manifest["files"]}
         with suppress(KeyError, TypeError, OSError):  # of something else than a manifest
-            for name in ("server", "log", "rounds"):
+            for name in ("server", "log", "rounds", "uploads"):
                 part = manifest[name]
                 end = min(part.get("bytes", 2**60), (run / part["file"]).stat().st_size)
                 hashed = prefix(run / part["file"], end)
