@@ -18,7 +18,7 @@ FIRST = 1000
 
 
 def tune(
-    methods: Iterable[str | Mapping[str, Any] | Method] | str,
+    methods: Iterable[str | Mapping[str, Any] | Method | type[Method]] | str,
     budget: float,
     *,
     strategy: str = "random",
@@ -88,7 +88,7 @@ def finish(tuning: Tuning, make: Make, baseline: str = "") -> Tuned:
     return found
 
 
-def labelled(method: str | Mapping[str, Any] | Method) -> tuple[str, dict[str, Any]]:
+def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[str, dict[str, Any]]:
     """What a method is called in all that is said of it, and its table with the fields that are not to be tuned.
 
     Example:
@@ -100,13 +100,17 @@ def labelled(method: str | Mapping[str, Any] | Method) -> tuple[str, dict[str, A
     from ..methods import require_name
     from .space import point_text
 
+    if isinstance(method, type) and issubclass(method, Method):
+        method = method()
     if isinstance(method, Method):
         require_name(method)
         usual = type(method).from_fields({}).to_dict()
         whole = method.to_dict()
         table = {k: v for k, v in whole.items() if k in ("name", "code", "origin") or v != usual.get(k)}
-    else:
+    elif isinstance(method, str | Mapping):
         table = {"name": method} if isinstance(method, str) else dict(method)
+    else:
+        raise UserError(f"tune: expected a method's name, its table or a method, got {method!r}")
     own = [(key, value) for key, value in table.items() if key not in ("name", "code", "origin")]
     name = str(table.get("name"))
     return f"{name}:{point_text(tuple(own))}" if own else name, table
@@ -118,4 +122,6 @@ def _text(axis: Any) -> str:
 
     if isinstance(axis, str):
         return axis
+    if not isinstance(axis, Iterable):
+        raise UserError(f"space: expected a list of values or text such as 0.01..1:log, got {axis!r}")
     return ",".join(shown(value) for value in axis)

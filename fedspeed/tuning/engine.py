@@ -185,7 +185,10 @@ class Tuning:
             tasks: dict[tuple[str, Trial], RunTask] = {}
             wanted: list[tuple[str, Trial]] = []
             for label, search in self.searches.items():
-                asked[label], new = propose(self.strategy, search, self.known[label])
+                try:
+                    asked[label], new = propose(self.strategy, search, self.known[label])
+                except UserError as error:
+                    raise UserError(f"{label}: {error}") from None
                 wanted += [(label, trial) for trial in new]
             if not wanted:
                 break

@@ -225,6 +225,28 @@ def test_bad_input_is_one_line_and_leaves_nothing(text: str, told: str, tmp_path
     assert not (tmp_path / "t").exists()
 
 
+BAD_IN_PYTHON: list[tuple[dict[str, Any], str]] = [
+    ({"budget": "x"}, "expected a number of gradients > 0, got 'x'"),
+    ({"methods": []}, "expected methods, such as fedavg fedspeed; got none"),
+    ({"methods": [3]}, "expected a method's name, its table or a method, got 3"),
+    ({"method": "fedavg"}, "method is not a setting of all runs, got 'fedavg'; give methods"),
+    ({"seeds": [7, 1000]}, "expected none in common, got 1000 in both"),
+    ({"tune_seeds": 0}, "--tune-seeds: expected different seeds, at least one"),
+    ({"jobs": -1}, "jobs must be a whole number >= 0, got -1"),
+    ({"space": {"lr": []}}, "lr is empty"),
+    ({"space": {"lr": 3}}, "expected a list of values or text such as 0.01..1:log, got 3"),
+    ({"learning_rate": 3}, "unknown config key 'learning_rate'; did you mean 'lr'?"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), BAD_IN_PYTHON)
+def test_bad_input_from_python(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        fedspeed.tune(**{"methods": [fedspeed.FedAvg], "budget": 1e3, "out": tmp_path / "t", **SMALL, **given})
+    assert told in str(error.value)
+    assert not (tmp_path / "t").exists()
+
+
 def test_without_optuna_it_says_how_to_install_it(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert run_cli("fedavg", "--budget", "1e3", "--strategy", "optuna", *ARGS, "--out", str(tmp_path / "t")) == 2
