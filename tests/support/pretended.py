@@ -181,5 +181,6 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Places]:
     monkeypatch.setattr(torch.cuda, "default_generators", (torch.default_generator,))
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _=None: torch.default_generator.get_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _=None: torch.default_generator.set_state(state))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     with _Calls(places), _Rules(places):
         yield places
