@@ -104,10 +104,11 @@ def _parts(report: Report, device: torch.device, quick: bool) -> None:
     report.say(f"# fedspeed on {device}\n")
     for name, value in environment(device).items():
         report.say(f"{name}: {value}")
-    with exact(device):
-        cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-        flags = f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}, TF32 {cudnn.allow_tf32}"
-        report.say(f"while computing: cuDNN {flags}; matrix products in TF32 {products.allow_tf32}")
+    if device.type == "cuda":
+        with exact(device):
+            cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+            flags = f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}, TF32 {cudnn.allow_tf32}"
+            report.say(f"while computing: cuDNN {flags}; matrix products: TF32 {products.allow_tf32}")
     methods = ("fedavg", "scaffold", "fedspeed") if quick else tuple(METHODS)
     with report.part("Every method against the CPU"):
         _numbers(report, device, methods)
@@ -191,7 +192,8 @@ def _resumed(report: Report, device: torch.device) -> None:
 def _speed(report: Report, device: torch.device, quick: bool) -> None:
     """Milliseconds per gradient, and the memory that a client's turn takes."""
     data, batch = pictures(), 2 if quick else 50
-    for precision in ("full", "tf32", "bfloat16") if device.type == "cuda" else ("full",):
+    low = ["tf32", *["bfloat16"] * torch.cuda.is_bf16_supported()] if device.type == "cuda" else []
+    for precision in ("full", *low):
         name = "cnn" if quick else "resnet18_gn"
         model = fedspeed.build_model(name, data)
         run = simulate("fedspeed", model, data, device=str(device), precision=precision, engine="loop", **PLAN)

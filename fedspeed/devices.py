@@ -17,7 +17,7 @@ import torch
 
 def ready(device: torch.device) -> None:
     """Before the first tensor is on it: cuBLAS reads once how it may work, and gives the same bits only so."""
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 

@@ -61,4 +61,6 @@ def test_the_whole_report(monkeypatch, capsys, device):
     assert "all is as it should be" in told
     assert "WRONG" not in told
     assert "ms per gradient" in told
-    assert ("TF32 False" in told) == (device == "cuda")
+    assert ("cuDNN deterministic True, benchmark False, TF32 False; matrix products: TF32 False" in told) == (
+        device == "cuda"
+    )

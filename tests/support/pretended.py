@@ -175,11 +175,14 @@ def _apart(a: torch.Tensor) -> torch.Tensor:
 def pretended_cuda(monkeypatch: Any) -> Iterator[Places]:
     """While it lasts there is one CUDA device, "cuda:0"; yields what lies there and what was moved."""
     places = Places()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # which a run sets: as it was, afterwards
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "a GPU that only pretends")
     monkeypatch.setattr(torch.cuda, "default_generators", (torch.default_generator,))
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _=None: torch.default_generator.get_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _=None: torch.default_generator.set_state(state))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     with _Calls(places), _Rules(places):
         yield places
