@@ -86,7 +86,13 @@ def test_the_file_is_complete():
     """Every field of plan, config and method is written, defaults too; but none that is younger than stored configs."""
     written = tomllib.loads(Config().to_toml())
     every = {"format"} | {f.name for f in dataclasses.fields(Config)}
-    younger = {"client_metrics": "every=2", "warmup": "lr=2", "network": "lte", "devices": "phones"}
+    younger = {
+        "batch_norm": "group",
+        "client_metrics": "every=2",
+        "warmup": "lr=2",
+        "network": "lte",
+        "devices": "phones",
+    }
     assert written.keys() == every - younger.keys()
     assert tomllib.loads(Config(**younger).to_toml()).keys() == every
     assert written["method"].keys() == {"name"} | {f.name for f in dataclasses.fields(FedSpeed)}
