@@ -113,7 +113,7 @@ def test_survivors_of_halving_are_the_bits_of_a_run_in_one_go(tmp_path: Path) ->
     assert timeless[0] == timeless[1]
 
 
-@pytest.mark.parametrize("strategy", ["random", "halving"])
+@pytest.mark.parametrize("strategy", [pytest.param("random", marks=pytest.mark.slow), "halving"])
 def test_a_search_that_was_stopped_goes_on(tmp_path: Path, strategy: str) -> None:
     """After a few trials, the last of which has not written its end; what is whole is not touched again."""
     whole, chosen = searched(tmp_path / "whole", ["fedavg"], 200.0, strategy)
@@ -274,6 +274,7 @@ def test_a_dry_run_shows_the_spaces_and_runs_nothing(tmp_path: Path, capsys: Any
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_accuracies_the_loss_is_what_counts(tmp_path: Path, capsys: Any) -> None:
     setting = "--data quadratic --model vector --split natural --clients 6 --active 3 --rounds 3 --local-steps 2"
     given = [*setting.split(), "--space", "lr=0.001,0.01,0.1", "--seeds", "2", "--out", str(tmp_path)]
