@@ -29,6 +29,8 @@ FIXED = {
     "clients": "clients keep what they own",
     "validation": "what was held out stays held out",
     "augment": "the rounds so far learned from these data",
+    "batch_norm": "the vectors of the rounds so far are that model's",
+    "test_set": "the scores so far are on it, or there are none",
     "seed": "split, first model, cohorts and batches are drawn with it",
     "active": DREW,
     "cohort": DREW,
