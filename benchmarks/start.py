@@ -31,7 +31,7 @@ from fedspeed.run import prepare
 from fedspeed.server import Simulation
 from fedspeed.sharpness import batches, mean_gradient, top_eigenvalue
 
-PICTURES = 500
+PICTURES = 200
 
 
 class Features(NamedTuple):
@@ -108,7 +108,7 @@ def curvature(start: str, seed: int) -> Curvature:
         flat, loss, data = run.work.flat, run.work.loss, pictures(run)
         x = run.x.to(next(flat.model.parameters()).dtype)
         value, _ = mean_gradient(flat, x, data, loss)
-        top = top_eigenvalue(flat, x, data, loss, iterations=60, tolerance=1e-2, seed=seed)
+        top = top_eigenvalue(flat, x, data, loss, iterations=20, tolerance=1e-2, seed=seed)
         last = features(run, x)[-1]
         v, form = common_mode(run, x)
         n = sum(len(y) for _, y in data)
