@@ -42,6 +42,8 @@ class Clip(Wrapper):
         >>> from fedspeed import FedSpeed
         >>> Clip(FedSpeed(), norm=0.5).lam
         10.0
+
+    Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018 (its flat clipping).
     """
 
     norm: float = param(1.0, "(0, inf)", "the largest norm of an upload")

@@ -213,7 +213,7 @@ def test_the_best_point_and_those_that_the_seeds_do_not_prove_worse():
 
 def test_a_point_that_diverged_is_not_the_best():
     made = swept(combinations({"lr": [1, 2]}), [0.0, 0.1])
-    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged in round 9")
+    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged: in round 9")
     runs = [RunFiles.read(run.path) for run in made.rows[1].runs]
     found = Swept(made.points, [made.rows[0], Row("lr=2", runs)])
     assert [best.label for best in found.best] == ["lr=1"]

@@ -227,12 +227,12 @@ def test_a_users_class_keeps_its_decay(method, decay):
 
 def test_every_setting_is_an_option_of_one_group():
     named = [name for names in options.GROUPS.values() for name in names]
-    assert sorted(named) == sorted([*(set(Config().fields()) - {"method"}), "preset"])
+    assert sorted(named) == sorted([*(set(Config().fields()) - {"method", "until"}), "preset"])
     assert all(options.GROUPS)
 
 
 def test_where_a_run_is_computed():
-    assert set(PLACEMENT) == {"device", "backend", "workers", "states", "checkpoint_every"}
+    assert set(PLACEMENT) == {"device", "backend", "workers", "states", "checkpoint_every", "max_time"}
 
 
 @pytest.mark.parametrize(("name", "given"), [("digits", {}), ("synthetic", {"split": "natural", "clients": 5})])

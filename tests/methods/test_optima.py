@@ -107,7 +107,7 @@ def test_reaches_the_optimum_under_partial_participation(method, variate):
 def test_momentum_and_a_correction_reach_the_optimum_too(method):
     """Without an ascent: at the optimum the momentum is 0 and c_i, or -h_i / lam, is the client's gradient."""
     problem = Quadratics()
-    run = finish(problem.run(method, rounds=100, active=4, steps=10, engine="block"))
+    run = finish(problem.run(method, rounds=100, active=4, steps=10))
     best = problem.optimum()
     assert np.abs(run.x.numpy() - best).max() < 1e-5
     for i in range(problem.clients):

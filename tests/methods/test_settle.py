@@ -74,7 +74,7 @@ def test_lazy_is_the_eager_loop_over_all_clients(weighting):
 def test_it_reaches_the_optimum_with_a_tenth_of_the_clients(method, rounds, near):
     """Three of thirty clients per round, K > 1: the optimum, and the duals are the clients' gradients there."""
     problem = Quadratics(clients=30)
-    run = finish(problem.run(method, rounds=rounds, active=3, steps=5, engine="block"))
+    run = finish(problem.run(method, rounds=rounds, active=3, steps=5))
     best = problem.optimum()
     assert np.abs(run.x.numpy() - best).max() < near
     gradients = problem.gradients(best)
