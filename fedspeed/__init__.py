@@ -31,6 +31,7 @@ _PUBLIC = {
     "Config": "config",
     "run_config": "run",
     "simulate": "server",
+    "audit": "auditing",
     "Simulation": "server",
     "Record": "record",
     "Observer": "observe",
