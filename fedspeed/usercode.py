@@ -1,4 +1,4 @@
-"""Code from a file that the user named, `path/to/file.py:NAME`: a method, model, data, adapter. Nothing imports torch here.
+"""Code from a file that the user named, `path/to/file.py:NAME`: a method, model, data, adapter. No torch here.
 
 The very bytes that were hashed are executed, no cached ones; a file that has another digest than expected is not. A
 file that was read is kept in memory: what a run copies, executes and sends to its workers, whatever is edited.

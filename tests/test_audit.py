@@ -13,8 +13,9 @@ import toys
 from toys import planted
 
 import fedspeed
-from fedspeed.auditing.faults import KINDS, faults
+from fedspeed.auditing.faults import faults
 from fedspeed.auditing.reference import Reference
+from fedspeed.auditing.result import KINDS
 from fedspeed.auditing.setting import Setting
 from fedspeed.auditing.trace import first_difference
 from fedspeed.cli import main
@@ -132,11 +133,11 @@ def test_no_two_kinds_of_mistakes_give_the_same_numbers_for_scaffold():
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_audited(name):
     setting = Setting(rounds=2)
-    try:
-        run = Reference(METHODS[name](), setting).run()
-    except fedspeed.UserError as error:
-        assert "teacher" in str(error)
+    if name == "fedgmt":
+        with pytest.raises(fedspeed.UserError, match="teacher"):
+            Reference(METHODS[name](), setting).run()
         return
+    run = Reference(METHODS[name](), setting).run()
     assert run.finite()
     assert {key.client for key in run.vectors} >= {None, *setting.cohorts[0]}
 
@@ -228,7 +229,10 @@ def test_the_template_conforms_and_the_list_names_every_hook(tmp_path, monkeypat
 
 BAD = [
     (["mine.py:NoServer", "--method", "fedavg"], r"NoServer: it needs server\(\.\.\.\)"),
-    (["mine.py:Raises", "--method", "fedavg"], r"round 1, client 0: client raised ZeroDivisionError.*mine\.py, line 11"),
+    (
+        ["mine.py:Raises", "--method", "fedavg"],
+        r"round 1, client 0: client raised ZeroDivisionError.*mine\.py, line 11",
+    ),
     (["mine.py:Short", "--method", "fedavg"], r"round 1: server returned: expected a vector of shape \(6,\).*\(2,\)"),
     (["mine.py:NotFinite", "--method", "fedavg"], r"round 1, client 0: client returned x_K: NaN or Inf"),
     (["mine.py:Unknown", "--method", "fedavg"], "asks for temperature, which is unknown"),

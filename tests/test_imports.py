@@ -240,11 +240,14 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "exporters": {"errors", "files", "observe", "record", "report", "rundir"},
     "notebook": set(),
     "splitfile": {"data", "files"},
+    "auditing": {"errors", "method", "methods", "origin", "params", "problems", "usercode", "vec"},
+    "errata": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
     "",
     "cures",
+    "errata",
     "clientmetrics",
     "errors",
     "files",
@@ -308,6 +311,7 @@ PUBLIC = [
     "Simulation",
     "UserError",
     "Wrapper",
+    "audit",
     "build_model",
     "load_data",
     "load_runs",

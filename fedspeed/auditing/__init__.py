@@ -22,8 +22,9 @@ def audit(adapter: Any, method: Method | type[Method] | str = "fedavg", **settin
     """Run somebody's implementation of a method beside ours.
 
     Args:
-        adapter: a class with `client` and `server`, a Flower strategy, an FL-Simulator pair (Server, Client), a function
-            that makes one, or `path/to/file.py:NAME`, whose code is executed; `fedspeed audit --list` has their hooks.
+        adapter: a class with `client` and `server`, a Flower strategy, an FL-Simulator pair (Server, Client), a
+            function that makes one, or `path/to/file.py:NAME`, whose code is executed; `fedspeed audit --list` has
+            their hooks.
         method: what it should be, for example `FedSpeed(lam=10)`.
         settings: fields of `Setting`: rounds, clients, active, local_steps, lr, lr_decay, dim, seed, tolerance.
 

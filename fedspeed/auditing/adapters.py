@@ -1,4 +1,4 @@
-"""Somebody's code made to run: a class of one's own here, Flower's strategies and FL-Simulator's pairs in their files."""
+"""Somebody's code made to run: classes of one's own here, Flower's strategies and FL-Simulator's pairs elsewhere."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class Subject:
         for one in wanted:
             missing = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
             if missing and one.name not in options:
-                raise UserError(f"audit {self.name}: it asks for {one.name}, which is unknown; known are {', '.join(given)}")
+                raise UserError(
+                    f"audit {self.name}: it asks for {one.name}, which is unknown; known are {', '.join(given)}"
+                )
         with self.during("making it"):
             return factory(**options)
 
@@ -108,7 +110,10 @@ class Own(Subject):
             if not callable(getattr(subject, hook, None)):
                 raise UserError(f"audit {self.name}: it needs {hook}(...); `fedspeed audit --list` says what of")
         trace, d, x = Trace(), self.setting.dim, self.setting.x0.copy()
-        known = {"client_state": vectors(reference.method.init_client(reference.x0)), "server_state": vectors(reference.first)}
+        known = {
+            "client_state": vectors(reference.method.init_client(reference.x0)),
+            "server_state": vectors(reference.first),
+        }
         for t, cohort in enumerate(self.setting.cohorts):
             replies = {}
             for i in cohort:
@@ -119,15 +124,20 @@ class Own(Subject):
             with self.during("server", t):
                 x = subject.server(x.copy(), replies, t)
             x = vector(x, d, self.where("server returned", t)).copy()
-            for i, hook in (*((i, "client_state") for i in cohort), (None, "server_state")):
-                if i is None:
-                    trace.add(t + 1, None, "x", x)
-                if hasattr(subject, hook):
-                    with self.during(hook, t, i):
-                        told = subject.client_state(i) if i is not None else subject.server_state()
-                    for name, value in named(told, d, self.where(hook, t, i), known[hook]).items():
-                        trace.add(t + 1, i, f"state {name}", value)
+            for i in cohort:
+                self.note(subject, "client_state", trace, t, i, known["client_state"])
+            trace.add(t + 1, None, "x", x)
+            self.note(subject, "server_state", trace, t, None, known["server_state"])
         return trace
+
+    def note(self, subject: Any, hook: str, trace: Trace, t: int, i: int | None, known: dict[str, Any]) -> None:
+        """The states that it exports, if it does."""
+        if not hasattr(subject, hook):
+            return
+        with self.during(hook, t, i):
+            told = getattr(subject, hook)(*(() if i is None else (i,)))
+        for name, value in named(told, self.setting.dim, self.where(hook, t, i), known).items():
+            trace.add(t + 1, i, f"state {name}", value)
 
 
 def kind_of(thing: Any) -> str:
@@ -149,7 +159,13 @@ def run_adapter(thing: Any, name: str, reference: Reference) -> Trace:
     if not kind:
         made = Subject(name, setting, method).made(thing, {"initial_parameters": parameters([setting.x0])})
         if kind_of(made) == "" or made is None:
-            raise UserError(f"audit {name}: expected an adapter, found {type(made).__name__}; see `fedspeed audit --list`")
+            raise UserError(
+                f"audit {name}: expected an adapter, found {type(made).__name__}; see `fedspeed audit --list`"
+            )
         return run_adapter(made, name, reference)
-    subject = {"own": Own, "flower": Flower, "simulator": Simulator}[kind](name, setting, method)
-    return subject.run(thing, reference)
+    kinds: dict[str, type[Own] | type[Flower] | type[Simulator]] = {
+        "own": Own,
+        "flower": Flower,
+        "simulator": Simulator,
+    }
+    return kinds[kind](name, setting, method).run(thing, reference)

@@ -60,7 +60,10 @@ def flat(told: Any, like: list[np.ndarray], where: str) -> list[np.ndarray]:
     if found != wanted:
         raise UserError(f"{where}: expected arrays of shapes {wanted}, found {found}")
     whole = np.concatenate([a.ravel() for a in arrays])
-    return [vector(part, len(x), where) for part, x in zip(np.split(whole, np.cumsum([len(x) for x in like])[:-1]), like, strict=True)]
+    return [
+        vector(part, len(x), where)
+        for part, x in zip(np.split(whole, np.cumsum([len(x) for x in like])[:-1]), like, strict=True)
+    ]
 
 
 class Flower(Subject):

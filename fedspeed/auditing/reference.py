@@ -120,7 +120,14 @@ class Reference:
         S, N = len(ups), self.setting.clients
         mean = self.seams.mean(type(ups[0])(*(_mean(field) for field in zip(*ups, strict=True))), S, N)
         K, lr = self.setting.local_steps, self.lr(t)
-        told: dict[str, Any] = {"t": t, "S": float(S), "N": float(N), "K": float(K), "lr": lr, "seed": self.setting.seed}
+        told: dict[str, Any] = {
+            "t": t,
+            "S": float(S),
+            "N": float(N),
+            "K": float(K),
+            "lr": lr,
+            "seed": self.setting.seed,
+        }
         if "mean_rate" in Round._fields:
             told["mean_rate"] = sum(self.rates(K)) / K
         round = self.seams.counted(Round(**told))

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from .faults import Fault
 
 
+KINDS = {
+    "denominator": "a sum divided by the wrong number: S, N, K or nothing",
+    "sign": "a term with the wrong sign",
+    "state": "a state that leaks from another client, is lost between rounds, or is old",
+    "missing term": "a term that has no effect: no gradient flows, it is never added, or it is overwritten",
+    "local steps": "K off by one, or a wrong K or rate where a sum of steps is scaled back",
+    "learning rate": "a rate that does not decay, or decays at the wrong time",
+    "field": "a hyper-parameter used as its inverse, its double, its half or its complement, or another variant",
+}
+
+
 class Cause(NamedTuple):
     """A mistake that, made by our own run, gives the numbers that were found: all, or up to a point."""
 
@@ -73,8 +84,8 @@ class Audit:
         s, fields = self.setting, self.method.fields()
         told = ", ".join(f"{key} {value}" for key, value in fields.items() if not isinstance(value, Method))
         about = (
-            f"{self.subject} beside {self.method.label} ({told}): {s.rounds} rounds, {s.active} of {s.clients} clients, "
-            f"K = {s.local_steps}, lr {s.lr:g} x {s.lr_decay:g}^t"
+            f"{self.subject} beside {self.method.label} ({told}): {s.rounds} rounds, {s.active} of {s.clients} "
+            f"clients, K = {s.local_steps}, lr {s.lr:g} x {s.lr_decay:g}^t"
         )
         if self.first is None:
             return f"{about}\nconforms: {self.compared} vectors, all equal within {s.tolerance:g}"
@@ -128,7 +139,9 @@ def explain(
         if not made.finite():
             continue
         apart = first_difference(theirs, made, tolerance)
-        if apart is None and all(first_difference(made, one, tolerance) for one in known):  # not one mistake in two ways
+        if apart is None and all(
+            first_difference(made, one, tolerance) for one in known
+        ):  # not one mistake in two ways
             known.append(made)
             causes.append(Cause(fault.kind, fault.says))
         elif apart is not None and places[apart.key] > furthest:

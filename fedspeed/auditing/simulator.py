@@ -1,7 +1,7 @@
 """Pairs of classes as in FL-Simulator: a Server with hooks around one round, a Client that is made anew for every turn.
 
-Their code runs as it is: vectors are torch's, the model is a module whose output is the client's loss, and a batch is the
-client's number. Only `loss` and `dataset` of a client are replaced.
+Their code runs as it is: vectors are torch's, the model is a module whose output is the client's loss, and a batch is
+the client's number. Only `loss` and `dataset` of a client are replaced.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Simulator(Subject):
 
     def run(self, thing: Any, reference: Reference) -> Trace:
         """The loop of FL-Simulator's `Server.train`."""
-        Server, Client = thing if isinstance(thing, tuple) else (thing, None)
+        Server, given = thing if isinstance(thing, tuple) else (thing, None)
         trace, setting, points = Trace(), self.setting, {"now": list[np.ndarray]()}
         args = self.args()
         with doubles():
@@ -69,11 +69,15 @@ class Simulator(Subject):
             with self.during("making the server"):
                 server = Server(**more, init_model=Model(reference, points), init_par_list=x.clone(),
                                 datasets=datasets, method=self.method.name, args=args)  # fmt: skip
-            Client = Client or getattr(server, "Client", None)
+            Client: Any = given or getattr(server, "Client", None)
             self.require(server, Client)
-            for name, value in (("server_model_params_list", x.clone()), ("lr", setting.lr), ("received_vecs", None),
-                                ("clients_params_list", x.repeat(setting.clients, 1)),
-                                ("clients_updated_params_list", torch.zeros(setting.clients, setting.dim))):  # fmt: skip
+            kept = {
+                "server_model_params_list": x.clone(),
+                "lr": setting.lr,
+                "clients_params_list": x.repeat(setting.clients, 1),
+                "clients_updated_params_list": torch.zeros(setting.clients, setting.dim),
+            }
+            for name, value in kept.items():  # of FL-Simulator's base class
                 if not hasattr(server, name):
                     setattr(server, name, value)
             mean_update = torch.zeros(setting.dim)
@@ -83,7 +87,9 @@ class Simulator(Subject):
                     with self.during("process_for_communication", t, i):
                         server.process_for_communication(i, mean_update)
                     with self.during("the client", t, i):
-                        edge = Client(**more, received_vecs=server.comm_vecs, dataset=(data[i], data[i]), lr=server.lr, args=args)
+                        edge = Client(
+                            **more, received_vecs=server.comm_vecs, dataset=(data[i], data[i]), lr=server.lr, args=args
+                        )
                         edge.loss = lambda prediction, labels: prediction
                         edge.dataset = [(torch.full((1, 1), float(i)), torch.zeros(1))] * setting.local_steps
                         reply = edge.train()
@@ -105,18 +111,32 @@ class Simulator(Subject):
         """What their command line would give, and our fields by their own names."""
         setting, fields = self.setting, self.method.fields()
         prox = next((fields[name] for name in PROX if name in fields), 1.0)
-        return SimpleNamespace(**{
-            "total_client": setting.clients, "comm_rounds": setting.rounds, "active_ratio": setting.active / setting.clients,
-            "local_epochs": 1, "batchsize": 1, "weight_decay": 0.0, "local_learning_rate": setting.lr, "lr_decay": setting.lr_decay,
-            "global_learning_rate": fields.get("eta_g", 1.0), "lamb": 1 / prox if "lam" in fields else prox, "use_RI": False,
-            "seed": setting.seed, "dataset": "CIFAR10", "method": self.method.name, "epsilon": fields.get("tau", 0.01), **fields,
-        })  # fmt: skip
+        theirs = {
+            "total_client": setting.clients,
+            "comm_rounds": setting.rounds,
+            "active_ratio": setting.active / setting.clients,
+            "local_epochs": 1,
+            "batchsize": 1,
+            "weight_decay": 0.0,
+            "local_learning_rate": setting.lr,
+            "lr_decay": setting.lr_decay,
+            "global_learning_rate": fields.get("eta_g", 1.0),
+            "lamb": 1 / prox if "lam" in fields else prox,
+            "epsilon": fields.get("tau", 0.01),
+            "use_RI": False,
+            "seed": setting.seed,
+            "dataset": "CIFAR10",
+            "method": self.method.name,
+        }
+        return SimpleNamespace(**{**theirs, **fields})
 
     def require(self, server: Any, Client: Any) -> None:
         """Raise for a hook that is missing."""
         for hook in ("process_for_communication", "global_update"):
             if not callable(getattr(server, hook, None)):
-                raise UserError(f"audit {self.name}: its server needs {hook}(...); `fedspeed audit --list` says what of")
+                raise UserError(
+                    f"audit {self.name}: its server needs {hook}(...); `fedspeed audit --list` says what of"
+                )
         if not isinstance(getattr(server, "comm_vecs", None), dict):
             raise UserError(f"audit {self.name}: its server needs a dict comm_vecs, which clients receive")
         if not callable(getattr(Client, "train", None)):
@@ -127,7 +147,10 @@ class Simulator(Subject):
         where = self.where("train() returned", t, i)
         if not isinstance(reply, dict) or not {"local_update_list", "local_model_param_list"} <= set(reply):
             raise UserError(f"{where}: expected a dict with local_update_list and local_model_param_list")
-        for name, kept in (("local_update_list", "clients_updated_params_list"), ("local_model_param_list", "clients_params_list")):
+        for name, kept in (
+            ("local_update_list", "clients_updated_params_list"),
+            ("local_model_param_list", "clients_params_list"),
+        ):
             getattr(server, kept)[i] = torch.from_numpy(vector(reply[name], self.setting.dim, f"{where} {name}"))
         trace.add(t + 1, i, "x_K", vector(reply["local_model_param_list"], self.setting.dim, where))
         server.received_vecs = reply

@@ -28,7 +28,9 @@ class Difference(NamedTuple):
     found: np.ndarray
     expected: np.ndarray
     error: float
-    call: int = 0  # of that client's gradients, the first that was asked for at another point, from 1; 0: none, or unknown
+    call: int = (
+        0  # of that client's gradients, the first that was asked for at another point, from 1; 0: none, or unknown
+    )
     calls: tuple[int, int] = (0, 0)  # gradients asked for in that turn: found, expected
 
 
@@ -86,7 +88,9 @@ def vector(value: Any, d: int, where: str) -> np.ndarray:
     except (TypeError, ValueError):
         raise UserError(f"{where}: expected a vector of {d} numbers, found {type(value).__name__}") from None
     if array.shape != (d,):
-        raise UserError(f"{where}: expected a vector of shape ({d},), found shape {array.shape}; flatten the model first")
+        raise UserError(
+            f"{where}: expected a vector of shape ({d},), found shape {array.shape}; flatten the model first"
+        )
     if not np.isfinite(array).all():
         raise UserError(f"{where}: NaN or Inf; it diverged, so there is nothing to compare: try a lower --lr")
     return array

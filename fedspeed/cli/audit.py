@@ -45,8 +45,8 @@ SIZES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is audited, as what, on which setting."""
     parser.epilog = EPILOG
-    parser.add_argument("adapter", nargs="?", metavar="FILE.py:NAME", help="a class of yours, a Flower strategy, a pair "
-                        "Server,Client, or a function that makes one")  # fmt: skip
+    about = "a class of yours, a Flower strategy, a pair Server,Client, or a function that makes one"
+    parser.add_argument("adapter", nargs="?", metavar="FILE.py:NAME", help=about)
     parser.add_argument("--method", metavar="NAME", help="what it should be; `fedspeed methods` lists them")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the method such as lam=10"
@@ -96,14 +96,16 @@ def field(text: str) -> tuple[str, object]:
 def needs(console: Console) -> None:
     """The kinds of adapter with their hooks, then the kinds of mistakes."""
     from ..auditing.adapters import NEEDS
-    from ..auditing.faults import KINDS
+    from ..auditing.result import KINDS
 
     for kind, hooks in NEEDS.items():
         console.print(f"{kind}:")
         for hook, about in hooks.items():
             console.print(f"  {hook}\n      {about}")
-    console.print("\nIts constructor is given what it names: x0, the setting (clients, active, local_steps, lr, lr_decay, ...), the "
-                  "method's fields;\na Flower strategy also initial_parameters. `fedspeed audit --template` prints one.\n")  # fmt: skip
+    console.print(
+        "\nIts constructor is given what it names: x0, the setting (clients, active, local_steps, lr, lr_decay, ...), "
+        "the method's\nfields; a Flower strategy also initial_parameters. `fedspeed audit --template` prints one.\n"
+    )
     console.print("known mistakes:")
     for kind, about in KINDS.items():
         console.print(f"  {kind}: {about}")

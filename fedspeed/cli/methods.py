@@ -67,9 +67,14 @@ def _names(tree: Any) -> str:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """An optional name."""
-    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n"
+    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods fedspeed --errata\n"
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
+    )
+    parser.add_argument(
+        "--errata",
+        action="store_true",
+        help="where its paper, public code and this package differ; without NAME all of it",
     )
 
 
@@ -77,6 +82,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     """The list, or one method."""
     from rich.table import Table
 
+    if args.errata:
+        return _errata(args.name, console)
     if not args.name:
         table = Table("method", "server", "client", "down/up", "grads", "decay", box=None, pad_edge=False)
         table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
@@ -117,4 +124,20 @@ def main(args: argparse.Namespace, console: Console) -> int:
         about += f"; --warmup {field.name}=N schedules it" if field.metadata.get("schedulable") else ""
         table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
+    return 0
+
+
+def _errata(name: str | None, console: Console) -> int:
+    """The errata book, or one method's part."""
+    from ..errata import errata, of_method
+
+    if name:
+        build({"name": name})  # a name that does not exist is an error, one without entries is not
+    found = of_method(name) if name else errata()
+    for entry in found:
+        console.print(f"{entry.method}: {entry.title}")
+        for about, said in entry.rows:
+            console.print(f"  {about}: {said}")
+        console.print("")
+    console.print(f"{len(found)} entries" if found else f"{name}: nothing is known to differ", end="\n")
     return 0

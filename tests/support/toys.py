@@ -1,4 +1,4 @@
-"""Toy implementations in NumPy for `fedspeed audit`, written from the boxes, each with mistakes that can be switched on."""
+"""Toy implementations for `fedspeed audit`, written from the boxes, with mistakes that can be switched on."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Averaging:
 
 
 class FedAvgM:
-    """A strategy on plain lists of arrays that keeps a momentum, with FedAdam's beta2 = 1, v0 = 1, tau = 0 it is one."""
+    """A strategy on plain lists of arrays with a momentum: FedAdam with beta2 = 1, v0 = 1, tau = 0."""
 
     def __init__(self, initial_parameters, beta1, eta_g):
         self.x, self.beta1, self.eta_g = list(initial_parameters), beta1, eta_g
