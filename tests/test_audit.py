@@ -19,7 +19,7 @@ from fedspeed.auditing.result import KINDS
 from fedspeed.auditing.setting import Setting
 from fedspeed.auditing.trace import first_difference
 from fedspeed.cli import main
-from fedspeed.methods import METHODS, FedAdam, FedAvg, FedSpeed, Scaffold
+from fedspeed.methods import METHODS, FedAdam, FedAvg, FedInit, FedSpeed, Scaffold
 
 SHORT = {"rounds": 3}
 RIGHT = [
@@ -86,6 +86,12 @@ def test_what_cannot_be_told_apart_is_all_named():
     """Without its states, a correction that has no gradient looks like one that is forgotten."""
     told = fedspeed.audit(toys.silent(planted(toys.FedSpeed, "no gradient")), "fedspeed", **SHORT).causes
     assert {cause.kind for cause in told} == {"missing term", "state"}
+
+
+def test_a_wrapper_can_be_what_it_should_be():
+    found = fedspeed.audit(toys.FedAvg, FedInit(FedAvg(), beta=0.5), **SHORT)
+    assert found.causes[0].kind == "missing term"
+    assert "this is FedAvg" in found.causes[0].says
 
 
 def test_two_mistakes_at_once_are_not_explained_away():

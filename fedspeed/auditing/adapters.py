@@ -136,7 +136,7 @@ class Own(Subject):
             return
         with self.during(hook, t, i):
             told = getattr(subject, hook)(*(() if i is None else (i,)))
-        for name, value in named(told, self.setting.dim, self.where(hook, t, i), known).items():
+        for name, value in named(told, self.where(hook, t, i), known).items():
             trace.add(t + 1, i, f"state {name}", value)
 
 

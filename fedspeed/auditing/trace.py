@@ -96,11 +96,11 @@ def vector(value: Any, d: int, where: str) -> np.ndarray:
     return array
 
 
-def named(value: Any, d: int, where: str, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def named(value: Any, where: str, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """States by the names they have here."""
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: expected a dict of vectors by name, found {type(value).__name__}")
     for name in value:
         if name not in known:
             raise UserError(f"{where}: no state is called {name!r}; this method has {', '.join(known) or 'none'}")
-    return {name: vector(one, d, f"{where}, {name}") for name, one in value.items()}
+    return {name: vector(one, len(known[name]), f"{where}, {name}") for name, one in value.items()}
