@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedspeed.cli import main
@@ -47,6 +48,24 @@ def test_the_measured_numbers_are_those_that_are_stored():
         assert f"{preset}/serverrule.md" in entry.effect
         for number in numbers[:3]:
             assert f"{float(number):.1f}%" in entry.effect
+
+
+def test_what_one_number_per_tensor_does_to_fedlesam():
+    sizes = [16 * 32, 32, 32 * 10, 10]
+
+    def compared(seed: int) -> tuple[float, float]:
+        update = np.random.default_rng(seed).normal(size=sum(sizes))
+        code = np.repeat(-update[:4] / np.abs(update[:4]).sum(), sizes)
+        paper = -update / np.linalg.norm(update)
+        length = float(np.linalg.norm(code))
+        return float(code @ paper) / length, length
+
+    cosine, length = compared(0)
+    seeds = np.array([compared(seed) for seed in range(1000)])
+    (entry,) = of_method("fedlesam")
+    assert f"cosine {cosine:.2f} with the paper's and {length:.1f} times its length" in entry.effect
+    assert f"is {np.abs(seeds[:, 0]).mean():.2f} in the mean" in entry.effect
+    assert f"{np.median(seeds[:, 1]):.1f} times in the median" in entry.effect
 
 
 def test_the_command_prints_it(capsys):

@@ -112,7 +112,7 @@ def _numbers(first: Difference) -> list[str]:
     if theirs != ours and ours:
         lines.append(f"  gradients asked for in that turn: {theirs}, expected {ours}")
     if first.call:
-        lines.append(f"  until then all is equal but gradient {first.call} of that turn, asked for at another point")
+        lines.append(f"  gradient {first.call} of that turn is the first that is asked for at another point")
     elif ours and theirs == ours:
         lines.append("  all gradients of that turn were asked for at the right points: the last step differs")
     return lines

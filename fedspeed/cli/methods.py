@@ -139,5 +139,6 @@ def _errata(name: str | None, console: Console) -> int:
         for about, said in entry.rows:
             console.print(f"  {about}: {said}")
         console.print("")
-    console.print(f"{len(found)} entries" if found else f"{name}: nothing is known to differ", end="\n")
+    number = "1 entry" if len(found) == 1 else f"{len(found)} entries"
+    console.print(number if found else f"{name}: nothing is known to differ")
     return 0
