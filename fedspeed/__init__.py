@@ -37,6 +37,7 @@ _PUBLIC = {
     "extend": "run",
     "replay": "replaying",
     "simulate": "server",
+    "audit": "auditing",
     "Simulation": "server",
     "Record": "record",
     "Observer": "observe",

@@ -1,4 +1,4 @@
-"""Code from a file that the user named, `path/to/file.py:NAME`: a method, a model or data. Nothing here imports torch.
+"""Code from a file that the user named, `path/to/file.py:NAME`: a method, model, data, adapter. No torch here.
 
 The very bytes that were hashed are executed, no cached ones; a file that has another digest than expected is not. A
 file that was read is kept in memory: what a run copies, executes and sends to its workers, whatever is edited.
@@ -41,7 +41,7 @@ def require_part(kind: str, name: str) -> None:
     """Raise for a file without what is meant of it."""
     if name.endswith(".py"):
         part = _WANTED[kind]
-        told = "class" if kind == "method" else "function"
+        told = "function" if part.islower() else "class"
         raise UserError(f"{kind} {name}: expected path/to/file.py:{part}; which {told} of {name} is it?")
 
 
@@ -54,7 +54,7 @@ def read_code(kind: str, name: str, code: str = "") -> tuple[Path, bytes, str]:
     """The file of a name, its bytes and their digest; nothing is executed.
 
     Args:
-        kind: `method`, `model` or `data`, for messages.
+        kind: `method`, `model`, `data` or `adapter`, for messages.
         name: `path/to/file.py:NAME`.
         code: the digest the file must have, "" for any.
     """
@@ -94,7 +94,7 @@ def load_text(path: Path, text: bytes, kind: str = "model", wanted: str = "") ->
     module = _module(kind, path, text, code)
     if wanted and not hasattr(module, wanted):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise unknown(f"{'class' if kind == 'method' else 'function'} in {path}", wanted, own)
+        raise unknown(f"{'function' if _WANTED[kind].islower() else 'class'} in {path}", wanted, own)
     return getattr(module, wanted) if wanted else module
 
 
@@ -146,4 +146,4 @@ def call(kind: str, name: str, function: Any, options: dict[str, Any]) -> Any:
         raise UserError(f"{kind} {name}: failed with {options}: {told}") from error
 
 
-_WANTED = {"method": "Class", "model": "build", "data": "load"}
+_WANTED = {"method": "Class", "model": "build", "data": "load", "adapter": "Class"}

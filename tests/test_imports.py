@@ -361,6 +361,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "teacher": {"errors", "vec"},
     "fields": set(),
+    "auditing": {"errors", "method", "methods", "origin", "params", "problems", "usercode", "vec"},
+    "errata": set(),
     "": set(),  # fedspeed/__init__.py finds its names when asked
 }
 NO_TORCH = {
@@ -369,6 +371,7 @@ NO_TORCH = {
     "sweeps",
     "",
     "cures",
+    "errata",
     "clientmetrics",
     "errors",
     "files",
@@ -453,6 +456,7 @@ PUBLIC = [
     "Simulation",
     "UserError",
     "Wrapper",
+    "audit",
     "build_model",
     "extend",
     "fork",

@@ -100,9 +100,17 @@ def _names(tree: Any) -> str:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """An optional name."""
-    parser.epilog = "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods --markdown\n"
+    parser.epilog = (
+        "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods fedspeed --errata\n"
+        "  fedspeed methods --markdown\n"
+    )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
+    )
+    parser.add_argument(
+        "--errata",
+        action="store_true",
+        help="where its paper, public code and this package differ; without NAME all of it",
     )
     parser.add_argument("--markdown", action="store_true", help="the list by family and cost, as README has it")
 
@@ -111,6 +119,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     """The list, or one method."""
     from rich.table import Table
 
+    if args.errata:
+        return _errata(args.name, console)
     if args.markdown and args.name:
         raise UserError(f"methods: --markdown is for the whole list, got {args.name}; leave one out")
     if args.markdown:
@@ -162,4 +172,21 @@ def main(args: argparse.Namespace, console: Console) -> int:
         about += f"; tune tries {field.metadata['tune']}" if field.metadata.get("tune") else ""
         table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
+    return 0
+
+
+def _errata(name: str | None, console: Console) -> int:
+    """The errata book, or one method's part."""
+    from ..errata import errata, of_method
+
+    if name:
+        build({"name": name})  # a name that does not exist is an error, one without entries is not
+    found = of_method(name) if name else errata()
+    for entry in found:
+        console.print(f"{entry.method}: {entry.title}")
+        for about, said in entry.rows:
+            console.print(f"  {about}: {said}")
+        console.print("")
+    number = "1 entry" if len(found) == 1 else f"{len(found)} entries"
+    console.print(number if found else f"{name}: nothing is known to differ")
     return 0

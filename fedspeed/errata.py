@@ -1,0 +1,81 @@
+"""The errata book: where papers, public code and this package differ. `errata.toml` holds it."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """One difference: what is printed, what code does and where, what is here, what it does to results."""
+
+    method: str
+    title: str
+    paper: str
+    code: str
+    repository: str
+    commit: str
+    file: str
+    at: str
+    here: str
+    effect: str
+    how: str  # "run": the effect was measured by us; "read": the code was read, not run
+    command: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the code is."""
+        return f"{self.repository}@{self.commit}, {self.file}: {self.at}"
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """What is said, by what it is about."""
+        how = "the effect was measured by us" if self.how == "run" else "the code was read, not run"
+        again = [("again", self.command)] if self.command else []
+        return [("paper", self.paper), ("code", f"{self.code} ({self.place})"), ("here", self.here),
+                ("effect", self.effect), ("how", f"{self.how}: {how}"), *again]  # fmt: skip
+
+
+@cache
+def errata() -> tuple[Entry, ...]:
+    """The whole book.
+
+    Example:
+        >>> [entry.title for entry in errata() if entry.how == "run"]
+        ["The server's rule under partial participation"]
+    """
+    text = files(__package__).joinpath("errata.toml").read_text("utf-8")
+    return tuple(Entry(**table) for table in tomllib.loads(text)["entry"])
+
+
+def of_method(name: str) -> list[Entry]:
+    """What concerns one method."""
+    return [entry for entry in errata() if entry.method == name]
+
+
+HEAD = """\
+# Errata: where papers and code differ
+
+Per method what its paper prints, what public code does, with repository, commit and place, what this package does, and
+what the difference does to results. Every entry says whether it was **run** (the effect was measured by us) or
+**read**. It is no list of blame: published numbers may come from other versions of the code than the one that was read,
+code may have been corrected since, and we misread things too; tell us, and the entry changes.
+
+`fedspeed methods fedspeed --errata` prints one method's entries; [audit](audit.md) finds such things in code of yours;
+the errata of the FedSpeed paper's analysis are in [theory](theory.md).
+This page is made from `fedspeed/errata.toml`; a test keeps the two equal.
+"""
+
+
+def page() -> str:
+    """docs/errata.md."""
+    text = [HEAD]
+    for name in dict.fromkeys(entry.method for entry in errata()):
+        text.append(f"## {name}\n")
+        for entry in of_method(name):
+            text.append(f"### {entry.title}\n")
+            text += [f"- **{about}**: {said}" for about, said in entry.rows]
+            text.append("")
+    return "\n".join(text)
