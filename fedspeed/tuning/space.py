@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import Config
@@ -134,7 +134,7 @@ def spaces(
     known = {label: _fields(table) for label, table in methods.items()}
     found: dict[str, Space] = {}
     for label, fields in known.items():
-        fixed = {*base, *methods[label]}
+        fixed = {*base, *(name for table, _ in _chain(methods[label]) for name in table)}
         declared = {name: field for name, field in fields.items() if field.metadata.get("tune") and name not in fixed}
         found[label] = {name: parse_axis(name, f.metadata["tune"], f.default) for name, f in declared.items()}
     for text in given:
@@ -149,9 +149,30 @@ def spaces(
 
 def _fields(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
     """What can be tuned: `lr` first, then the method's own fields, then other settings."""
-    own = {field.name: field for field in dataclasses.fields(class_of(dict(table))[0])}
+    own = {name: field for name, (_, field) in _own(table).items()}
     settings = {field.name: field for field in dataclasses.fields(Config) if field.name in FIELDS}
     return {"lr": settings["lr"], **own, **{name: f for name, f in settings.items() if name not in own}}
+
+
+def _chain(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """A method's table and those of the methods inside it, each with its place, `method` or `method.base`."""
+    place = "method"
+    while True:
+        yield table, place
+        if not any(field.name == "base" for field in dataclasses.fields(class_of(dict(table))[0])):
+            return
+        base = table.get("base", "fedavg")
+        table, place = {"name": base} if isinstance(base, str) else base, f"{place}.base"
+
+
+def _own(method: Mapping[str, Any]) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
+    """The fields of a method and of those inside it, the outermost's first, each with its full name."""
+    found: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    for table, place in _chain(method):
+        for field in dataclasses.fields(class_of(dict(table))[0]):
+            if field.name != "base":
+                found.setdefault(field.name, (f"{place}.{field.name}", field))
+    return found
 
 
 def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, str, list[str]]:
@@ -174,19 +195,21 @@ def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str
 
 def check(label: str, method: Mapping[str, Any], space: Space) -> None:
     """Raise for a value, or the end of a range, that its field does not take."""
-    own = {field.name for field in dataclasses.fields(class_of(dict(method))[0])}
+    own = _own(method)
     for name, axis in space.items():
         for value in axis.values if isinstance(axis, Values) else (axis.at(0.0), axis.at(1.0)):
             try:
-                build({**method, name: value}) if name in own else Config.from_dict({name: value})
+                build(point_tables({}, method, ((name, value),))["method"]) if name in own else Config.from_dict(
+                    {name: value}
+                )
             except UserError as error:
                 raise UserError(f"space of {label}: {error}") from None
 
 
 def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Point) -> dict[str, Any]:
     """The tables of a config at a point."""
-    own = {field.name for field in dataclasses.fields(class_of(dict(method))[0])}
-    full = {f"method.{name}" if name in own else name: value for name, value in point}
+    own = _own(method)
+    full = {own[name][0] if name in own else name: value for name, value in point}
     return at({**base, "method": dict(method)}, full)
 
 
