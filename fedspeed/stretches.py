@@ -29,6 +29,7 @@ FIXED = {
     "clients": "clients keep what they own",
     "validation": "what was held out stays held out",
     "augment": "the rounds so far learned from these data",
+    "batch_norm": "the statistics of the rounds so far are kept by it",
     "seed": "split, first model, cohorts and batches are drawn with it",
     "active": DREW,
     "cohort": DREW,
@@ -94,6 +95,12 @@ def read_until(given: Any, rounds: int) -> Until:
 def classes(method: Method) -> list[tuple[str, str, str]]:
     """What a method and those inside it are, whatever their fields: name, file and its digest."""
     return [(type(each).__name__, each.source, each.code) for each in nested(method)]
+
+
+def moved(then: Method, now: Method) -> str:
+    """The first field that a method, or one inside it, has another value of, though its class says that none may."""
+    pairs = zip(nested(then), nested(now), strict=True)
+    return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")
 
 
 def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:

@@ -197,7 +197,7 @@ def test_a_longer_run_is_one_made_in_one_go(tmp_path, settings):
         *(("fedspeed", {name: value}, name) for name, value in {
             "seed": 1, "model": "mlp", "data": "synthetic", "split": "iid", "clients": 13, "active": 5,
             "cohort": "bernoulli", "state_dtype": "float16", "network": "lte", "client_metrics": "every=2",
-            "augment": "none", "validation": "0.1", "until": {"3": {"lr": 1.0}}}.items()),
+            "augment": "none", "batch_norm": "group", "validation": "0.1", "until": {"3": {"lr": 1.0}}}.items()),
         ("fedspeed", {"method": "fedavg"}, "the method: its states are fedspeed's"),
         ("fedspeed", {"method": {"name": "scaffold"}}, "the method"),
         ("fedspeed", {"method.correction": False}, "method.correction: states are server.x"),
@@ -210,6 +210,16 @@ def test_what_the_rounds_so_far_rest_on_stays(parents, tmp_path, kind, change, w
         fedspeed.fork(parents / kind, 4, tmp_path / "x" / "b", change)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_noise_that_epsilon_counts_is_the_same_in_all_rounds():
+    pytest.importorskip("dp_accounting")
+    old = Config.from_dict({**SMALL, "method": {"name": "dp", "noise": 1.0, "base": {"name": "topk"}}})
+    assert forked(old, 3, {"method.clip": 0.5}).stretches[0][1].method.clip == 1.0
+    with pytest.raises(UserError, match="a fork cannot change the method's noise"):
+        forked(old, 3, {"method.noise": 2.0})
+    with pytest.raises(UserError, match="expected the same noise in all rounds"):
+        Config.from_dict({**old.to_dict(), "until": {"3": {"method": {"noise": 2.0}}}})
 
 
 @pytest.mark.parametrize(
