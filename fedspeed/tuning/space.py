@@ -134,12 +134,12 @@ def spaces(
     known = {label: _fields(table) for label, table in methods.items()}
     found: dict[str, Space] = {}
     for label, fields in known.items():
-        fixed = {*base, *methods[label]}
+        fixed = {*base, *_given(methods[label])}
         declared = {name: field for name, field in fields.items() if field.metadata.get("tune") and name not in fixed}
         found[label] = {name: parse_axis(name, f.metadata["tune"], f.default) for name, f in declared.items()}
     for text in given:
-        name, values, whose = _entry(text, known, {label: str(table["name"]) for label, table in methods.items()})
-        for label in whose:
+        values, whose = _entry(text, known, {label: str(table["name"]) for label, table in methods.items()})
+        for label, name in whose.items():
             found[label][name] = parse_axis(name, values, known[label][name].default)
     for label, space in found.items():
         if not space:
@@ -149,43 +149,62 @@ def spaces(
 
 def _fields(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
     """What can be tuned: `lr` first, then the method's own fields, then other settings."""
-    own = {field.name: field for field in dataclasses.fields(class_of(dict(table))[0])}
+    own = _own(table)
     settings = {field.name: field for field in dataclasses.fields(Config) if field.name in FIELDS}
     return {"lr": settings["lr"], **own, **{name: f for name, f in settings.items() if name not in own}}
 
 
-def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, str, list[str]]:
-    """The field, the text of its values, and the labels of the methods that an entry of `--space` is for."""
+def _own(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
+    """A method's own fields, and those of the method inside it, `base.rho`."""
+    own = {field.name: field for field in dataclasses.fields(class_of(dict(table))[0])}
+    return own | {f"base.{name}": field for name, field in (_own(_base(table)) if "base" in table else {}).items()}
+
+
+def _given(table: Mapping[str, Any]) -> set[str]:
+    """The fields that a method's table has a value of."""
+    return {*table, *(f"base.{name}" for name in (_given(_base(table)) if "base" in table else ()))}
+
+
+def _base(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    base = table["base"]
+    return base if isinstance(base, Mapping) else {"name": base}
+
+
+def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The text of the values that an entry of `--space` gives, and the field's name by the labels it is for."""
     owners = sorted({*known, *names.values()}, key=len, reverse=True)
     owner = next((one for one in owners if text.strip().startswith(f"{one}.")), "")
     name, equals, values = text.strip().removeprefix(f"{owner}." if owner else "").partition("=")
     name = name.strip()
     if not equals or not name:
         raise UserError(f"space: {EXPECTED}, got {text!r}")
-    if "." in name:
+    if "." in name and not name.startswith("base."):
         raise unknown("method in --space", name.rpartition(".")[0], known)
     whose = [label for label in known if not owner or owner in (label, names[label])]
-    having = [label for label in whose if name in known[label]]
+    inside = {label: [one for one in known[label] if one.rpartition("base.")[2] == name] for label in whose}
+    having = {label: one for label in whose for one in (name, *inside[label])[::-1] if one in known[label]}
     if not having:
         fields = dict.fromkeys(field for label in whose for field in known[label])
         raise unknown(f"field of {', '.join(whose)} to tune", name, fields)
-    return name, values, having
+    return values, having
 
 
 def check(label: str, method: Mapping[str, Any], space: Space) -> None:
     """Raise for a value, or the end of a range, that its field does not take."""
-    own = {field.name for field in dataclasses.fields(class_of(dict(method))[0])}
+    own = _own(method)
     for name, axis in space.items():
         for value in axis.values if isinstance(axis, Values) else (axis.at(0.0), axis.at(1.0)):
             try:
-                build({**method, name: value}) if name in own else Config.from_dict({name: value})
+                build(point_tables({}, method, ((name, value),))["method"]) if name in own else Config.from_dict(
+                    {name: value}
+                )
             except UserError as error:
                 raise UserError(f"space of {label}: {error}") from None
 
 
 def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Point) -> dict[str, Any]:
     """The tables of a config at a point."""
-    own = {field.name for field in dataclasses.fields(class_of(dict(method))[0])}
+    own = _own(method)
     full = {f"method.{name}" if name in own else name: value for name, value in point}
     return at({**base, "method": dict(method)}, full)
 
