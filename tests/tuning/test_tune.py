@@ -22,6 +22,7 @@ from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.run import run_config
 from fedspeed.rundir import RunDir
+from fedspeed.tuning import labelled
 from fedspeed.tuning.engine import Tuning
 from fedspeed.tuning.result import result, trial_rows
 
@@ -353,3 +354,10 @@ def test_rules_that_would_end_trials_elsewhere_are_refused(
         fedspeed.tune(["fedavg"], 300, strategy=strategy, out=tmp_path / "t", **SMALL, **rule)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_in_a_wrapper_is_called_by_what_is_unusual() -> None:
+    label, table = labelled(fedspeed.TopK(fedspeed.FedSpeed(rho=0.3), fraction=0.1))
+    assert label == "fedspeed:rho=0.3+topk:fraction=0.1"
+    assert table == {"name": "topk", "fraction": 0.1, "base": {"name": "fedspeed", "rho": 0.3}}
+    assert labelled({"name": "topk", "base": "scaffold"})[0] == "scaffold+topk"
