@@ -11,7 +11,7 @@ from same_bits import leaves
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedspeed import DP, FedAvg, Federated, FedSpeed, Scaffold, UserError, simulate
+from fedspeed import DP, FedAvg, Federated, FedSpeed, Scaffold, UserError, replay, simulate
 from fedspeed.cli import main
 from fedspeed.inspection import inspect_run
 from fedspeed.norms import with_group_norm
@@ -291,6 +291,15 @@ def test_a_simulation_made_alike_after_some_rounds_begins_with_the_first_statist
         with alike(run, run.method, run.plan) as other:
             assert torch.equal(other.work.flat.statistics.first, first)
             assert torch.equal(other.x0, run.x0)
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_turn_that_is_replayed_sends_what_was_noted(data, tmp_path, choice):
+    run = simulate(FedSpeed(), net(), data, **settings(batch_norm=choice), out=tmp_path / "run")
+    last = list(run)[-1]
+    found = replay(run, last.round, last.cohort[0])
+    assert found.matches
+    assert len(found.upload.statistics) == NUMBERS
 
 
 def test_a_batch_of_one_picture_has_a_variance(data):
