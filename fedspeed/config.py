@@ -20,7 +20,7 @@ from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
 from .schedule import require_schedulable
-from .stretches import Until, classes, overlay, read_until
+from .stretches import Until, classes, moved, overlay, read_until
 from .usercode import file_of, read_code
 
 GIVEN = "given"
@@ -160,6 +160,8 @@ class Config(Plan):
         for upto, config in found:
             if classes(config.method) != classes(self.method):
                 raise UserError(f"config: until.{upto}.method: expected numbers of {self.method.name}, found another")
+            if name := moved(config.method, self.method):
+                raise UserError(f"config: until.{upto}.method: expected the same {name} in all rounds, found another")
         return found
 
     def earlier(self, t: int) -> Config | None:

@@ -27,7 +27,7 @@ from .report.difference import flat
 from .run import resume
 from .runconfig import PLACEMENT, clear_code, config_digest, read_config, withdraw, write_config
 from .rundir import RunDir, alone, beside
-from .stretches import ANY_ROUND, FIXED, classes, otherwise, overlay
+from .stretches import ANY_ROUND, FIXED, classes, moved, otherwise, overlay
 
 if TYPE_CHECKING:
     from .manifest import Saved
@@ -140,7 +140,7 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
     if isinstance(over.get("method"), dict) and over["method"].get("name", old.method.name) != old.method.name:
         raise _refused("the method", f"its states are {old.method.label}'s")
     for name in over:
-        if name in FIXED and (name in ("until", "format") or over[name] != old.to_dict().get(name)):
+        if name in FIXED and (name in ("until", "format") or over[name] != _full(old).get(name)):
             raise _refused(name, FIXED[name])
     plain = {key: value for key, value in old.to_dict().items() if key != "until"}
     new = Config.from_dict(overlay(plain, over))
@@ -192,6 +192,8 @@ def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     if classes(old.method) != classes(new.method):
         yield _refused("the method", f"its states are {old.method.label}'s")
         return
+    if name := moved(old.method, new.method):
+        yield _refused(f"the method's {name}", "what it says counts all rounds together, with one value for all")
     shapes = [_shapes(config.method) for config in (old, new)]
     fields_of = [
         name for name, value in flat(new.method.to_dict()).items() if flat(old.method.to_dict())[name] != value

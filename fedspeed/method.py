@@ -116,6 +116,7 @@ class Method(Params):
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
     released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
     bounds_uploads: ClassVar[bool] = False  # uploads have at most some norm: no wrapper around it may change them
+    lasting: ClassVar[Collection[str]] = ()  # fields that no fork may change: what is told counts all rounds together
     hands_on: ClassVar[Collection[str]] = ()  # hooks that a wrapper writes only to call its base's
     reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
     family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped

@@ -175,6 +175,9 @@ def short(name: str) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):  # a method inside another
+        inner = ",".join(f"{key}={_text(one)}" for key, one in value.items() if key != "name")
+        return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).replace(" ", "") if not isinstance(value, str) else value

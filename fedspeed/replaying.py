@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -130,6 +130,8 @@ def replay(
     """
     with ExitStack() as stack:
         again, files, records = _again(stack, run, round, backend, allow_code, progress)
+        if round <= len(records) and client not in records[round - 1].cohort:
+            raise _absent(round, records[round - 1].cohort, client)
         sent = read_uploads(files)
         different: list[str] = []
         began = again.t
@@ -194,8 +196,12 @@ def _chunk(by: Simulation, client: int) -> list[Job]:
             return chunk
     if client in turn.lost:
         raise UserError(f"client {client} was lost in round {by.t + 1} (dropout): it had no turn that was counted")
-    active = ", ".join(str(i) for i in turn.active[:10]) + (", ..." if len(turn.active) > 10 else "")
-    raise UserError(f"client: expected one that was active in round {by.t + 1} ({active}), found {client!r}")
+    raise _absent(by.t + 1, turn.active, client)
+
+
+def _absent(round: int, cohort: Sequence[int], client: int) -> UserError:
+    active = ", ".join(str(i) for i in cohort[:10]) + (", ..." if len(cohort) > 10 else "")
+    return UserError(f"client: expected one that was active in round {round} ({active}), found {client!r}")
 
 
 def _turn(by: Simulation, chunk: list[Job], client: int, debug: bool) -> tuple[Trace, Reply | Failed, float]:

@@ -173,6 +173,7 @@ class Stopping:
         self.goal, _, goal = plan.stop_at.partition("=")
         self.target = float(goal or 0)
         self.budget = seconds(plan.max_time)
+        self.after = 0  # of a fork, the rounds of another run: no rule ends it there
         self.replay([])
 
     def replay(self, records: Iterable[Record]) -> Stop | None:
@@ -190,7 +191,7 @@ class Stopping:
     @property
     def status(self) -> str:
         """`stopped: ...` with the reason; "" if no rule says so."""
-        return f"stopped: {self.fired.why}" if self.fired else ""
+        return f"stopped: {self.fired.why}" if self.fired and self.fired.round > self.after else ""
 
     def begin(self) -> None:
         """Rounds begin, or go on: time counts from here."""

@@ -98,6 +98,12 @@ def classes(method: Method) -> list[tuple[str, str, str]]:
     return [(type(each).__name__, each.source, each.code) for each in nested(method)]
 
 
+def moved(then: Method, now: Method) -> str:
+    """The first field that a method, or one inside it, has another value of, though its class says that none may."""
+    pairs = zip(nested(then), nested(now), strict=True)
+    return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")
+
+
 def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
     """A simulation of the same model, data and loss, at round 0."""
     flat = simulation.work.flat

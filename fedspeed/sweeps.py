@@ -24,6 +24,7 @@ from .errors import UserError
 from .exporters.trackers import need
 from .observe import Observers
 from .points import Point, Tables, at, label_of, named, points_of
+from .report.comparison import told_targets
 from .report.runs import Row, RunFiles
 from .report.sweep import Swept
 from .runconfig import PLACEMENT, as_stored
@@ -111,7 +112,7 @@ def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxy
             rows.append(Row(one.label, runs))
     if not rows:
         raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
-    return Swept(points, rows, next(iter(planned[0].tasks.values())).tables["targets"])
+    return Swept(points, rows, told_targets(rows))
 
 
 def sweep(

@@ -80,8 +80,9 @@ class Traced(Hooks):
 
     @classmethod
     def around(cls, hooks: Hooks, trace: Trace) -> Self:
-        """The same hooks, traced."""
-        traced = cls(hooks.method, hooks.d, hooks.dtype)
+        """The same hooks, traced; they may be of a class of their own, as those for running statistics are."""
+        both: type[Self] = type(cls.__name__, (cls, type(hooks)), {})
+        traced = object.__new__(both)
         traced.__dict__.update(hooks.__dict__)
         traced.trace = trace
         return traced

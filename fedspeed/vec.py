@@ -209,7 +209,7 @@ class FlatModel:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """The model at x^0, its parameters in memory of their own: a view is pickled with all of its vector."""
-        self.load(self.x)
+        self.load(torch.cat([self.x, self.statistics.first]))
         for p in self.parameters:
             p.data = p.data.clone()
         try:

@@ -11,10 +11,11 @@ from same_bits import leaves
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedspeed import FedAvg, Federated, FedSpeed, Scaffold, UserError, simulate
+from fedspeed import DP, FedAvg, Federated, FedSpeed, Scaffold, UserError, replay, simulate
 from fedspeed.cli import main
 from fedspeed.inspection import inspect_run
 from fedspeed.norms import with_group_norm
+from fedspeed.stretches import alike
 from fedspeed.vec import one_thread
 from fedspeed.verify import verify
 
@@ -273,6 +274,32 @@ def test_refused_in_one_line(data, model, changes, told):
     with pytest.raises(UserError, match=told) as refusal:
         simulate(FedAvg(), model(), data, **settings(**changes))
     assert "\n" not in str(refusal.value)
+
+
+def test_statistics_do_not_reach_a_private_model(data):
+    pytest.importorskip("dp_accounting")
+    with pytest.raises(UserError, match=r"dp: expected a model without running statistics.*--batch-norm group"):
+        simulate(DP(FedAvg()), net(), data, **settings(batch_norm="average", weighting="uniform"))
+    simulate(DP(FedAvg()), net(), data, **settings(batch_norm="group", weighting="uniform")).close()
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_simulation_made_alike_after_some_rounds_begins_with_the_first_statistics(data, choice):
+    with simulate(FedAvg(), net(), data, **settings(batch_norm=choice)) as run:
+        first = run.work.flat.statistics.first
+        run.step()
+        with alike(run, run.method, run.plan) as other:
+            assert torch.equal(other.work.flat.statistics.first, first)
+            assert torch.equal(other.x0, run.x0)
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_turn_that_is_replayed_sends_what_was_noted(data, tmp_path, choice):
+    run = simulate(FedSpeed(), net(), data, **settings(batch_norm=choice), out=tmp_path / "run")
+    last = list(run)[-1]
+    found = replay(run, last.round, last.cohort[0])
+    assert found.matches
+    assert len(found.upload.statistics) == NUMBERS
 
 
 def test_a_batch_of_one_picture_has_a_variance(data):

@@ -10,13 +10,16 @@ import torch
 from same_bits import leaves
 
 import fedspeed
+from fedspeed import FedAvg, FedSpeed, TopK
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.forking import forked
+from fedspeed.methods import METHODS, WRAPPERS
 from fedspeed.observe import Observer
 from fedspeed.record import TIMES
 from fedspeed.report.difference import differences
+from fedspeed.report.labels import kind_of, labels
 from fedspeed.report.runs import gather
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir, alone
@@ -197,7 +200,7 @@ def test_a_longer_run_is_one_made_in_one_go(tmp_path, settings):
         *(("fedspeed", {name: value}, name) for name, value in {
             "seed": 1, "model": "mlp", "data": "synthetic", "split": "iid", "clients": 13, "active": 5,
             "cohort": "bernoulli", "state_dtype": "float16", "network": "lte", "client_metrics": "every=2",
-            "augment": "none", "validation": "0.1", "until": {"3": {"lr": 1.0}}}.items()),
+            "augment": "none", "batch_norm": "group", "validation": "0.1", "until": {"3": {"lr": 1.0}}}.items()),
         ("fedspeed", {"method": "fedavg"}, "the method: its states are fedspeed's"),
         ("fedspeed", {"method": {"name": "scaffold"}}, "the method"),
         ("fedspeed", {"method.correction": False}, "method.correction: states are server.x"),
@@ -210,6 +213,16 @@ def test_what_the_rounds_so_far_rest_on_stays(parents, tmp_path, kind, change, w
         fedspeed.fork(parents / kind, 4, tmp_path / "x" / "b", change)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_noise_that_epsilon_counts_is_the_same_in_all_rounds():
+    pytest.importorskip("dp_accounting")
+    old = Config.from_dict({**SMALL, "method": {"name": "dp", "noise": 1.0, "base": {"name": "topk"}}})
+    assert forked(old, 3, {"method.clip": 0.5}).stretches[0][1].method.clip == 1.0
+    with pytest.raises(UserError, match="a fork cannot change the method's noise"):
+        forked(old, 3, {"method.noise": 2.0})
+    with pytest.raises(UserError, match="expected the same noise in all rounds"):
+        Config.from_dict({**old.to_dict(), "until": {"3": {"method": {"noise": 2.0}}}})
 
 
 @pytest.mark.parametrize(
@@ -280,6 +293,14 @@ def test_verify_knows_whose_rounds_they_are(parents, tmp_path, capsys):
         verify(out)
 
 
+@pytest.mark.parametrize("at", [2, 6])
+def test_no_rule_ends_a_fork_in_rounds_that_are_not_its_own(parents, tmp_path, at):
+    summary = fedspeed.fork(parents / "fedspeed", at, tmp_path / "b", {"stop_at": "train_loss=100"})
+    assert summary["rounds"] == at + 1  # the first of its own
+    assert summary["stopped"]["round"] == at + 1 if at < 6 else summary["status"] == "finished"
+    assert verify(tmp_path / "b").broken == []
+
+
 def test_in_a_comparison_forks_are_rows_of_their_own(tmp_path):
     for seed in (0, 1):
         run_config(config(seed=seed), tmp_path / f"a{seed}")
@@ -288,6 +309,16 @@ def test_in_a_comparison_forks_are_rows_of_their_own(tmp_path):
     assert [row.label for row in rows] == ["fedspeed lr=0.1", "fedspeed lr=0.05 until.6.lr=0.1"]
     assert [len(row.runs) for row in rows] == [2, 2]
     assert left_out == []
+
+
+def test_labels_of_methods_in_wrappers_name_what_is_unusual():
+    usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
+    methods = [TopK(FedSpeed(), fraction=0.1), TopK(FedSpeed(rho=0.3), fraction=0.1), TopK(FedAvg(), fraction=0.1)]
+    assert labels([kind_of({"method": method.to_dict()}) for method in methods], usual) == [
+        "topk:base.name=fedspeed,base.rho=0.1,fraction=0.1",
+        "topk:base.name=fedspeed,base.rho=0.3,fraction=0.1",
+        "topk:base.name=fedavg,fraction=0.1",
+    ]
 
 
 @pytest.mark.parametrize("until", ["3", {"x": {}}, {"9": {"lr": 0.1}}, {"0": {"lr": 0.1}}, {"3": 0.1},

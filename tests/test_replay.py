@@ -216,6 +216,13 @@ def test_bad_input_is_one_line(runs, capsys, given, told):
     assert files(runs) == before
 
 
+def test_a_client_that_was_absent_is_told_before_rounds_are_run_again(runs):
+    told = []
+    with pytest.raises(UserError, match="expected one that was active in round 4"):
+        fedspeed.replay(runs / "fedspeed-loop", 4, 99, progress=lambda *done: told.append(done))
+    assert not [what for what, *_ in told if what == "rounds run again"]
+
+
 def test_what_cannot_be_replayed(runs, tmp_path):
     run = tmp_path / "a"
     shutil.copytree(runs / "fedspeed-loop", run)

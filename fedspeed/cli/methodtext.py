@@ -89,5 +89,7 @@ def _method(text: str) -> dict[str, Any]:
             key, value = dataclasses.fields(WRAPPERS[name])[1].name, part
         elif not found:
             raise UserError(f"method {text!r}: expected NAME:field=value,..., found {part!r}")
+        if key.strip() in fields:
+            raise UserError(f"method {text!r}: expected one value for {key.strip()}, found two; leave one out")
         fields[key.strip()] = parse_value(value)
     return fields

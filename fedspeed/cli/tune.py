@@ -180,7 +180,7 @@ def _report(found: Tuned, console: Console) -> None:
     console.print(f"\njudged on the test set (accuracy: mean of the last five), seeds {seeds}, which no trial had:")
     table = Table("method", "test set", "95% interval", "gradients", box=None, pad_edge=False)
     for one in found.judged:
-        shown = _loss if "loss" in one["metric"] else _score
+        shown = _loss if "loss" in one["metric"] else "{:.2%}".format
         interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
         told = f"{one['diverged']} diverged" if one["diverged"] else interval
         table.add_row(

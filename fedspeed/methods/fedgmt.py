@@ -67,7 +67,7 @@ class FedGMT(Method):
     gamma: float = param(1.0, "[0, inf)", "gamma, weight of the pull to the teacher", schedulable=True)
     alpha: float = param(0.95, "[0, 1)", "alpha, memory of the trajectory")
     tau: float = param(3.0, "(0, inf)", "tau, temperature of the probabilities")
-    lam: float = param(10.0, "(0, inf)", "lam, 1/lam weighs the dual")
+    lam: float = param(10.0, "(0, inf)", "lam, 1/lam weighs the dual", tune="1..100:log")
     family = "sharpness-aware"
     running_mean = ("h", "H")
 

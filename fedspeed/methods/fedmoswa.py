@@ -61,7 +61,7 @@ class FedMoSWA(Method):
     Momentum-Based Stochastic Controlled Weight Averaging, ICML 2025.
     """
 
-    rho: float = param(0.1, "[0, 1]", "rho, what is left of the rate at the end of a round")
+    rho: float = param(0.1, "[0, 1]", "rho, what is left of the rate at the end of a round", tune="0.01..0.5:log")
     alpha: float = param(1.5, "(0, inf)", "alpha, how far the server goes")
     gamma: float = param(0.2, "(0, 1]", "gamma, weight of this round's replies in the momentum")
     family = "control variates"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -91,6 +91,7 @@ class DP(Wrapper):
     where: str = param("server", ("server", "clients"), "who adds the noise")
     block_safe: ClassVar[bool] = True
     bounds_uploads: ClassVar[bool] = True
+    lasting: ClassVar[Collection[str]] = ("noise",)  # epsilon is of all rounds, with the noise of each
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ OWN = {
     "block_safe",
     "bounds_uploads",
     "hands_on",
+    "lasting",
     "released",
     "name",
     "label",

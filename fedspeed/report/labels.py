@@ -35,8 +35,12 @@ def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> lis
     for kind in kinds:
         name = str(kind.get("method.name", "?"))
         alike = [other for other in kinds if other.get("method.name") == name]
-        alike += [flat({"method": usual[name]})] if name in usual else []
-        own = [key for key in kind if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike)]
+        alike += [flat({"method": usual[name]}), _usual(kind, usual, "method")] if name in usual else []
+        own = [
+            key
+            for key in kind
+            if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike if _same(key, kind, o))
+        ]
         rest = [
             key
             for key in kind
@@ -46,6 +50,20 @@ def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> lis
         fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
         found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
     return found
+
+
+def _usual(kind: dict[str, Any], usual: dict[str, dict[str, Any]], table: str) -> dict[str, Any]:
+    """The usual fields of a kind's method, flat; of the method inside it those that are usual of that one."""
+    found, inner = flat({table: usual[str(kind[f"{table}.name"])]}), f"{table}.base"
+    if kind.get(f"{inner}.name") not in usual:
+        return found
+    return {key: value for key, value in found.items() if not key.startswith(inner)} | _usual(kind, usual, inner)
+
+
+def _same(key: str, kind: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a field of two methods, or of those inside them, is one of the same method; so are their names."""
+    table, _, field = key.rpartition(".")
+    return field == "name" or kind.get(f"{table}.name") == other.get(f"{table}.name")
 
 
 def _shares(key: str) -> bool:

@@ -98,22 +98,34 @@ def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[s
     """
     from ..method import Method
     from ..methods import require_name
-    from .space import point_text
 
     if isinstance(method, type) and issubclass(method, Method):
         method = method()
     if isinstance(method, Method):
         require_name(method)
-        usual = type(method).from_fields({}).to_dict()
-        whole = method.to_dict()
-        table = {k: v for k, v in whole.items() if k in ("name", "code", "origin") or v != usual.get(k)}
+        table = _unusual(method)
     elif isinstance(method, str | Mapping):
         table = {"name": method} if isinstance(method, str) else dict(method)
     else:
         raise UserError(f"tune: expected a method's name, its table or a method, got {method!r}")
-    own = [(key, value) for key, value in table.items() if key not in ("name", "code", "origin")]
-    name = str(table.get("name"))
-    return f"{name}:{point_text(tuple(own))}" if own else name, table
+    return _label(table), table
+
+
+def _unusual(method: Method) -> dict[str, Any]:
+    """A method's table without the fields that are as usual, and so that of the method inside it."""
+    usual = type(method).from_fields({}).to_dict()
+    table = {k: v for k, v in method.to_dict().items() if k in ("name", "code", "origin") or v != usual.get(k)}
+    return table | ({"base": _unusual(getattr(method, "base"))} if "base" in table else {})  # noqa: B009
+
+
+def _label(table: Mapping[str, Any]) -> str:
+    """`fedspeed:rho=0`, or `fedspeed:rho=0+topk:fraction=0.1`."""
+    from .space import point_text
+
+    base = table.get("base")
+    inside = f"{_label(base if isinstance(base, Mapping) else {'name': base})}+" if base else ""
+    own = tuple((key, value) for key, value in table.items() if key not in ("name", "code", "origin", "base"))
+    return inside + str(table.get("name")) + (f":{point_text(own)}" if own else "")
 
 
 def _text(axis: Any) -> str:

@@ -68,6 +68,7 @@ class Tuning:
         if not methods:
             raise UserError("tune: expected methods, such as fedavg fedspeed; got none")
         _require_seeds(tune_seeds, seeds)
+        _require_rounds(base, strategy)
         self.methods = dict(methods)
         self.base = {
             key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")
@@ -120,7 +121,10 @@ class Tuning:
         if i == 0 and usual is not None:
             return usual
         seed = self.tune_seeds[0]
-        point = tuple((name, axis.at(rng(seed, f"tune {name}", i).random())) for name, axis in space.items())
+        point = tuple(
+            (name, axis.at(rng(seed, f"tune {name.rpartition('base.')[2]}", i).random()))
+            for name, axis in space.items()
+        )
         return point if self._valid(label, point) else None
 
     def _valid(self, label: str, point: Point) -> bool:
@@ -275,6 +279,14 @@ def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
             f"--seeds and --tune-seeds: expected none in common, got {both[0]} in both: points would be judged on what "
             f"they were tuned with; leave it out of one"
         )
+
+
+def _require_rounds(base: Mapping[str, Any], strategy: str) -> None:
+    """Raise for rules that end trials where their scores would say nothing of each other."""
+    if base.get("stop_at"):
+        raise UserError(f"tune: expected no stop_at, got {base['stop_at']}: trials would all end with that score")
+    if base.get("patience") and strategy == "halving":
+        raise UserError("tune: expected no patience with halving, which stops trials itself; leave one out")
 
 
 def _count(n: int, what: str) -> str:

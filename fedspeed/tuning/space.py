@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..config import Config
@@ -134,12 +134,12 @@ def spaces(
     known = {label: _fields(table) for label, table in methods.items()}
     found: dict[str, Space] = {}
     for label, fields in known.items():
-        fixed = {*base, *(name for table, _ in _chain(methods[label]) for name in table)}
+        fixed = {*base, *_given(methods[label])}
         declared = {name: field for name, field in fields.items() if field.metadata.get("tune") and name not in fixed}
         found[label] = {name: parse_axis(name, f.metadata["tune"], f.default) for name, f in declared.items()}
     for text in given:
-        name, values, whose = _entry(text, known, {label: str(table["name"]) for label, table in methods.items()})
-        for label in whose:
+        values, whose = _entry(text, known, {label: str(table["name"]) for label, table in methods.items()})
+        for label, name in whose.items():
             found[label][name] = parse_axis(name, values, known[label][name].default)
     for label, space in found.items():
         if not space:
@@ -149,48 +149,44 @@ def spaces(
 
 def _fields(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
     """What can be tuned: `lr` first, then the method's own fields, then other settings."""
-    own = {name: field for name, (_, field) in _own(table).items()}
+    own = _own(table)
     settings = {field.name: field for field in dataclasses.fields(Config) if field.name in FIELDS}
     return {"lr": settings["lr"], **own, **{name: f for name, f in settings.items() if name not in own}}
 
 
-def _chain(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """A method's table and those of the methods inside it, each with its place, `method` or `method.base`."""
-    place = "method"
-    while True:
-        yield table, place
-        if not any(field.name == "base" for field in dataclasses.fields(class_of(dict(table))[0])):
-            return
-        base = table.get("base", "fedavg")
-        table, place = {"name": base} if isinstance(base, str) else base, f"{place}.base"
+def _own(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
+    """A method's own fields, and those of the method inside it, `base.rho`."""
+    own = {field.name: field for field in dataclasses.fields(class_of(dict(table))[0])}
+    return own | {f"base.{name}": field for name, field in (_own(_base(table)) if "base" in table else {}).items()}
 
 
-def _own(method: Mapping[str, Any]) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
-    """The fields of a method and of those inside it, the outermost's first, each with its full name."""
-    found: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
-    for table, place in _chain(method):
-        for field in dataclasses.fields(class_of(dict(table))[0]):
-            if field.name != "base":
-                found.setdefault(field.name, (f"{place}.{field.name}", field))
-    return found
+def _given(table: Mapping[str, Any]) -> set[str]:
+    """The fields that a method's table has a value of."""
+    return {*table, *(f"base.{name}" for name in (_given(_base(table)) if "base" in table else ()))}
 
 
-def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, str, list[str]]:
-    """The field, the text of its values, and the labels of the methods that an entry of `--space` is for."""
+def _base(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    base = table["base"]
+    return base if isinstance(base, Mapping) else {"name": base}
+
+
+def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The text of the values that an entry of `--space` gives, and the field's name by the labels it is for."""
     owners = sorted({*known, *names.values()}, key=len, reverse=True)
     owner = next((one for one in owners if text.strip().startswith(f"{one}.")), "")
     name, equals, values = text.strip().removeprefix(f"{owner}." if owner else "").partition("=")
     name = name.strip()
     if not equals or not name:
         raise UserError(f"space: {EXPECTED}, got {text!r}")
-    if "." in name:
+    if "." in name and not name.startswith("base."):
         raise unknown("method in --space", name.rpartition(".")[0], known)
     whose = [label for label in known if not owner or owner in (label, names[label])]
-    having = [label for label in whose if name in known[label]]
+    inside = {label: [one for one in known[label] if one.rpartition("base.")[2] == name] for label in whose}
+    having = {label: one for label in whose for one in (name, *inside[label])[::-1] if one in known[label]}
     if not having:
         fields = dict.fromkeys(field for label in whose for field in known[label])
         raise unknown(f"field of {', '.join(whose)} to tune", name, fields)
-    return name, values, having
+    return values, having
 
 
 def check(label: str, method: Mapping[str, Any], space: Space) -> None:
@@ -209,7 +205,7 @@ def check(label: str, method: Mapping[str, Any], space: Space) -> None:
 def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Point) -> dict[str, Any]:
     """The tables of a config at a point."""
     own = _own(method)
-    full = {own[name][0] if name in own else name: value for name, value in point}
+    full = {f"method.{name}" if name in own else name: value for name, value in point}
     return at({**base, "method": dict(method)}, full)
 
 

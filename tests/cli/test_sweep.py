@@ -164,6 +164,26 @@ def test_points_from_words_and_files():
     assert second["method"]["name"] == f"{Path('d/own.py').resolve()}:Mine"
 
 
+def test_methods_with_fields_and_wrappers_are_points():
+    assert parse_grid(["method=fedavg,fedspeed:rho=0+topk:0.1"])["method"] == [
+        {"name": "fedavg"},
+        {"name": "topk", "fraction": 0.1, "base": {"name": "fedspeed", "rho": 0}},
+    ]
+    given = ["--grid", "method=fedavg,fedspeed:rho=0+topk:0.1", *QUICK, "--rounds", "2", "--seeds", "1"]
+    assert main(["sweep", *given, "--stop-at", "accuracy=0.99", "--quiet", "--out", "s"]) == 0
+    assert (
+        main(["run", *QUICK, "--rounds", "2", "--method", "fedspeed:rho=0+topk:0.1", "--quiet", "--out", "one/a"]) == 0
+    )
+    inside = "method=topk,fraction=0.1,base=fedspeed(rho=0)"
+    assert bits("s")[f"{folder_name(inside)}-s0"] == bits("one")["a"]
+    table = Path("s/table.md").read_text()
+    assert inside in table
+    assert "rounds to 99%" in table
+    assert main(["sweep", *given, "--stop-at", "accuracy=0.01", "--quiet", "--out", "t"]) == 0
+    with Path("t/table.csv").open() as lines:
+        assert {line["status"] for line in csv.DictReader(lines)} == {"stopped"}
+
+
 def test_a_point_on_top_of_a_config():
     base = {"method": {"name": "fedspeed", "rho": 0.5}, "lr": 1.0, "model": "linear"}
     kept = at(base, named(base, {"lam": 2, "lr": 0.5}))
@@ -213,7 +233,7 @@ def test_the_best_point_and_those_that_the_seeds_do_not_prove_worse():
 
 def test_a_point_that_diverged_is_not_the_best():
     made = swept(combinations({"lr": [1, 2]}), [0.0, 0.1])
-    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged: in round 9")
+    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged: NaN in round 9")
     runs = [RunFiles.read(run.path) for run in made.rows[1].runs]
     found = Swept(made.points, [made.rows[0], Row("lr=2", runs)])
     assert [best.label for best in found.best] == ["lr=1"]

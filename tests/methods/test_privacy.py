@@ -157,6 +157,7 @@ def test_epsilon_is_in_every_record_and_in_the_summary_and_a_run_goes_on(tmp_pat
         (["fedspeed+dp:noise=-1"], "noise must be in [0, inf), got -1"),
         (["fedspeed+dp:epsilon=1"], "epsilon"),
         (["fedspeed+quantise:9"], "bits must be in [1, 8], got 9"),
+        (["fedspeed+topk:fraction=0.1,fraction=0.2"], "expected one value for fraction, found two"),
         (["fedspeed+topk:0"], "fraction must be in (0, 1], got 0"),
         (["fedspeed+clip:loud"], "norm must be a number, got 'loud'"),
         (["fedspeed+topk:base=fedavg"], "expected wrappers without base after a +"),

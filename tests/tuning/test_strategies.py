@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from fedspeed.errors import UserError
-from fedspeed.methods import build
-from fedspeed.tuning.space import Point, Range, Space, Values, grid_points, parse_axis, point_tables, spaces
+from fedspeed.tuning.space import Point, Range, Space, Values, grid_points, parse_axis, spaces
 from fedspeed.tuning.strategies import Found, Search, Trial, choose, halving, kept, propose, rungs
 
 SPACE: Space = {"lr": Range(0.01, 1, log=True), "lam": Values((1.0, 10.0, 100.0))}
@@ -252,17 +251,3 @@ def test_nothing_is_asked_for_beyond_the_last_rung() -> None:
     assert halving(search, known)[1] == []
     assert [trial.rounds for trial in known] == [3, 9, 27]
     assert len(asked) == 1
-
-
-def test_the_fields_of_a_method_inside_a_wrapper_are_tuned_too():
-    inside = {"name": "dp", "noise": 1.0, "base": {"name": "topk", "base": {"name": "fedspeed", "rho": 0.2}}}
-    space = spaces({"one": inside}, {})["one"]
-    assert list(space) == ["lr", "lam"]  # rho was given
-    tables = point_tables({"rounds": 3}, inside, (("lr", 0.5), ("lam", 7.0)))
-    assert tables["lr"] == 0.5
-    method = build(tables["method"])
-    assert (method.lam, method.rho, method.base.base.lam, method.noise) == (7.0, 0.2, 7.0, 1.0)
-    assert inside["base"]["base"] == {"name": "fedspeed", "rho": 0.2}
-    assert list(spaces({"one": {"name": "topk", "base": "fedprox"}}, {}, ["fraction=0.1,0.2"])["one"]) == [
-        "lr", "mu", "fraction",
-    ]  # fmt: skip

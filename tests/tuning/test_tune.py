@@ -22,6 +22,7 @@ from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.run import run_config
 from fedspeed.rundir import RunDir
+from fedspeed.tuning import labelled
 from fedspeed.tuning.engine import Tuning
 from fedspeed.tuning.result import result, trial_rows
 
@@ -316,3 +317,48 @@ def test_another_config_in_the_folder_is_refused(tmp_path: Path) -> None:
     searched(tmp_path, ["fedavg"], 60, "random")
     with pytest.raises(UserError, match="holds a run of another config"):
         searched(tmp_path, ["fedavg"], 60, "random", weight_decay=0.1)
+
+
+def test_the_method_inside_a_wrapper_is_tuned_like_the_method_alone(tmp_path: Path) -> None:
+    inside = {"name": "topk", "fraction": 0.1, "base": {"name": "fedspeed", "lam": 5.0}}
+    methods = {"fedspeed": {"name": "fedspeed"}, "fedspeed:lam=5+topk:0.1": inside}
+
+    def made(*space: str) -> Tuning:
+        return Tuning(methods, SMALL, 300.0, "random", space, [1000], [5], tmp_path)
+
+    tuning = made()
+    alone, wrapped = tuning.spaces.values()
+    assert wrapped == {"lr": alone["lr"], "base.rho": alone["rho"]}  # lam and fraction were given
+    drawn = [dict(search.draw(3)) for search in tuning.searches.values()]
+    assert drawn[0]["rho"] == drawn[1]["base.rho"]
+    label = "fedspeed:lam=5+topk:0.1"
+    config = tuning.config(label, (("lr", 0.2), ("base.rho", 0.3)), 1000)
+    assert config.method.to_dict()["base"] | {"rho": 0.3, "lam": 5.0} == config.method.to_dict()["base"]
+    assert [str(one) for one in made("rho=0.1,0.2").spaces[label].values()][1:] == ["0.1,0.2"]
+    assert str(made("base.rho=0.3").spaces["fedspeed"]["rho"]) == "0.01..0.5:log"
+    with pytest.raises(UserError, match="unknown method in --space 'bse'"):
+        made("bse.rho=0.1")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "told"),
+    [
+        ("random", {"stop_at": "validation_accuracy=0.3"}, "expected no stop_at"),
+        ("random", {"stop_at": "accuracy=0.3"}, "expected no stop_at"),
+        ("halving", {"patience": 2}, "expected no patience with halving"),
+    ],
+)
+def test_rules_that_would_end_trials_elsewhere_are_refused(
+    tmp_path: Path, strategy: str, rule: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told) as refused:
+        fedspeed.tune(["fedavg"], 300, strategy=strategy, out=tmp_path / "t", **SMALL, **rule)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_in_a_wrapper_is_called_by_what_is_unusual() -> None:
+    label, table = labelled(fedspeed.TopK(fedspeed.FedSpeed(rho=0.3), fraction=0.1))
+    assert label == "fedspeed:rho=0.3+topk:fraction=0.1"
+    assert table == {"name": "topk", "fraction": 0.1, "base": {"name": "fedspeed", "rho": 0.3}}
+    assert labelled({"name": "topk", "base": "scaffold"})[0] == "scaffold+topk"
