@@ -20,6 +20,7 @@ from .methods import FedSpeed, build, class_of
 from .plan import Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED
 from .schedule import require_schedulable
+from .stopping import RULES
 from .stretches import Until, classes, overlay, read_until
 from .usercode import file_of, read_code
 
@@ -155,7 +156,7 @@ class Config(Plan):
     @cached_property
     def stretches(self) -> list[tuple[int, Config]]:
         """The configs that a fork's first rounds had, each up to a round; none of another run."""
-        tables = {key: value for key, value in self.to_dict().items() if key != "until"}
+        tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
         found = [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
         for upto, config in found:
             if classes(config.method) != classes(self.method):

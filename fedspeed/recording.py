@@ -129,6 +129,7 @@ class Recording:
                     simulation.observers.started(simulation)
                     with self.files.rounds_file.open("a", encoding="utf-8") as lines:
                         parent = read_parent(self.files)
+                        simulation.stopping.first = parent.at if parent is not None else 0
                         while not simulation.ended:
                             record = simulation.advance()
                             self._in_place()

@@ -33,7 +33,7 @@ def stand(run: RunDir, saved: Saved, simulation: Simulation, records: list[Recor
             if entry.digest:
                 where = run.state_path(i, entry.generation)
                 os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
-    simulation.states.restore(saved, simulation.method.init_client(simulation.x0))
+    simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
     elapsed = records[saved.t - 1].virtual_seconds if 0 < saved.t <= len(records) else None
     simulation.restore(saved.t, read_state(saved.server, simulation.server), elapsed)
 

@@ -173,6 +173,7 @@ class Stopping:
         self.goal, _, goal = plan.stop_at.partition("=")
         self.target = float(goal or 0)
         self.budget = seconds(plan.max_time)
+        self.first = 0  # the first round that may be the last: a fork's rules say nothing of rounds it shares
         self.replay([])
 
     def replay(self, records: Iterable[Record]) -> Stop | None:
@@ -190,7 +191,7 @@ class Stopping:
     @property
     def status(self) -> str:
         """`stopped: ...` with the reason; "" if no rule says so."""
-        return f"stopped: {self.fired.why}" if self.fired else ""
+        return f"stopped: {self.fired.why}" if self.fired and self.fired.round >= self.first else ""
 
     def begin(self) -> None:
         """Rounds begin, or go on: time counts from here."""
@@ -206,7 +207,8 @@ class Stopping:
         """A round is done."""
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds
-        due = record.round % self.plan.eval_every == 0 or record.round == self.plan.rounds
+        plan = self.plan.earlier(record.round - 1) or self.plan
+        due = record.round % plan.eval_every == 0 or record.round == plan.rounds
         stale = self._stale(record) if self.plan.patience and due else ""
         self.fired = None  # a rule that came later than a round says nothing of it
         t, goal = record.round, self.target

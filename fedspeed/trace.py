@@ -80,8 +80,9 @@ class Traced(Hooks):
 
     @classmethod
     def around(cls, hooks: Hooks, trace: Trace) -> Self:
-        """The same hooks, traced."""
-        traced = cls(hooks.method, hooks.d, hooks.dtype)
+        """The same hooks, traced: those of their own class, which may carry statistics, are called from here."""
+        kind = cls if type(hooks) is Hooks else type(cls.__name__, (cls, type(hooks)), {})
+        traced: Self = object.__new__(kind)
         traced.__dict__.update(hooks.__dict__)
         traced.trace = trace
         return traced

@@ -24,6 +24,7 @@ from ..run import load_federation
 from ..rundir import RunDir
 from ..sampling import rng
 from ..schedule import lengths, warmup_of
+from ..stopping import RULES
 from .cost import gradients, per_step
 from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
 from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
@@ -68,6 +69,9 @@ class Tuning:
         if not methods:
             raise UserError("tune: expected methods, such as fedavg fedspeed; got none")
         _require_seeds(tune_seeds, seeds)
+        for name in RULES:
+            if base.get(name):
+                raise UserError(f"tune: expected runs of all their rounds, got {name} = {base[name]}; leave it out")
         self.methods = dict(methods)
         self.base = {
             key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")

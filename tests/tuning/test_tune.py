@@ -209,6 +209,7 @@ BAD = [
     ("fedavg --budget 1e3 --no-test-set", "trials never see the test set"),
     ("fedavg --budget 1e3 --baseline fedspeed", "--baseline: expected one of fedavg"),
     ("fedavg --budget 1e3 --validation 2", "validation: expected"),
+    ("fedavg --budget 1e3 --patience 2", "tune: expected runs of all their rounds, got patience = 2; leave it out"),
 ]
 
 
