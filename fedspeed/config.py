@@ -16,12 +16,12 @@ from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
 from .method import Method
-from .methods import FedSpeed, build, class_of
+from .methods import FedSpeed, build
 from .plan import Plan, course, federation, local_work
-from .presets import PRESETS, RELEASED
+from .presets import PRESETS, RELEASED, released
 from .schedule import require_schedulable
 from .stopping import RULES
-from .stretches import Until, classes, overlay, read_until
+from .stretches import Until, classes, overlay, promises, read_until
 from .usercode import file_of, read_code
 
 GIVEN = "given"
@@ -50,11 +50,10 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
         raise unknown("preset", str(preset), PRESETS)
     if preset == "paper":
         return {"lr_decay": 0.0, **given}
-    method = _table(given.get("method", "fedspeed"), "method")
     split = given.get("split", Config.split)
     if isinstance(split, str) and split.startswith("dirichlet:"):
         split = split.replace("dirichlet:", "dirichlet-refill:")
-    given["method"] = {**class_of(method)[0].released, **method}
+    given["method"] = released(_table(given.get("method", "fedspeed"), "method"))
     return {**RELEASED, **given, "split": split}
 
 
@@ -159,7 +158,7 @@ class Config(Plan):
         tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
         found = [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
         for upto, config in found:
-            if classes(config.method) != classes(self.method):
+            if any(what(config.method) != what(self.method) for what in (classes, promises)):
                 raise UserError(f"config: until.{upto}.method: expected numbers of {self.method.name}, found another")
         return found
 

@@ -27,7 +27,7 @@ from .report.difference import flat
 from .run import resume
 from .runconfig import PLACEMENT, clear_code, config_digest, read_config, withdraw, write_config
 from .rundir import RunDir, alone, beside
-from .stretches import ANY_ROUND, FIXED, classes, otherwise, overlay
+from .stretches import ANY_ROUND, FIXED, classes, otherwise, overlay, promises
 
 if TYPE_CHECKING:
     from .manifest import Saved
@@ -198,6 +198,8 @@ def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     ]
     if shapes[0] != shapes[1]:
         yield _refused(f"method.{fields_of[0]}", f"states are {shapes[0]} now and would be {shapes[1]}")
+    if promises(old.method) != promises(new.method):
+        yield _refused(f"method.{fields_of[0]}", "epsilon is counted for all rounds, with the same noise and bound")
     means = [config.method.running_mean for config in (old, new)]
     if means[0] != means[1]:
         yield _refused(f"method.{fields_of[0]}", "what the server keeps as a mean over all clients would not be one")

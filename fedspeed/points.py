@@ -177,4 +177,7 @@ def short(name: str) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict) and "name" in value:  # a method inside another
+        own = ",".join(f"{key}={_text(inner)}" for key, inner in value.items() if key != "name")
+        return f"{value['name']}:{own}" if own else str(value["name"])
     return str(value).replace(" ", "") if not isinstance(value, str) else value

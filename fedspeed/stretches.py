@@ -96,6 +96,12 @@ def classes(method: Method) -> list[tuple[str, str, str]]:
     return [(type(each).__name__, each.source, each.code) for each in nested(method)]
 
 
+def promises(method: Method) -> list[dict[str, Any]]:
+    """The fields on which what a method says of all rounds together rests: epsilon, of uploads with a bound."""
+    bound = (each for each in nested(method) if each.bounds_uploads)
+    return [{k: v for k, v in each.fields().items() if not isinstance(v, Method)} for each in bound]
+
+
 def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
     """A simulation of the same model, data and loss, at round 0."""
     flat = simulation.work.flat

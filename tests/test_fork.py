@@ -342,3 +342,13 @@ def test_a_time_budget_counts_through_stretches(parents, tmp_path):
     fedspeed.fork(tmp_path / "a", 5, tmp_path / "b", {"lr": 0.04})
     used = [record.wall_seconds for record in RunDir(tmp_path / "b").records()]
     assert used == sorted(used)
+
+
+def test_noise_is_the_same_in_all_rounds_for_which_epsilon_is_counted():
+    pytest.importorskip("dp_accounting")
+    old = config(method={"name": "dp", "base": "fedspeed"})
+    assert forked(old, 3, {"method.base.rho": 0.2}).until[0][1]["method"] == {"base": {"rho": 0.1}}
+    with pytest.raises(UserError, match=r"a fork cannot change method\.noise: epsilon is counted for all rounds"):
+        forked(old, 3, {"method.noise": 5.0})
+    with pytest.raises(UserError, match=r"until\.3\.method: expected numbers of dp, found another"):
+        config(method={"name": "dp", "base": "fedspeed"}, until={"3": {"method": {"noise": 5.0}}})

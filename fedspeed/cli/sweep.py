@@ -103,7 +103,7 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
             raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
         if not values.strip():
             raise UserError(f"--grid: expected values for {name}, such as {name}=1,2; got none")
-        found[name] = [methodtext.parse_value(value) for value in split(values, text)]
+        found[name] = [_value(name, value) for value in split(values, text)]
     return found
 
 
@@ -117,8 +117,15 @@ def parse_point(text: str) -> Point:
             raise UserError(f"--point: expected FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05; got {text!r}")
         if name in point:
             raise UserError(f"--point: expected one value for {name}, got two in {text!r}; leave one out")
-        point[name] = methodtext.parse_value(value)
+        point[name] = _value(name, value)
     return point
+
+
+def _value(name: str, text: str) -> Any:
+    """A field's value; methods may have fields and wrappers, `fedspeed+topk:0.01`."""
+    value = methodtext.parse_value(text)
+    table = methodtext.parse_method(value) if name == "method" and isinstance(value, str) else {}
+    return table if len(table) > 1 else value
 
 
 def split(text: str, whole: str) -> list[str]:

@@ -164,6 +164,19 @@ def test_points_from_words_and_files():
     assert second["method"]["name"] == f"{Path('d/own.py').resolve()}:Mine"
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--grid method=fedavg,fedprox:mu=0.5+topk:0.1", "--point method=fedavg --point method=fedprox:mu=0.5+topk:0.1"],
+)
+def test_methods_have_fields_and_wrappers_as_everywhere(words):
+    assert main(["sweep", *words.split(), *QUICK, "--rounds", "1", "--quiet", "--seeds", "1", "--out", "s"]) == 0
+    made = {path.parent.name: Config.from_toml(path).method for path in Path("s").glob("*/config.toml")}
+    assert made == {
+        "method=fedavg-s0": fedspeed.FedAvg(),
+        "method=topk_fraction=0.1_base=fedprox_mu=0.5-s0": fedspeed.TopK(fedspeed.FedProx(mu=0.5), fraction=0.1),
+    }
+
+
 def test_a_point_on_top_of_a_config():
     base = {"method": {"name": "fedspeed", "rho": 0.5}, "lr": 1.0, "model": "linear"}
     kept = at(base, named(base, {"lam": 2, "lr": 0.5}))
@@ -213,7 +226,7 @@ def test_the_best_point_and_those_that_the_seeds_do_not_prove_worse():
 
 def test_a_point_that_diverged_is_not_the_best():
     made = swept(combinations({"lr": [1, 2]}), [0.0, 0.1])
-    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged in round 9")
+    made_run(Path("m/1-s0"), seed=0, gain=0.15, status="diverged: in round 9")
     runs = [RunFiles.read(run.path) for run in made.rows[1].runs]
     found = Swept(made.points, [made.rows[0], Row("lr=2", runs)])
     assert [best.label for best in found.best] == ["lr=1"]
