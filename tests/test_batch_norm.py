@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedspeed import Config, FedAvg, Federated, FedSpeed, Scaffold, UserError, fork, simulate
+from fedspeed.carried import Carrying
 from fedspeed.cli import main
+from fedspeed.contract import Hooks
 from fedspeed.inspection import inspect_run
 from fedspeed.methods import DP, FedGMT
 from fedspeed.norms import with_group_norm
@@ -326,3 +328,8 @@ def test_statistics_are_no_part_of_what_dp_bounds(data):
     pytest.importorskip("dp_accounting")
     with pytest.raises(UserError, match=r"dp: bounds what clients send, got batch_norm local.*--batch-norm group"):
         simulate(DP(FedAvg()), net(), data, **settings(batch_norm="local"))
+
+
+def test_every_hook_has_its_part_beside_statistics():
+    hooks = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
+    assert hooks - vars(Carrying).keys() == {"of", "rates", "hook"}  # which see no tree

@@ -1,9 +1,9 @@
 """Every command and every Python example of the documents runs as printed, in order, in one folder per document.
 
-Commands are only made shorter: fewer rounds, the recipes' smallest preset, and made-up pictures or plays in place of
-data that would be fetched. A Python block that begins with `# NAME.py` is also a file for all commands; one that says
-`needs: THING` runs where there is such a module or name. What must not run inside of a test
-(`make`, `pytest`, `pip`) is tried without effect. Links lead somewhere, and every page can be reached from README.
+Commands are only made shorter: fewer rounds, the recipes' smallest preset, and a few made-up pictures or plays where
+data would be fetched. A Python block that begins with `# NAME.py` is also a file for all commands; one that says
+`needs: THING` runs where there is such a module or name. What must not run inside of a test (`make`, `pytest`, `pip`)
+is tried without effect. Links lead somewhere, and every page can be reached from README.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Swept:
         for point, row in zip(self.points, self.rows, strict=True):
             for run in row.runs:
                 numbers = run.numbers(self.targets)
-                about = {**point, "seed": numbers.pop("seed"), "status": "diverged" if run.diverged else "finished"}
+                about = {**point, "seed": numbers.pop("seed"), "status": run.state}
                 chosen = {"score": self._score(run)}
                 found.append({**about, **chosen, **numbers, "folder": str(run.path)})
         return found

@@ -234,6 +234,13 @@ def test_a_point_that_diverged_is_not_the_best():
     assert found.verdict[0].endswith("%); left aside, diverged or without all seeds: lr=2")
 
 
+def test_a_run_that_a_rule_stopped_says_so():
+    made = swept(combinations({"lr": [1, 2]}), [0.0, 0.1], seeds=1)
+    told = made_run(Path("m/1-s0"), seed=0, gain=0.1, status="stopped: accuracy 0.9 >= 0.8 in round 9")
+    found = Swept(made.points, [made.rows[0], Row("lr=2", [RunFiles.read(told.path)])])
+    assert [run["status"] for run in found.runs()] == ["finished", "stopped"]
+
+
 def test_points_of_different_data_have_a_best_each_and_are_not_averaged():
     points = combinations({"split": ["iid", "dirichlet:0.1"], "lr": [1, 2]})
     found = swept(points, [0.15, 0.1, 0.0, 0.05])
