@@ -88,7 +88,15 @@ def read_until(given: Any, rounds: int) -> Until:
     for key, over in given.items():
         for name in over.keys() & FIXED.keys():
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+        if "method" in over and not _fields_alone(over["method"]):  # a name might be a file's, which nobody allowed
+            raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
     return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def _fields_alone(method: Any) -> bool:
+    """Whether a table holds fields of a method, and of those inside it, and names none."""
+    named = not isinstance(method, dict) or any(name in method for name in ("name", "code", "origin"))
+    return not named and ("base" not in method or _fields_alone(method["base"]))
 
 
 def classes(method: Method) -> list[tuple[str, str, str]]:

@@ -352,3 +352,15 @@ def test_noise_is_the_same_in_all_rounds_for_which_epsilon_is_counted():
         forked(old, 3, {"method.noise": 5.0})
     with pytest.raises(UserError, match=r"until\.3\.method: expected numbers of dp, found another"):
         config(method={"name": "dp", "base": "fedspeed"}, until={"3": {"method": {"noise": 5.0}}})
+
+
+@pytest.mark.parametrize("method", ['name = "{}"', 'base = "{}"', 'base = {{name = "{}"}}', 'base.base.name = "{}"'])
+def test_first_rounds_of_somebodys_run_execute_nothing(parents, tmp_path, capsys, method):
+    ran, run = tmp_path / "ran", tmp_path / "run"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nfrom fedspeed import FedSpeed as Evil\n")
+    shutil.copytree(parents / "fedspeed", run)
+    with (run / "config.toml").open("a") as file:
+        file.write("[until.3.method]\n" + method.format(f"{tmp_path}/evil.py:Evil"))
+    assert main(["verify", str(run)]) == 2
+    assert "until.3.method: expected fields of the run's own method, found another" in capsys.readouterr().err
+    assert not ran.exists()
