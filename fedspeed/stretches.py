@@ -7,6 +7,7 @@ running it from round 0 gives the bits of the fork.
 from __future__ import annotations
 
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
@@ -121,12 +122,14 @@ class Stretches:
     """Who runs the next round of a simulation: itself, or, in a stretch with other settings, one that has those."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+        self._simulation = weakref.ref(simulation)  # one that is let go of takes its workers with it
         self._other: tuple[Config, Simulation] | None = None
 
     def next(self) -> Simulation:
         """A simulation that stands where this one stands; client states are the same object."""
-        simulation, config = self.simulation, self.simulation.plan.earlier(self.simulation.t)
+        simulation = self._simulation()
+        assert simulation is not None  # who asks
+        config = simulation.plan.earlier(simulation.t)
         if self._other is not None and self._other[0] is not config:
             self.close()
         if config is None:
