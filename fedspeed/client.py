@@ -160,7 +160,10 @@ class Oracle:
         inputs, term = self.inputs[:used], None
         if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
-            with arithmetic(self.precision, self.flat.device):  # one of its own: autocast remembers weights
+            with (
+                arithmetic(self.precision, self.flat.device),
+                self.flat.statistics.kept(),
+            ):  # autocast remembers weights
                 term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
             self.passes += used / rows
         seed_device(self.flat.device, self.mask_seed)

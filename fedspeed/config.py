@@ -16,10 +16,11 @@ from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
 from .method import Method
-from .methods import FedSpeed, build, class_of
+from .methods import FedSpeed, build
 from .plan import Plan, course, federation, local_work
-from .presets import PRESETS, RELEASED
+from .presets import PRESETS, RELEASED, released
 from .schedule import require_schedulable
+from .stopping import RULES
 from .stretches import Until, classes, moved, overlay, read_until
 from .usercode import file_of, read_code
 
@@ -49,11 +50,10 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
         raise unknown("preset", str(preset), PRESETS)
     if preset == "paper":
         return {"lr_decay": 0.0, **given}
-    method = _table(given.get("method", "fedspeed"), "method")
     split = given.get("split", Config.split)
     if isinstance(split, str) and split.startswith("dirichlet:"):
         split = split.replace("dirichlet:", "dirichlet-refill:")
-    given["method"] = {**class_of(method)[0].released, **method}
+    given["method"] = released(_table(given.get("method", "fedspeed"), "method"))
     return {**RELEASED, **given, "split": split}
 
 
@@ -155,7 +155,7 @@ class Config(Plan):
     @cached_property
     def stretches(self) -> list[tuple[int, Config]]:
         """The configs that a fork's first rounds had, each up to a round; none of another run."""
-        tables = {key: value for key, value in self.to_dict().items() if key != "until"}
+        tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
         found = [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
         for upto, config in found:
             if classes(config.method) != classes(self.method):

@@ -191,7 +191,7 @@ def described(run: Simulation) -> str:
     return (
         f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "
         f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
-        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.fired else ''}, engine {plan.engine}, "
+        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.status else ''}, engine {plan.engine}, "
         f"back end {run.placement}>"
     )
 

@@ -86,7 +86,7 @@ def inspect_run(
     files = RunDir(run)
     if not files.config_file.is_file() or not files.model_file.is_file():
         raise UserError(f"{run} is not a finished run: expected {CONFIG} and {MODEL} in it; `fedspeed run` writes them")
-    config = read_config(run, allow_code)
+    config, done = read_config(run, allow_code), len(files.records())
     with prepare(replace(config, backend="serial", workers=1), progress) as simulation:
         work, data = simulation.work, simulation.work.data
         x = load_vector(work.flat, files.model_file)
@@ -113,7 +113,7 @@ def inspect_run(
             rho=rho,
             clients=len(chosen),
             dissimilarity=_spread(own),
-            divergence=_spread(_local_models(simulation, config, x, chosen)),
+            divergence=_spread(_local_models(simulation, config, x, chosen, done)),
             warmup=config.warmup,
         )
     place = out or run
@@ -125,12 +125,15 @@ def inspect_run(
     return found
 
 
-def _local_models(simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray) -> list[torch.Tensor]:
+def _local_models(
+    simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray, t: int
+) -> list[torch.Tensor]:
+    """The local models after one more round of FedAvg, when t are done."""
     from .carried import of_method
     from .client import Job, run_client
     from .methods import FedAvg
 
-    work, t = replace(simulation.work, method=FedAvg()), config.rounds
+    work = replace(simulation.work, method=FedAvg())
     hooks = work.hooks
     down = hooks.broadcast(hooks.init_server(x))
     lr = config.rate(max(t - 1, 0), paper_decay(config.method))

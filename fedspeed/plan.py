@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import backends
 from .errors import UserError
-from .method import Method
+from .method import Method, nested
 from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, method_at, warmup_text
@@ -189,6 +189,11 @@ class Plan(Params):
 
     def require(self, method: Method) -> None:
         """Raise unless this is a plan with which the method is what it says."""
+        if self.tracks and any(each.bounds_uploads for each in nested(method)):
+            raise UserError(
+                f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
+                f"the server as they are; --batch-norm group"
+            )
         for name, value in method.needs.items():
             if (found := getattr(self, name)) != value:
                 raise UserError(

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from .method import Method, nested
-from .methods import AFedPD, AFedPDSAM, FedADMM, FedDyn, FedGloSS, FedLESAMD, FedPD, FedSMOO, FedSpeed, FedTOGA, Wrapper
+from .methods import (
+    AFedPD,
+    AFedPDSAM,
+    FedADMM,
+    FedDyn,
+    FedGloSS,
+    FedLESAMD,
+    FedPD,
+    FedSMOO,
+    FedSpeed,
+    FedTOGA,
+    Wrapper,
+    class_of,
+)
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code does where it
@@ -22,6 +35,24 @@ RELEASED: dict[str, Any] = {
 
 SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, AFedPD, AFedPDSAM, FedGloSS, FedTOGA, FedLESAMD)
 """Methods with a prox term and a dual, for which the paper takes a slower decay."""
+
+
+def released(table: dict[str, Any]) -> dict[str, Any]:
+    """A method's table with what its authors' code sets, where nothing is given; of methods inside it, too.
+
+    Example:
+        >>> released({"name": "topk", "base": "fedadam"})
+        {'name': 'topk', 'base': {'tau': 0.01, 'name': 'fedadam'}}
+    """
+    base = table.get("base")
+    found: Any = {"name": base} if isinstance(base, str) else base
+    inner = {"base": released(found)} if _names(base) else {}
+    return {**class_of(table)[0].released, **table, **inner}
+
+
+def _names(base: Any) -> bool:
+    """Whether it is a method's name or table; what else stands there is refused where methods are built."""
+    return isinstance(base, str) or (isinstance(base, dict) and isinstance(base.get("name"), str))
 
 
 def paper_decay(method: Method) -> float:

@@ -192,6 +192,7 @@ class Simulation(ShownSimulation):
         except BaseException:
             self.states.discard()
             raise
+        record = self.stopping.stamped(record)
         with together():
             self.states.commit()
             self.server, self.t, self.client_metrics = server, record.round, measured
@@ -248,7 +249,7 @@ class Simulation(ShownSimulation):
         )
         if self.meter:
             record = self.meter.stamped(record, replies, self.elapsed)
-        return server, self.stopping.stamped(record), measured, sent(replies)
+        return server, record, measured, sent(replies)
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""

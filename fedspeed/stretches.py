@@ -7,6 +7,7 @@ running it from round 0 gives the bits of the fork.
 from __future__ import annotations
 
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
@@ -90,7 +91,15 @@ def read_until(given: Any, rounds: int) -> Until:
     for key, over in given.items():
         for name in over.keys() & FIXED.keys():
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+        if "method" in over and not _fields_alone(over["method"]):  # a name might be a file's, which nobody allowed
+            raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
     return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def _fields_alone(method: Any) -> bool:
+    """Whether a table holds fields of a method, and of those inside it, and names none."""
+    named = not isinstance(method, dict) or any(name in method for name in ("name", "code", "origin"))
+    return not named and ("base" not in method or _fields_alone(method["base"]))
 
 
 def classes(method: Method) -> list[tuple[str, str, str]]:
@@ -115,12 +124,14 @@ class Stretches:
     """Who runs the next round of a simulation: itself, or, in a stretch with other settings, one that has those."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+        self._simulation = weakref.ref(simulation)  # one that is let go of takes its workers with it
         self._other: tuple[Config, Simulation] | None = None
 
     def next(self) -> Simulation:
         """A simulation that stands where this one stands; client states are the same object."""
-        simulation, config = self.simulation, self.simulation.plan.earlier(self.simulation.t)
+        simulation = self._simulation()
+        assert simulation is not None  # who asks
+        config = simulation.plan.earlier(simulation.t)
         if self._other is not None and self._other[0] is not config:
             self.close()
         if config is None:

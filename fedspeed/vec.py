@@ -208,8 +208,8 @@ class FlatModel:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """The model at x^0, its parameters in memory of their own: a view is pickled with all of its vector."""
-        self.load(torch.cat([self.x, self.statistics.first]))
+        """The model as it was at first, its parameters in memory of their own: a view is pickled with its vector."""
+        self.load(torch.cat([self.x, self.statistics.first.to(self.x)]) if self.statistics else self.x)
         for p in self.parameters:
             p.data = p.data.clone()
         try:

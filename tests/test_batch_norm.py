@@ -11,10 +11,16 @@ from same_bits import leaves
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedspeed import DP, FedAvg, Federated, FedSpeed, Scaffold, UserError, replay, simulate
+from fedspeed import Config, FedAvg, Federated, FedSpeed, Scaffold, UserError, fork, simulate
+from fedspeed.carried import Carrying
 from fedspeed.cli import main
+from fedspeed.contract import Hooks
 from fedspeed.inspection import inspect_run
+from fedspeed.methods import DP, FedGMT
 from fedspeed.norms import with_group_norm
+from fedspeed.replaying import replay
+from fedspeed.run import run_config
+from fedspeed.rundir import RunDir
 from fedspeed.stretches import alike
 from fedspeed.vec import one_thread
 from fedspeed.verify import verify
@@ -307,3 +313,49 @@ def test_a_batch_of_one_picture_has_a_variance(data):
     pictures = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(16, 3)).double()
     (record,) = simulate(FedAvg(), pictures, data, batch_norm="average", **settings(rounds=1, batch_size=2))
     assert record.grad_evals == 9
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_turn_and_a_forks_first_rounds_are_run_again_with_their_statistics(tmp_path, monkeypatch, choice):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    given = {"model": "own.py:build", "method": "fedspeed", "rounds": 5, "clients": 8, "active": 3, "local_steps": 2,
+             "split": "iid", "backend": "serial", "checkpoint_every": 2, "batch_norm": choice}  # fmt: skip
+    run_config(Config.from_dict(given), "run")
+    for t, record in enumerate(RunDir(tmp_path / "run").records(), 1):  # 5 from a checkpoint, 1 from round 0
+        turn = replay("run", t, record.cohort[0], allow_code=True) if t in (1, 5) else None
+        assert turn is None or (turn.matches, turn.unlike) == (True, [])
+    assert verify(tmp_path / "run", allow_code=True).broken == []  # from a checkpoint
+    assert fork("run", 3, "fork", {"lr": 0.05}, allow_code=True)["rounds"] == 5
+    found = verify(
+        tmp_path / "fork", every_round=True, allow_code=True
+    )  # who runs rounds 1 to 3 is made from the model
+    assert found.broken == []
+
+
+def test_a_run_made_from_another_begins_with_its_first_statistics(data):
+    with simulate(FedAvg(), net(), data, **settings(batch_norm="average")) as run:
+        first = run.work.flat.statistics.first.clone()
+        list(run)
+        assert not torch.equal(run.work.flat.statistics.read(), first)
+        assert torch.equal(alike(run, run.method, run.plan).work.flat.statistics.first, first)
+
+
+def test_a_teachers_pass_is_not_counted(data):
+    counted = []
+    for method in (FedAvg(), FedGMT()):
+        with simulate(method, net(), data, **settings(batch_norm="average", rounds=1)) as run:
+            list(run)
+            counted.append(run.model[1].num_batches_tracked.item())
+    assert counted == [K, K]
+
+
+def test_statistics_are_no_part_of_what_dp_bounds(data):
+    pytest.importorskip("dp_accounting")
+    with pytest.raises(UserError, match=r"dp: bounds what clients send, got batch_norm local.*--batch-norm group"):
+        simulate(DP(FedAvg()), net(), data, **settings(batch_norm="local"))
+
+
+def test_every_hook_has_its_part_beside_statistics():
+    hooks = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
+    assert hooks - vars(Carrying).keys() == {"of", "rates", "hook"}  # which see no tree

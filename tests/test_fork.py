@@ -23,6 +23,7 @@ from fedspeed.report.labels import kind_of, labels
 from fedspeed.report.runs import gather
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir, alone
+from fedspeed.stopping import Stopping
 from fedspeed.stretches import otherwise, overlay
 from fedspeed.verify import verify
 
@@ -346,3 +347,41 @@ def test_fields_that_came_later_and_placement():
     assert found.earlier(3).warmup == ""
     assert found.earlier(4) is None
     assert "until" not in forked(config(), 4, {"rounds": 9}).to_dict()
+
+
+def test_rules_of_a_fork_say_nothing_of_the_rounds_it_shares(tmp_path):
+    run_config(config(eval_every=1, rounds=3), tmp_path / "short")
+    scores = [record.test_accuracy for record in RunDir(tmp_path / "short").records()]
+    found = fedspeed.fork(tmp_path / "short", 3, tmp_path / "patient", {"rounds": 8, "patience": 4})
+    assert found["rounds"] >= 4  # its first stretch is of a run of 3 rounds, for which a patience of 4 is too long
+    changes = {"rounds": 5, "stop_at": f"accuracy={min(scores)}", "lr": 1e-6}
+    found = fedspeed.fork(tmp_path / "short", 2, tmp_path / "from_0", changes)
+    assert found["stopped"]["round"] >= 2  # round 1 had the goal's score already, and is run again
+    assert verify(tmp_path / "from_0").broken == []
+
+
+def test_patience_counts_the_rounds_that_were_scored_then(parents):
+    """Rounds 1, 2, 4 and 5 of the parent were not scored; with eval_every 1 they would look like rounds no better."""
+    fork = forked(config(), 6, {"eval_every": 1, "rounds": 20, "patience": 2})
+    rules = Stopping(fork)
+    assert rules.replay(RunDir(parents / "fedspeed").records()[:5]) is None
+    assert rules.stale == 0
+
+
+def test_a_time_budget_counts_through_stretches(parents, tmp_path):
+    fedspeed.fork(parents / "fedspeed", 3, tmp_path / "a", {"lr": 0.05, "max_time": "1h"})
+    fedspeed.fork(tmp_path / "a", 5, tmp_path / "b", {"lr": 0.04})
+    used = [record.wall_seconds for record in RunDir(tmp_path / "b").records()]
+    assert used == sorted(used)
+
+
+@pytest.mark.parametrize("method", ['name = "{}"', 'base = "{}"', 'base = {{name = "{}"}}', 'base.base.name = "{}"'])
+def test_first_rounds_of_somebodys_run_execute_nothing(parents, tmp_path, capsys, method):
+    ran, run = tmp_path / "ran", tmp_path / "run"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nfrom fedspeed import FedSpeed as Evil\n")
+    shutil.copytree(parents / "fedspeed", run)
+    with (run / "config.toml").open("a") as file:
+        file.write("[until.3.method]\n" + method.format(f"{tmp_path}/evil.py:Evil"))
+    assert main(["verify", str(run)]) == 2
+    assert "until.3.method: expected fields of the run's own method, found another" in capsys.readouterr().err
+    assert not ran.exists()

@@ -112,6 +112,14 @@ def test_divergence_is_that_of_a_round_of_plain_sgd(finished):
     assert dissimilarity(problem, np.zeros(4)) == pytest.approx(4.0)
 
 
+def test_the_rate_is_that_of_the_last_round_there_is(tmp_path):
+    call = "run --method fedavg --model linear --clients 6 --active 3 --local-steps 2 --lr-decay 0.5 --quiet"
+    for name, more in (("one", "--rounds 1"), ("stopped", "--rounds 4 --stop-at train_loss=99")):
+        assert main([*call.split(), *more.split(), "--out", str(tmp_path / name)]) == 0
+    one, stopped = (inspect_run(tmp_path / name, samples=20, iterations=1) for name in ("one", "stopped"))
+    assert stopped == one
+
+
 def test_fewer_samples_and_clients_and_another_place(finished, tmp_path):
     found = inspect_run(finished, samples=7, clients=2, out=tmp_path / "new")
     assert (found.samples, found.clients) == (7, 2)

@@ -322,7 +322,8 @@ def test_another_configs_checkpoints_are_found(run, tmp_path):
     for name in ("checkpoints", "states"):
         shutil.rmtree(run / name)
         shutil.copytree(other / name, run / name)
-    shutil.copy(other / "rounds.jsonl", run / "rounds.jsonl")
+    for name in ("rounds.jsonl", "uploads.bin"):
+        shutil.copy(other / name, run / name)
     assert "is of another config: expected config" in broken(run)
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
-from ..method import Local, Round
+from ..method import Local, Round, dense_bytes
 from ..params import param
 from .wrappers import Wrapper, drawn, leaves, mapped
 
@@ -112,6 +112,10 @@ class DP(Wrapper):
         size = self.noise * self.clip / run.active**0.5
         rows = [(run.seed, "dp", run.t, i) for i in run.clients]
         return noisy(up, size, rows), kept
+
+    def sent(self, up: Any) -> int:
+        """The base's bytes; noise of clients leaves no entry zero, nor on a grid."""
+        return dense_bytes(up) if self.where == "clients" and self.noise else super().sent(up)
 
     def received(self, mean: Any, round: Round) -> Any:
         """Line 2; the noise of clients that were lost is made up for."""

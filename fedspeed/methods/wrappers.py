@@ -71,7 +71,7 @@ class Wrapper(Method):
     @property
     def running_mean(self) -> tuple[str, str] | None:
         """The base's, unless this class writes a hook that may end it."""
-        kept = ("init_server", "init_client", "upload", "settle", "update")
+        kept = ("init_server", "init_client", "upload", "received", "settle", "update")
         same = all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in kept)
         return self.base.running_mean if same else None
 

@@ -69,10 +69,16 @@ def _read(path: Path, K: int | None) -> RunSetting:
         "rho": rho,
         "normalise": bool(method.get("normalise", False)),
         "m": int(config["clients"]),
-        "T": int(config["rounds"]),
+        "T": _rounds(path, config),
     }
     seen = _inspected(path)
     return RunSetting(fields, _facts(config, alpha * rho), seen.get("eigenvalue"), _root(seen.get("dissimilarity")))
+
+
+def _rounds(path: Path, config: dict[str, Any]) -> int:
+    """T: all rounds, or those that a run has which a rule stopped."""
+    summary = RunDir(path).summary()
+    return int(summary["rounds"] if str(summary.get("status")).startswith("stopped: ") else config["rounds"])
 
 
 def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:

@@ -24,6 +24,7 @@ from ..run import load_federation
 from ..rundir import RunDir
 from ..sampling import rng
 from ..schedule import lengths, warmup_of
+from ..stopping import RULES
 from .cost import gradients, per_step
 from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
 from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
@@ -68,7 +69,9 @@ class Tuning:
         if not methods:
             raise UserError("tune: expected methods, such as fedavg fedspeed; got none")
         _require_seeds(tune_seeds, seeds)
-        _require_rounds(base, strategy)
+        for name in RULES:
+            if base.get(name):
+                raise UserError(f"tune: expected runs of all their rounds, got {name} = {base[name]}; leave it out")
         self.methods = dict(methods)
         self.base = {
             key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")
@@ -279,14 +282,6 @@ def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
             f"--seeds and --tune-seeds: expected none in common, got {both[0]} in both: points would be judged on what "
             f"they were tuned with; leave it out of one"
         )
-
-
-def _require_rounds(base: Mapping[str, Any], strategy: str) -> None:
-    """Raise for rules that end trials where their scores would say nothing of each other."""
-    if base.get("stop_at"):
-        raise UserError(f"tune: expected no stop_at, got {base['stop_at']}: trials would all end with that score")
-    if base.get("patience") and strategy == "halving":
-        raise UserError("tune: expected no patience with halving, which stops trials itself; leave one out")
 
 
 def _count(n: int, what: str) -> str:

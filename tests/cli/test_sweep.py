@@ -184,6 +184,19 @@ def test_methods_with_fields_and_wrappers_are_points():
         assert {line["status"] for line in csv.DictReader(lines)} == {"stopped"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--grid method=fedavg,fedprox:mu=0.5+topk:0.1", "--point method=fedavg --point method=fedprox:mu=0.5+topk:0.1"],
+)
+def test_methods_have_fields_and_wrappers_as_everywhere(words):
+    assert main(["sweep", *words.split(), *QUICK, "--rounds", "1", "--quiet", "--seeds", "1", "--out", "s"]) == 0
+    made = {path.parent.name: Config.from_toml(path).method for path in Path("s").glob("*/config.toml")}
+    assert made == {
+        "method=fedavg-s0": fedspeed.FedAvg(),
+        "method=topk_fraction=0.1_base=fedprox_mu=0.5-s0": fedspeed.TopK(fedspeed.FedProx(mu=0.5), fraction=0.1),
+    }
+
+
 def test_a_point_on_top_of_a_config():
     base = {"method": {"name": "fedspeed", "rho": 0.5}, "lr": 1.0, "model": "linear"}
     kept = at(base, named(base, {"lam": 2, "lr": 0.5}))
@@ -239,6 +252,13 @@ def test_a_point_that_diverged_is_not_the_best():
     assert [best.label for best in found.best] == ["lr=1"]
     assert found.table[1][1][0] == "lr=2 (1 of 3 diverged)"
     assert found.verdict[0].endswith("%); left aside, diverged or without all seeds: lr=2")
+
+
+def test_a_run_that_a_rule_stopped_says_so():
+    made = swept(combinations({"lr": [1, 2]}), [0.0, 0.1], seeds=1)
+    told = made_run(Path("m/1-s0"), seed=0, gain=0.1, status="stopped: accuracy 0.9 >= 0.8 in round 9")
+    found = Swept(made.points, [made.rows[0], Row("lr=2", [RunFiles.read(told.path)])])
+    assert [run["status"] for run in found.runs()] == ["finished", "stopped"]
 
 
 def test_points_of_different_data_have_a_best_each_and_are_not_averaged():

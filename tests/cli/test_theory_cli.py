@@ -132,6 +132,7 @@ def runs(tmp_path_factory):
         "--set method.rho=0.01 --set method.normalise=false",
         "feddyn": "--active 6 --method feddyn --local-steps 4",
         "fedavg": "--active 6 --method fedavg --local-steps 4",
+        "stopped": "--active 6 --local-steps 4 --rounds 9 --stop-at train_loss=99",
     }.items():
         assert main(["run", *common.split(), *extra.split(), "--out", str(folder / name)]) == 0
     return folder
@@ -181,6 +182,10 @@ def test_other_methods(runs):
     assert read_run(runs / "feddyn").fields["rho"] == 0
     with pytest.raises(UserError, match="is a run of fedavg"):
         read_run(runs / "fedavg")
+
+
+def test_T_is_what_a_stopped_run_has(runs):
+    assert [read_run(runs / name).fields["T"] for name in ("usual", "stopped")] == [1, 1]
 
 
 def test_unreadable_runs(tmp_path, runs):

@@ -16,6 +16,7 @@ from test_wrappers import moves, stream
 
 from fedspeed import DP, Clip, Config, FedAvg, FedSpeed, Plan, Quantise, Scaffold, TopK, UserError
 from fedspeed.cli import main
+from fedspeed.method import Local
 from fedspeed.methods import privacy
 from fedspeed.methods.scaffold import Up
 from fedspeed.run import resume, run_config
@@ -176,6 +177,13 @@ def test_run_takes_wrappers_by_name(tmp_path):
     words = ["--data", "digits", "--clients", "20", "--active", "4", "--rounds", "1", "--quiet"]
     assert main(["run", "--method", "fedspeed:rho=0.05+quantise:2", *words, "--out", str(tmp_path / "run")]) == 0
     assert read_config(tmp_path / "run").method == Quantise(FedSpeed(rho=0.05), bits=2)
+
+
+@pytest.mark.parametrize(("where", "noise", "dense"), [("clients", 1.0, 1), ("clients", 0.0, 0), ("server", 1.0, 0)])
+def test_noise_of_clients_is_sent_whole(where, noise, dense):
+    inner, v = TopK(FedAvg(), fraction=0.1), torch.zeros(100)
+    up = FedAvg().upload(v, FedAvg().broadcast(FedAvg().init_server(v)), FedAvg().init_client(v), Local(1, 0.1, 1))[0]
+    assert DP(inner, where=where, noise=noise).sent(up) == (400 if dense else inner.sent(up))
 
 
 def test_without_the_accountant_it_says_what_to_install(monkeypatch):

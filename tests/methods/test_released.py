@@ -36,6 +36,8 @@ def test_what_is_said_wins_over_the_preset():
     config = released(clip=0.0, split="iid", method={"name": "fedadam", "tau": 0.5})
     assert (config.clip, config.split, config.method.tau) == (0.0, "iid", 0.5)
     assert released(method="fedadam").method.tau == 0.01
+    assert released(method={"name": "topk", "base": "fedadam"}).method.base.tau == 0.01
+    assert released(method={"name": "topk", "base": {"name": "fedadam", "tau": 0.5}}).method.base.tau == 0.5
     assert Config.from_dict({"method": "fedadam"}).method.tau == 1e-3
 
 

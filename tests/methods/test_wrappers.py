@@ -117,6 +117,13 @@ def test_super_is_the_base_and_a_subclass_says_what_it_means():
     assert Half(FedSpeed()).running_mean == ("h", "H")  # writes no hook that could end it
 
 
+def test_a_mean_over_clients_ends_where_the_mean_is_changed():
+    noisy = type("Noisy", (Wrapper,), {"received": lambda self, mean, round: mean})
+    told = type("Told", (Wrapper,), {"metrics": lambda self, server, mean, round: {}})
+    assert [kind(FedSpeed()).running_mean for kind in (noisy, told)] == [None, FedSpeed().running_mean]
+    assert FedSpeed().running_mean
+
+
 def test_a_property_that_fails_is_not_the_bases():
     @dataclass(frozen=True)
     class Misspelt(Wrapper):

@@ -210,6 +210,7 @@ BAD = [
     ("fedavg --budget 1e3 --no-test-set", "trials never see the test set"),
     ("fedavg --budget 1e3 --baseline fedspeed", "--baseline: expected one of fedavg"),
     ("fedavg --budget 1e3 --validation 2", "validation: expected"),
+    ("fedavg --budget 1e3 --patience 2", "tune: expected runs of all their rounds, got patience = 2; leave it out"),
 ]
 
 
@@ -343,9 +344,9 @@ def test_the_method_inside_a_wrapper_is_tuned_like_the_method_alone(tmp_path: Pa
 @pytest.mark.parametrize(
     ("strategy", "rule", "told"),
     [
-        ("random", {"stop_at": "validation_accuracy=0.3"}, "expected no stop_at"),
-        ("random", {"stop_at": "accuracy=0.3"}, "expected no stop_at"),
-        ("halving", {"patience": 2}, "expected no patience with halving"),
+        ("random", {"stop_at": "validation_accuracy=0.3"}, "expected runs of all their rounds"),
+        ("random", {"stop_at": "accuracy=0.3"}, "expected runs of all their rounds"),
+        ("halving", {"patience": 2}, "expected runs of all their rounds"),
     ],
 )
 def test_rules_that_would_end_trials_elsewhere_are_refused(
