@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .contract import Hooks
-from .errors import UserError
-from .method import nested
 
 if TYPE_CHECKING:
     from .method import Grad, Local, Method, Round
@@ -54,11 +52,6 @@ class Carrying(Hooks):
 
     def __init__(self, method: Method, flat: FlatModel, local: bool) -> None:
         super().__init__(method, flat.d, flat.dtype)
-        if bounded := next((each.name for each in nested(method) if each.bounds_uploads), ""):
-            raise UserError(
-                f"{bounded}: expected a model without running statistics, which would reach the model as they are, "
-                f"found batch norm; choose --batch-norm group"
-            )
         self.held = flat.statistics
         self.local = local
 

@@ -137,8 +137,10 @@ class Stretches:
         if config is None:
             return simulation
         if self._other is None:
-            shared = {"observers": simulation.observers, "states": simulation.states}
-            self._other = (config, alike(simulation, config.method, config, **shared))
+            self._other = (
+                config,
+                alike(simulation, config.method, config, observers=simulation.observers, states=simulation.states),
+            )
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)
         return other

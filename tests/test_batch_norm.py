@@ -284,7 +284,7 @@ def test_refused_in_one_line(data, model, changes, told):
 
 def test_statistics_do_not_reach_a_private_model(data):
     pytest.importorskip("dp_accounting")
-    with pytest.raises(UserError, match=r"dp: expected a model without running statistics.*--batch-norm group"):
+    with pytest.raises(UserError, match=r"dp: bounds what clients send, got batch_norm average.*--batch-norm group"):
         simulate(DP(FedAvg()), net(), data, **settings(batch_norm="average", weighting="uniform"))
     simulate(DP(FedAvg()), net(), data, **settings(batch_norm="group", weighting="uniform")).close()
 

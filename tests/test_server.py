@@ -165,7 +165,10 @@ def test_what_the_server_is_told(weighting, S, N, K):
                    lr=0.1, lr_decay=0.5, weighting=weighting)  # fmt: skip
     for _ in run:
         pass
-    assert method.log == [Round(0, S, N, pytest.approx(K), 0.1), Round(1, S, N, pytest.approx(K), 0.05)]
+    assert method.log == [
+        Round(0, S, N, pytest.approx(K), 0.1, active=3),
+        Round(1, S, N, pytest.approx(K), 0.05, active=3),
+    ]
 
 
 def test_partial_participation_by_samples_tells_the_weight_of_the_active():

@@ -193,7 +193,7 @@ def test_methods_have_fields_and_wrappers_as_everywhere(words):
     made = {path.parent.name: Config.from_toml(path).method for path in Path("s").glob("*/config.toml")}
     assert made == {
         "method=fedavg-s0": fedspeed.FedAvg(),
-        "method=topk_fraction=0.1_base=fedprox_mu=0.5-s0": fedspeed.TopK(fedspeed.FedProx(mu=0.5), fraction=0.1),
+        "method=topk_fraction=0.1_base=fedprox_mu=0.5_-s0": fedspeed.TopK(fedspeed.FedProx(mu=0.5), fraction=0.1),
     }
 
 
