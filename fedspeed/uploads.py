@@ -9,6 +9,7 @@ first), client, digest.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
     return [int(value) for value in found]
 
 
+@cache
+def _weights_on(device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(WEIGHTS.view(np.int64)).to(device)
+
+
 def _there(leaves: list[torch.Tensor], rows: int) -> list[int]:
     """The same numbers, computed where the vectors are: signed words wrap around as unsigned ones do.
 
@@ -72,7 +78,7 @@ def _there(leaves: list[torch.Tensor], rows: int) -> list[int]:
         True
     """
     device = leaves[0].device
-    weights = torch.from_numpy(WEIGHTS.view(np.int64)).to(device)
+    weights = _weights_on(device)
     prime = int(PRIME.astype(np.int64))
     found = torch.zeros(rows, dtype=torch.int64, device=device)
     for a in leaves:
@@ -80,7 +86,8 @@ def _there(leaves: list[torch.Tensor], rows: int) -> list[int]:
         raw = raw.reshape(-1, raw.shape[-1])
         whole = raw.shape[1] // 8 * 8
         words = torch.nn.functional.pad(raw, (0, whole + 8 - raw.shape[1])).contiguous().view(torch.int64)
-        for piece in (*words[:, :-1].split(SPAN, dim=1), words[:, -1:]):
+        spans = range(0, words.shape[1] - 1, SPAN)
+        for piece in (*(words[:, i : min(i + SPAN, words.shape[1] - 1)] for i in spans), words[:, -1:]):
             found = found * prime + (piece * weights[: piece.shape[1]]).sum(1)
     return [value % 2**64 for value in found.tolist()]
 

@@ -300,7 +300,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "points": {"config", "errors", "methods", "runconfig"},
     "recurrent": {"errors"},
-    "carried": {"contract", "errors", "method"},
+    "carried": {"contract"},
     "norms": {"errors"},
     "stopping": {"errors", "record"},
     "devices": set(),
