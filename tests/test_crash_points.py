@@ -97,7 +97,11 @@ sys.exit(main(sys.argv[2:]))
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
 @pytest.mark.parametrize(
     ("limit", "last", "states"),
-    [pytest.param(10_000, 0, "memory", marks=pytest.mark.slow), (17_000, 20, "disk"), (40_000, 2, "memory")],
+    [
+        pytest.param(10_000, 0, "memory", marks=pytest.mark.slow),
+        (17_000, 20, "disk"),
+        pytest.param(40_000, 2, "memory", marks=pytest.mark.slow),
+    ],
 )
 def test_a_limit_on_the_size_of_files(tmp_path, limit, last, states):
     """Below the server's vectors (15.7 kB); below rounds.jsonl of 60 rounds; below the log of some states."""

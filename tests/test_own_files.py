@@ -166,7 +166,7 @@ class Mine(FedAvg):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
 def test_an_edit_after_the_config_was_read_changes_nothing(own, tmp_path, backend):
     """Copies, the run and its workers have the text that was read, not the file as it is by then."""
     config = Config.from_dict(tables(own, backend=backend, workers=2, engine="loop", rounds=1))

@@ -51,7 +51,7 @@ def script(kind: str, out: Path, backend: str, kill: int, *words: str) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [("readme", "serial"), ("own", "process"), pytest.param("own", "serial", marks=pytest.mark.slow)],
+    [("readme", "serial"), *(pytest.param("own", name, marks=pytest.mark.slow) for name in ("process", "serial"))],
 )
 def test_killed_and_resumed_is_the_straight_run(tmp_path, kind, backend):
     assert script(kind, tmp_path / "a", backend, 3) == 9

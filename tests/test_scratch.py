@@ -54,7 +54,16 @@ def start(end: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise KeyError('x')", "del run"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        *(
+            pytest.param(end, marks=pytest.mark.slow)
+            for end in ("raise SystemExit(3)", "raise KeyError('x')", "del run")
+        ),
+    ],
+)
 def test_the_loop_of_the_readme_leaves_nothing(place, end):
     """Neither closed nor used `with`; the states were there until the end."""
     done = start(end)

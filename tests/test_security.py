@@ -180,7 +180,9 @@ def started(given: list[str], out: Path, rounds: int = 2) -> subprocess.Popen[st
 
 
 @linux
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "Ctrl-C"]
+)
 def test_a_signal_ends_a_run_with_a_stopped_worker_and_all_is_kept(how: signal.Signals, tmp_path: Path) -> None:
     """A worker that hears nothing is not waited for."""
     process = started([*LONG, *WORKERS], tmp_path / "run")

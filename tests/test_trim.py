@@ -310,7 +310,9 @@ def test_block_engine_and_worker_processes(settings):
     assert "engine" in settings or torch.equal(a, b)
 
 
-@pytest.mark.parametrize("method", [FedSpeed(), FedAdam(eta_g=0.001)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedSpeed(), pytest.param(FedAdam(eta_g=0.001), marks=pytest.mark.slow)], ids=lambda m: m.name
+)
 def test_the_same_run_of_the_real_network(method):
     plan = Plan(rounds=2, active=1, local_steps=2, batch_size=2, lr=0.01, weight_decay=0.01, backend="serial")
 

@@ -23,7 +23,9 @@ from fedspeed.plan import Plan
 from fedspeed.server import simulate
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedspeed", "fedsmoo"])
+@pytest.mark.parametrize(
+    "name", ["fedspeed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedsmoo"))]
+)
 def test_two_workers_give_the_bits_of_serial(name):
     serial = outcome(METHODS[name]())
     assert_same_bits(serial, outcome(METHODS[name](), backend="process", workers=2))
@@ -204,8 +206,10 @@ model = Net(64, 10)
 @pytest.mark.parametrize(
     ("model", "backend", "says"),
     [
-        ("model = fedspeed.build_model('linear', data)", "process", "Processes"),  # needs nothing of the script
-        (OWN, "auto", "Serial"),
+        pytest.param(
+            "model = fedspeed.build_model('linear', data)", "process", "Processes", marks=pytest.mark.slow
+        ),  # needs nothing of it
+        pytest.param(OWN, "auto", "Serial", marks=pytest.mark.slow),
         (OWN, "process", "a script must start runs inside `if __name__ == '__main__':`"),
     ],
     ids=["nothing of the script", "its class, auto", "its class"],
@@ -225,7 +229,11 @@ exec(compile(text, "<ipython-input-1>", "exec"), vars(sys.modules["__main__"]))
 """
 
 
-@pytest.mark.parametrize("how", [["-c", None], ["-"], ["-c", IPYTHON]], ids=["-c", "stdin", "IPython"])
+@pytest.mark.parametrize(
+    "how",
+    [["-c", None], *(pytest.param(how, marks=pytest.mark.slow) for how in (["-"], ["-c", IPYTHON]))],
+    ids=["-c", "stdin", "IPython"],
+)
 def test_a_class_of_a_notebook_cannot_be_sent(how):
     """A session without a file: nobody else can find what is defined there."""
     script = SCRIPT.format(model=OWN, backend="process")

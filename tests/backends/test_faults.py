@@ -87,8 +87,15 @@ def federation(poisoned: int) -> Federated:
     return Federated.from_arrays(x, r.integers(0, 3, 24), list(np.arange(24).reshape(6, 4)), classes=3)
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
-@pytest.mark.parametrize("how", ["raise", "nan"])
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("serial", "raise"),
+        ("serial", "nan"),
+        ("process", "raise"),
+        pytest.param("process", "nan", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failing_client_stops_the_run_or_is_dropped(backend, how):
     data, model = federation(poisoned=2), Allergic(99.0, how)
     settings = {"rounds": 2, "active": 6, "local_epochs": 1, "batch_size": 4, "backend": backend, "workers": 2}

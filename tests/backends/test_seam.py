@@ -99,7 +99,14 @@ def outcome(method, **settings):
         return records, run.x, {i: run.states.get(i) for i in run.states}
 
 
-@pytest.mark.parametrize("method", [FedAvg(), METHODS["scaffold"](), FedSpeed(), METHODS["fedsmoo"]()], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedSpeed(),
+        *(pytest.param(METHODS[name](), marks=pytest.mark.slow) for name in ("fedavg", "scaffold", "fedsmoo")),
+    ],
+    ids=str,
+)
 def test_blocks_in_workers_give_the_bits_of_blocks_here(method):
     settings = {"stragglers": 0.1, "dropout": 0.1}
     assert_same_bits(outcome(method, **settings), outcome(method, backend="process", workers=2, **settings))
@@ -118,7 +125,7 @@ def test_a_back_end_of_ones_own(method, threads):
     assert_same_bits(loop_outcome(method), loop_outcome(method, backend="threads", workers=3))
 
 
-@pytest.mark.parametrize("run", [outcome, loop_outcome], ids=["block", "loop"])
+@pytest.mark.parametrize("run", [outcome, pytest.param(loop_outcome, marks=pytest.mark.slow)], ids=["block", "loop"])
 def test_a_schedule_has_the_same_bits_everywhere(run, threads):
     """A round's method is made where its jobs are run."""
     method, settings = METHODS["fedsmoo"](rho=0.3), {"warmup": "lr=2,rho=3", "rounds": 3}
@@ -184,7 +191,7 @@ class Allergic(nn.Module):
     ("how", "kind", "says"),
     [
         ("raise", ClientFailed, r"client 4, step 1 of 1: RuntimeError: cannot digest three \(.*line \d+, in forward"),
-        ("nan", Diverged, "client 1 diverged"),
+        pytest.param("nan", Diverged, "client 1 diverged", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_client_of_a_block_in_a_worker(how, kind, says):

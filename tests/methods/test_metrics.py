@@ -85,7 +85,7 @@ def bits(out) -> list[Any]:
     return [rounds, (out / "model.safetensors").read_bytes()]
 
 
-@pytest.mark.parametrize("engine", ["loop", "block"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("block", marks=pytest.mark.slow)])
 def test_a_metric_takes_one_file_and_gives_the_same_bits_everywhere(tmp_path, own, engine):
     """Against what the engine measures by itself: drift is the mean of ||x_iK - x||^2, the update's norm the step's."""
     runs = {}

@@ -167,6 +167,7 @@ def test_fedexp_rests_where_its_base_does():
     np.testing.assert_allclose(run.x.numpy(), resting(problem, [0.1] * 10), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_fedmoswa_reaches_the_optimum_when_all_reply_and_not_when_some_do():
     """Its m is the mean of the variates that were sent, which is 0 at the optimum for all clients alone."""
     problem, best = Quadratics(), Quadratics().optimum()
