@@ -1,15 +1,14 @@
 """Digests of what clients sent up, a number per counted reply: by them a turn that is run again is known as the same.
 
-A digest is of the bytes of one client's upload as its engine computed it: sums of 8-byte words times fixed odd weights,
-mod 2^64. It reads memory once (1.6 ms for four million float32; a cryptographic hash takes ten times as long), sees any
-single change, and is against accidents, not forgers. The file is rows of 16 bytes, little-endian: round (1 is the
-first), client, digest.
+A digest is of the bytes of one client's upload as its engine computed it: sums of 8-byte words times fixed odd
+weights, mod 2^64. It reads memory once (1.6 ms for four million float32; a cryptographic hash takes ten times as
+long), sees any single change, and is against accidents, not forgers; what lies on a GPU is copied for it. The file is
+rows of 16 bytes, little-endian: round (1 is the first), client, digest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,11 +46,8 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
         >>> upload_digests(Up(block), 2) == [*upload_digests(Up(block[0])), *upload_digests(Up(block[1]))]
         True
     """
-    leaves = list(tree_leaves(up))
-    if leaves and leaves[0].device.type != "cpu":
-        return _there(leaves, rows)
     found = np.zeros(rows, np.uint64)
-    for a in leaves:
+    for a in tree_leaves(up):
         raw = a.detach().cpu().contiguous().view(torch.uint8).numpy()
         raw = raw.reshape(-1, raw.shape[-1])
         whole = raw.shape[1] // 8 * 8
@@ -61,35 +57,6 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
         for piece in [*(words[:, i : i + SPAN] for i in range(0, words.shape[1], SPAN)), rest.view("<u8")]:
             found = found * PRIME + np.dot(piece, WEIGHTS[: piece.shape[1]])
     return [int(value) for value in found]
-
-
-@cache
-def _weights_on(device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(WEIGHTS.view(np.int64)).to(device)
-
-
-def _there(leaves: list[torch.Tensor], rows: int) -> list[int]:
-    """The same numbers, computed where the vectors are: signed words wrap around as unsigned ones do.
-
-    Example:
-        >>> from fedspeed.methods.scaffold import Up
-        >>> up = Up(torch.arange(33.0).view(3, 11), torch.ones(11))
-        >>> _there(list(up), 3) == upload_digests(up, 3)
-        True
-    """
-    device = leaves[0].device
-    weights = _weights_on(device)
-    prime = int(PRIME.astype(np.int64))
-    found = torch.zeros(rows, dtype=torch.int64, device=device)
-    for a in leaves:
-        raw = a.detach().contiguous().view(torch.uint8)
-        raw = raw.reshape(-1, raw.shape[-1])
-        whole = raw.shape[1] // 8 * 8
-        words = torch.nn.functional.pad(raw, (0, whole + 8 - raw.shape[1])).contiguous().view(torch.int64)
-        spans = range(0, words.shape[1] - 1, SPAN)
-        for piece in (*(words[:, i : min(i + SPAN, words.shape[1] - 1)] for i in spans), words[:, -1:]):
-            found = found * prime + (piece * weights[: piece.shape[1]]).sum(1)
-    return [value % 2**64 for value in found.tolist()]
 
 
 def add_uploads(run: RunDir, t: int, uploads: Uploads) -> None:

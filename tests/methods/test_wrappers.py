@@ -66,7 +66,18 @@ def test_no_hook_or_attribute_is_forgotten():
     assert public >= wrappers.OWN
     assert wrappers.OWN.isdisjoint({"init_server", "init_client", "broadcast", "start", "direction", "upload", "sent"})
 
-    own = {"source", "code", "origin", "block_safe", "bounds_uploads", "hands_on", "released", "name", "label"}
+    own = {
+        "source",
+        "code",
+        "origin",
+        "block_safe",
+        "bounds_uploads",
+        "hands_on",
+        "lasting",
+        "released",
+        "name",
+        "label",
+    }
     marked = {name: object() for name in public - own}
     marked["to_dict"] = lambda self: {"name": "marked"}
     marked["something_new"] = object()  # a hook that only the base has
