@@ -232,6 +232,9 @@ class Watch(Observer):
         self.score = ""
         self.said = time.monotonic()
 
+    def started(self, run: Simulation, config: dict[str, Any]) -> None:
+        self.rounds_done = run.t  # it may go on where it was stopped
+
     def round(self, record: Record, run: Simulation) -> None:
         self.rounds_done = record.round
         if record.test_loss is not None:

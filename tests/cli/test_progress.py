@@ -149,3 +149,16 @@ def test_the_proposed_command_runs_in_the_same_setting(tmp_path, monkeypatch, ca
     second = Config.from_toml(Path("c/fedspeed_rho=0.3-s0/config.toml"))
     assert first.to_dict() == second.to_dict()
     assert Path("a/model.safetensors").read_bytes() == Path("c/fedspeed_rho=0.3-s0/model.safetensors").read_bytes()
+
+
+def test_a_run_that_goes_on_is_shown_where_it_stands(monkeypatch):
+    from types import SimpleNamespace
+
+    from fedspeed.batch import Watch
+
+    told = []
+    monkeypatch.setattr("fedspeed.batch.BLINK", 0.0)
+    watch = Watch(80, told.append)
+    watch.started(SimpleNamespace(t=46), {})
+    watch.client(1, 10)
+    assert told == [((46 + 0.1) / 80, "round 47/80, client 1/10")]
