@@ -130,7 +130,7 @@ def drawn(v: Vec, kind: str, streams: Sequence[tuple[Any, ...]]) -> Vec:
     from ..sampling import rng
 
     rows = [getattr(rng(*stream), kind)(v.shape[-1]) for stream in streams]
-    numbers: Vec = v.new_tensor(np.stack(rows)).view_as(v)
+    numbers: Vec = v.new_empty(0, device="cpu").new_tensor(np.stack(rows)).to(v).view_as(v)
     return numbers
 
 
