@@ -1,8 +1,8 @@
 """Digests of what clients sent up, a number per counted reply: by them a turn that is run again is known as the same.
 
 A digest is of the bytes of one client's upload as its engine computed it: sums of 8-byte words times fixed odd
-weights, mod 2^64. It reads memory once, sees any single change, and is against accidents, not forgers; what lies on a GPU is copied for it. The file is
-rows of 16 bytes, little-endian: round (1 is the first), client, digest.
+weights, mod 2^64. It reads memory once, sees any single change, and is against accidents, not forgers; what lies on a
+GPU is copied for it. The file is rows of 16 bytes, little-endian: round (1 is the first), client, digest.
 """
 
 from __future__ import annotations
