@@ -26,6 +26,7 @@ from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
 from fedspeed.reproduce.runs import Run, commit, make, same
 from fedspeed.reproduce.stored import Store
+from fedspeed.tuning.cost import gradients
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
 IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]
@@ -51,7 +52,7 @@ def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
 
 
 def test_every_table_and_figure_of_the_paper_has_a_recipe():
-    assert set(recipes()) >= PAPERS | {"serverrule", "cheap-perturbation", "mechanism", "fair"}
+    assert set(recipes()) >= PAPERS | {"serverrule", "cheap-perturbation", "mechanism", "fair", "tuned"}
     for name in PAPERS:
         assert {"paper", "cnn", "smoke"} <= set(find_recipe(name).presets), name
 
@@ -67,6 +68,31 @@ def test_every_cell_is_a_valid_config_and_claims_name_cells(recipe, preset):
     for claim in recipe.claims:
         if preset in claim.presets:
             assert claim.cells() <= names, claim.text
+
+
+def test_full_presets_have_the_papers_federations():
+    """They differ from it in network, pictures and rounds: K, and so gamma, is the paper's."""
+    same = ("clients", "active", "batch_size", "local_epochs", "lr", "weight_decay")
+    for preset, own, papers in (
+        ("mlp-full", "base", "C10-100"),
+        ("cnn-full", "base", "C10-100"),
+        ("mlp-full", "lowpart", "C10-500"),
+    ):
+        a, b = settings(preset)[own], settings("paper")[papers]
+        assert {k: a[k] for k in same} == {k: b[k] for k in same}
+        assert "train_size" not in a["data"]
+    assert settings("mlp-full")["lowpart"]["rounds"] == settings("paper")["C10-500"]["rounds"]
+
+
+def test_every_method_is_tuned_with_the_same_number_of_gradients():
+    """And every method that has a prox weight with several."""
+    recipe = find_recipe("tuned")
+    for cell in recipe.cells("mlp-full"):
+        config = cell.config(0)
+        points = recipe.tune.grid[config.method.name]
+        assert len(points) * gradients(config.method, config, np.array([500] * 100))[0] == 6 * 10 * 50
+        prox = {"fedprox": "mu", "feddyn": "alpha", "fedadmm": "lam", "fedspeed": "lam"}.get(config.method.name)
+        assert prox is None or len({point["method"][prox] for point in points}) > 1
 
 
 @pytest.mark.parametrize("recipe", recipes().values(), ids=list(recipes()))
@@ -300,6 +326,7 @@ def test_a_store_killed_while_it_packs_loses_nothing(tmp_path, monkeypatch):
 PUTS = """
 import sys, pathlib
 from fedspeed.reproduce.stored import Store
+from fedspeed.tuning.cost import gradients
 store = Store(pathlib.Path(sys.argv[1]))
 for i in range(int(sys.argv[2]), 30, 3):
     store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
