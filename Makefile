@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRACKERS := $(VENV)/.trackers
+DOCS := $(VENV)/.docs
 KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel clean
+.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel docs clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +28,10 @@ $(TRACKERS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna]' \
 		brotli gradio_client huggingface_hub orjson python-multipart uvicorn
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
+	touch $@
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report page, in under a minute
@@ -66,5 +71,8 @@ wheel: setup ## build the wheel into dist/
 	rm -rf dist build
 	$(BIN)/python -m build --wheel --outdir dist
 
+docs: $(DOCS) ## build the documentation site, docs/_build/html, without a network; a warning is an error
+	$(BIN)/python docs/build.py
+
 clean: ## remove what can be made again
-	rm -rf build dist runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist runs docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
