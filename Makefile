@@ -67,9 +67,9 @@ format: setup ## let ruff put the format right
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: setup ## build the wheel into dist/
+wheel: setup ## build the source distribution, and from it the wheel, into dist/
 	rm -rf dist build
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --outdir dist
 
 docs: $(DOCS) ## build the documentation site, docs/_build/html, without a network; a warning is an error
 	$(BIN)/python docs/build.py

@@ -15,12 +15,12 @@ version = release = fedspeed.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "house"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["playground/**/README.md"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = False
 suppress_warnings = ["config.cache"]
 nitpicky = True
+smartquotes = False  # --out is an option, no dash
 
 autodoc_typehints = "signature"
 autodoc_default_options = {"show-inheritance": False}
@@ -36,6 +36,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses from disk
 html_show_sourcelink = False
 html_theme_options = {"top_of_page_buttons": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -57,5 +58,3 @@ if (HERE / "gallery").is_dir():
         "remove_config_comments": True,
         "parallel": False,
     }
-if (HERE / "playground").is_dir():
-    html_extra_path = []

@@ -148,24 +148,36 @@ def assemble(folder: Path) -> None:
 
 
 def contents(stage: Stage) -> None:
-    """A page for each part of docs/README.md, with what belongs to it and is made from the code; the home's tree."""
+    """A page for each part of docs/README.md, with what belongs to it and is made from the code; the home's tree.
+
+    A part that has a folder with an `index.md`, as tutorials have, has that for its page.
+    """
     seen = set[str]()
-    pages = []
+    pages = {}
     for title, text in parts().items():
         name = slug(title)
-        found = [entry for entry in dict.fromkeys(listed(text)) if entry not in seen]
-        seen.update(found)
-        more = [entry for folder in FOLDERS.get(name, ()) for entry in found_in(folder) if entry not in seen]
-        seen.update(more)
-        extra = referencepages.CONTENTS if name == "reference" else ""
-        made = list(referencepages.PARTS) if name == "reference" else []
-        body = stage.linked(text, "docs/README.md", f"{name}.md")
-        tree = marks.toctree([*made, *found, *more], hidden=True)
-        stage.write(f"{name}.md", f"# {title}\n\n{extra}{body}\n\n{tree}")
-        pages.append(name)
+        own = ROOT / "docs" / name / "index.md"
+        pages[name] = f"{name}/index" if own.exists() else name
+        below = [entry for folder in FOLDERS.get(name, ()) for entry in found_in(folder)]
+        first = [entry for entry in below if entry.startswith(f"{name}/")]
+        made = [*referencepages.PARTS] if name == "reference" else []
+        entries = [
+            one for one in dict.fromkeys([*made, *first, *listed(text), *below]) if one not in seen | {pages[name]}
+        ]
+        seen.update(entries)
+        tree = marks.toctree((f"/{entry}" for entry in entries), hidden=True)
+        if own.exists():
+            stage.page(own, f"{own.read_text('utf-8')}\n{tree}")
+        else:
+            extra = referencepages.CONTENTS if name == "reference" else ""
+            body = stage.linked(text, "docs/README.md", f"{name}.md")
+            stage.write(f"{name}.md", f"# {title}\n\n{extra}{body}\n\n{tree}")
     gallery = ["gallery/index"] if (ROOT / "docs" / "gallery").is_dir() else []
+    first, *rest = pages.values()
     home = (ROOT / "docs" / "index.md").read_text("utf-8")
-    tree = marks.toctree([*pages[:1], *gallery, *pages[1:]], depth=2, hidden=True)
+    for name, page in pages.items():
+        home = home.replace(f":link: {name}\n", f":link: {page}\n")
+    tree = marks.toctree([first, *gallery, *rest], depth=2, hidden=True)
     stage.write("index.md", stage.linked(home, "docs/index.md", "index.md") + "\n" + tree)
 
 

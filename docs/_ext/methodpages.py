@@ -27,7 +27,7 @@ def index() -> str:
     """The methods by family, the wrappers, and what the columns mean."""
     lines = []
     for family, name, c in grouped(METHODS):
-        lines.append((family, f"[`{name}`]({name}.md)", first(METHODS[name]), marks.code(c.client.replace("-", "")),
+        lines.append((family, f"[`{name}`]({name}.md)", first(METHODS[name]), kept(c.client),
                       f"{c.down} / {c.up}", f"{c.grads:.3g}"))  # fmt: skip
     around = [(f"[`{name}`]({name}.md)", first(cls)) for name, cls in WRAPPERS.items()]
     header = ("family", "method", "in a line", "a client keeps", "down / up", "gradients")
@@ -53,7 +53,7 @@ def page(name: str, cls: type[Method]) -> str:
     """One method."""
     said = marks.sections(cls.__doc__ or "")
     lead, _, box = said[""].partition("\n\n")
-    parts = [f"# {name}\n", f"{marks.plain(lead)}\n", facts(name, cls)]
+    parts = [f"# {cls.__name__}\n", f"{marks.plain(lead)}\n", facts(name, cls)]
     parts += ["## The algorithm\n", related(marks.paragraphs(box), name)] if box.strip() else []
     parts += ["## Fields\n", field_table(cls, said.get("Args", ""))]
     parts += ["## Use\n", use(name, cls)]
@@ -71,14 +71,20 @@ def facts(name: str, cls: type[Method]) -> str:
     method = cls()
     c = cost(method)
     rows = [
-        ("family", method.family or "wrapper"),
-        ("the server keeps", marks.code(c.server.replace("-", "")) or "nothing"),
-        ("a client keeps", marks.code(c.client.replace("-", "")) or "nothing"),
+        ("on the command line", f"`{name}`"),
+        ("family", method.family or "wrapper, around any method"),
+        ("the server keeps", kept(c.server)),
+        ("a client keeps", kept(c.client)),
         ("vectors per active client and round", f"{c.down} down, {c.up} up"),
         ("gradients per local step", f"{c.grads:.3g}"),
         ("the paper's learning-rate decay", f"{paper_decay(method)}"),
     ]
     return marks.table(("", ""), rows)
+
+
+def kept(names: str) -> str:
+    """The vectors, as code; a method that keeps none has "-"."""
+    return ", ".join(map(marks.code, names.split(", "))) if names != "-" else "nothing"
 
 
 def related(text: str, own: str) -> str:
