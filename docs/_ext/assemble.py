@@ -103,7 +103,8 @@ def documents() -> list[Path]:
     """The Markdown files of docs/ that become pages."""
     found = (ROOT / "docs").rglob("*.md")
     paths = {path.relative_to(ROOT).as_posix(): path for path in found}
-    return [path for name, path in sorted(paths.items()) if not name.startswith(LEFT) and name not in HOMES]
+    made = (*HOMES, "docs/index.md", *(f"docs/{slug(title)}/index.md" for title in parts()))  # by `contents`
+    return [path for name, path in sorted(paths.items()) if not name.startswith(LEFT) and name not in made]
 
 
 def parts() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from textwrap import dedent
 
 SPECIAL = re.compile(r"([\\*_\[\]<>$|#~])")
 CODE = re.compile(r"(``?)(.+?)\1", re.S)
@@ -68,7 +69,7 @@ def sections(docstring: str) -> dict[str, str]:
             found[now].append(line)
         else:
             found[now].append(line)
-    return {name: inspect.cleandoc("\n".join(lines)) for name, lines in found.items()}
+    return {name: dedent("\n".join(lines)).strip("\n") for name, lines in found.items()}
 
 
 def paragraphs(text: str) -> str:
@@ -88,7 +89,7 @@ def boxed(text: str) -> list[tuple[bool, str]]:
             found[-1] = (True, f"{found[-1][1]}\n\n{part}")
         else:
             found.append((box, part))
-    return [(box, inspect.cleandoc("\n" + part) if box else part) for box, part in found if part.strip()]
+    return [(box, dedent(part) if box else part) for box, part in found if part.strip()]
 
 
 def items(text: str) -> list[tuple[str, str]]:

@@ -10,8 +10,9 @@ import marks
 
 from fedspeed.cli.methods import LEGEND, cost, grouped
 from fedspeed.errata import of_method
+from fedspeed.errors import UserError
 from fedspeed.method import Method
-from fedspeed.methods import METHODS, WRAPPERS
+from fedspeed.methods import METHODS, WRAPPERS, Wrapper
 from fedspeed.presets import paper_decay
 
 EVERY = METHODS | WRAPPERS
@@ -129,11 +130,22 @@ def field_table(cls: type[Method], args: str) -> str:
 
 def use(name: str, cls: type[Method]) -> str:
     """How it is named on the command line and in Python."""
-    text = f"fedspeed+{name}" if name in WRAPPERS else name
-    inside = "fedspeed.FedSpeed()" if name in WRAPPERS else ""
+    text, inside = name, ""
+    if issubclass(cls, Wrapper):
+        base = next(one for one in ("fedspeed", "fedavg") if fits(cls, one))
+        text, inside = f"{base}+{name}", f"fedspeed.{METHODS[base].__name__}()"
     shell = f"fedspeed run --method {text} --data digits --split dirichlet:0.3 --clients 50 --active 5"
     python = f"import fedspeed\n\nmethod = fedspeed.{cls.__name__}({inside})"
     return marks.block(shell, "sh") + "\n" + marks.block(python, "python")
+
+
+def fits(cls: type[Wrapper], base: str) -> bool:
+    """Whether a wrapper goes around a method."""
+    try:
+        cls(METHODS[base]())
+    except UserError:
+        return False
+    return True
 
 
 def paper_and_code(name: str, cls: type[Method]) -> list[str]:

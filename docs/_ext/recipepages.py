@@ -33,8 +33,8 @@ def index() -> str:
     stored = [f"- [`{name}`](../results/{name}/index.md)" for name in presets()]
     return "\n".join([
         "# Recipes\n",
-        "Every table and figure of the paper, and findings of ours, as data: `fedspeed reproduce NAME --preset PRESET` makes the "
-        "runs, prints the paper's numbers beside ours and judges each claim. What came out, in words: "
+        "Every table and figure of the paper, and findings of ours, as data: `fedspeed reproduce NAME --preset PRESET` "
+        "makes the runs, prints the paper's numbers beside ours and judges each claim. What came out, in words: "
         "[Reproducing the paper](../reproduction.md).\n",
         marks.table(("recipe", "of the paper", "what it is"), lines),
         "## Stored results\n", "By preset, the scale they were made at:\n", *stored, "",

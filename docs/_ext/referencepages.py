@@ -17,13 +17,37 @@ from fedspeed.cli.data import SPLITS_HELP
 from fedspeed.cli.options import GROUPS
 from fedspeed.config import TABLES, Config
 from fedspeed.cures import MEANS
-from fedspeed.data import GIVEN, options
+from fedspeed.data import options
 from fedspeed.data.registry import CARDS, DATASETS, Card
 from fedspeed.models import MODELS
 
 SURVIVE = Path(__file__).resolve().parents[1] / "survive.md"
-PARTS = ("methods/index", "data/index", "models/index", "api/index", "cli/index", "config", "run-directory", "illnesses",
-         "recipes/index")  # fmt: skip
+PARTS = (
+    "methods/index",
+    "data/index",
+    "models/index",
+    "api/index",
+    "cli/index",
+    "config",
+    "run-directory",
+    "illnesses",
+    "recipes/index",
+)
+EXAMPLE = """\
+rounds = 60
+clients = 50
+active = 5
+split = "dirichlet:0.3"
+batch_size = 10
+
+[method]
+name = "fedspeed"
+rho = 0.05
+
+[model]
+name = "mlp"
+hidden = [64]
+"""
 CONTENTS = """\
 Made from the code at every build:
 
@@ -69,7 +93,7 @@ def data_index() -> str:
     header = ("name", "train + test", "input", "classes", "source", "licence")
     return "\n".join([
         "# Data sets\n",
-        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; [the guide](../data.md) has caches, splits and your own.\n",
+        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; [the guide](../data.md) has caches, splits and yours.\n",
         marks.table(header, lines),
         "## Splits\n",
         marks.block(SPLITS_HELP.partition("\n")[2]),
@@ -156,8 +180,8 @@ def config() -> str:
     parts = [
         "# Config keys\n",
         "A `config.toml` holds these keys; every one is also a keyword of [`Config`](api/Config.md) and, but for the "
-        "tables, an option of [`fedspeed run`](cli/run.md). What is left out has its default. `fedspeed run config.toml` "
-        "runs it.\n",
+        "tables, an option of [`fedspeed run`](cli/run.md). What is left out has its default; "
+        "`fedspeed run config.toml` runs it.\n",
     ]
     for title, names in GROUPS.items():
         lines = [config_line(found[name]) for name in names if name in found]
@@ -169,8 +193,7 @@ def config() -> str:
     written = {"until": "of a fork only: what its first rounds had otherwise; `fedspeed fork` writes it"}
     parts += ["## Written by the program\n", marks.table(("key", "it is"), [
         ("`format`", "the version of the layout, 1"), *((f"`{name}`", written[name]) for name in rest)])]  # fmt: skip
-    example = 'rounds = 60\nclients = 50\nactive = 5\nsplit = "dirichlet:0.3"\nbatch_size = 10\n\n[method]\nname = "fedspeed"\nrho = 0.05\n\n[model]\nname = "mlp"\nhidden = [64]\n'
-    parts += ["## An example\n", marks.block(example, "toml")]
+    parts += ["## An example\n", marks.block(EXAMPLE, "toml")]
     return "\n".join(parts)
 
 
@@ -205,8 +228,8 @@ def run_directory() -> str:
     lines = re.findall(r"^    (\w+): ([^=#\n]+?)(?: = [^#\n]+?)?(?:  # (.*))?$", source, re.M)
     return "\n".join([
         "# Run directory\n",
-        "Plain files; reading them executes nothing ([security](security.md)). What is guaranteed of them, and how checkpoints are "
-        "written, says [Runs that cannot be lost](survive.md); [`RunDir`](api/RunDir.md) reads them.\n",
+        "Plain files; reading them executes nothing ([security](security.md)). What is guaranteed of them, and how "
+        "checkpoints are written, says [Runs that cannot be lost](survive.md); [`RunDir`](api/RunDir.md) reads them.\n",
         "## Files\n", files[1],
         "## A line of rounds.jsonl\n",
         "The fields of [`Record`](api/Record.md); those that a run has nothing for are left out.\n",
@@ -223,7 +246,3 @@ def illnesses() -> str:
     for name, means in MEANS.items():
         parts += [f"## {name.capitalize()}\n", f"{marks.plain(means)}\n"]
     return "\n".join(parts)
-
-
-def given() -> tuple[str, ...]:
-    return GIVEN
