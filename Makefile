@@ -42,7 +42,7 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-all: test $(TRACKERS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
+test-all: test $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
 	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
