@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,19 +24,7 @@ from fedspeed.report.serve import Server
 from fedspeed.rundir import RunDir, alone
 
 pytestmark = pytest.mark.slow
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = {"environment": {"torch": "</script><img src=x onerror=alert(1)>"}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedspeed[dev]")
-    if CHROMIUM is None:
-        pytest.skip("no chromium found: apt-get install chromium")
-    with api.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
