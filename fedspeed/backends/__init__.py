@@ -119,6 +119,12 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     return Opened(whole, name, getattr(whole, "size", workers), work)
 
 
+def mixture(backend: Backend) -> dict[str, str]:
+    """Workers whose bits may differ from the driver's, as a run's environment tells it; nothing without any."""
+    found = getattr(backend, "mixed", ())
+    return {"mixed": "; ".join(found)} if found else {}
+
+
 def worth_processes(work: Work) -> bool:
     """Whether `auto` takes worker processes: on the cpu, client by client (a cohort is seldom more than one block), in
     a run of more than about ten seconds (0.3 ms for a local step, and 6 d operations per sample at 50 GFLOP/s)."""

@@ -16,8 +16,8 @@ import numpy as np
 from ..environment import bits_environment
 from ..errors import UserError, one_line
 from ..plan import Plan
-from .handshake import SAME_PROGRAM, bits, differences
-from .node import Greeting, Setup
+from .handshake import bits, judge
+from .node import Greeting, Setup, actor_class
 from .process import as_error
 
 FLIGHTS = 2
@@ -45,54 +45,6 @@ class Worker:
 Send = Callable[[Worker, int], Any]
 
 
-def actor_class() -> type:
-    """The class that Ray makes actors of. It travels as it stands here, so that it can say that the package is missing;
-    the rest is `node.Node`, imported over there."""
-
-    class FedspeedWorker:
-        def __init__(self, path: list[str]) -> None:
-            import sys
-
-            sys.path += [folder for folder in path if folder not in sys.path]
-            try:
-                from fedspeed.backends.node import Node
-
-                self.node, self.error = Node(), ""
-            except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
-
-        def hello(self) -> Any:
-            if not self.error:
-                return self.node.hello()
-            import os
-            import socket
-
-            return socket.gethostname(), os.getpid(), None, "", self.error
-
-        def prepare(self, *args: Any) -> Any:
-            return self.node.prepare(*args)
-
-        def run(self, *args: Any) -> Any:
-            return self.node.run(*args)
-
-        def evaluate(self, *args: Any) -> Any:
-            return self.node.evaluate(*args)
-
-        def evaluate_clients(self, *args: Any) -> Any:
-            return self.node.evaluate_clients(*args)
-
-        def where(self) -> str:
-            import ray
-
-            return str(ray.get_runtime_context().get_node_id())
-
-        def leave(self) -> None:
-            if not self.error:
-                self.node.leave()
-
-    return FedspeedWorker
-
-
 class Crew:
     """Everybody who works for a run.
 
@@ -107,7 +59,7 @@ class Crew:
         share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
         self.workers: list[Worker] = []
-        self.mixed: set[str] = set()
+        self.mixed: list[str] = []
         self._joining: dict[Any, tuple[Worker, str]] = {}  # answer to come -> who, and the question
         self._refused: list[str] = []
         self._failures = 0  # of workers that did not get as far as work
@@ -163,7 +115,7 @@ class Crew:
 
     def _nobody(self) -> UserError:
         if self._refused:
-            return UserError(self._refused[0])
+            return UserError(f"back end ray: no worker can be used: {self._refused[0]}")
         return UserError(
             f"back end ray: expected a worker within {PATIENCE:.0f} s, found none: the cluster is busy, or its nodes "
             f"were lost; see `ray status`, or use --backend process"
@@ -184,7 +136,7 @@ class Crew:
             if self._failures <= RETRIES * self.size:
                 self._hire()
             else:
-                self._refused.append(f"back end ray: workers cannot start ({one_line(error)[:300]})")
+                self._refused.append(f"workers cannot start ({one_line(error)[:300]})")
             return
         if asked == "hello":
             if self._welcome(worker, Greeting(*answer)):
@@ -200,33 +152,15 @@ class Crew:
             self.workers.append(worker)
 
     def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
-        """Whether a worker may join: one whose bits differ may if the user says so, and it is remembered."""
+        """Whether a worker may join; one whose bits differ is remembered."""
         worker.host, worker.folder = greeting.host, greeting.folder
-        if greeting.bits is None:
-            return self._refuse(
-                f"back end ray: node {greeting.host}: fedspeed cannot be imported ({greeting.error}); install the same "
-                f"version there as here"
-            )
-        found = differences(self._here, greeting.bits)
-        if not found:
-            return True
-        told = f"node {greeting.host}: {', '.join(found.values())}"
-        if any(name in found for name in SAME_PROGRAM):
-            return self._refuse(f"back end ray: {told}; install the same version there as here")
-        if not self.allow_mixed:
-            return self._refuse(
-                f"back end ray: {told}: its bits are not the driver's; use nodes that are alike, or --allow-mixed"
-            )
-        if told not in self.mixed:
-            warnings.warn(f"back end ray: {told}: accepted, the run is mixed", stacklevel=2)
-        self.mixed.add(told)
-        return True
-
-    def _refuse(self, told: str) -> bool:
-        if told not in self._refused:
-            warnings.warn(f"{told}; this worker is not used", stacklevel=2)
-        self._refused.append(told)
-        return False
+        welcome, told = judge(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        known = self.mixed if welcome else self._refused
+        if told and told not in known:
+            known.append(told)
+            what = "accepted: the run is mixed" if welcome else "this worker is not used"
+            warnings.warn(f"back end ray: {told}; {what}", stacklevel=2)
+        return welcome
 
     def _discard(self, worker: Worker) -> None:
         with suppress(Exception):

@@ -65,6 +65,32 @@ def differences(here: Bits, there: Bits) -> dict[str, str]:
     return {name: f"{name} {b} instead of {a}" for name, a, b in pairs if a != b}
 
 
+class Verdict(NamedTuple):
+    """Whether a worker may join, and what to say of one that is not like us."""
+
+    welcome: bool
+    told: str = ""
+
+
+def judge(here: Bits, host: str, there: Bits | None, error: str, allow_mixed: bool) -> Verdict:
+    """Whether a worker may join: one whose bits differ may if the user says so.
+
+    Args:
+        host: where it is.
+        there: what it said; None if it could not, because of an `error`.
+    """
+    if there is None:
+        told = f"fedspeed cannot be imported ({error}); install the same version there as here"
+        return Verdict(False, f"node {host}: {told}")
+    found = differences(here, there)
+    told = f"node {host}: {', '.join(found.values())}"
+    if any(name in found for name in SAME_PROGRAM):
+        return Verdict(False, f"{told}; install the same version there as here")
+    if found and not allow_mixed:
+        return Verdict(False, f"{told}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
+    return Verdict(True, told if found else "")
+
+
 @cache
 def code_digest() -> str:
     """Of the package's Python files, names included."""

@@ -11,6 +11,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from ..errors import UserError, one_line
+from ..processes import safe_path
 
 LOCAL = "local"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -57,7 +58,7 @@ def join(address: str, cpus: float, gpus: float) -> Joined:
         if not _users and ray.is_initialized():
             return Joined(ours=False, alone=False)
         if not _users:
-            _require_reachable(address)
+            require_reachable(address)
             own = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False} if address == LOCAL else {}
             _connect(ray, address, own)
             _alone = address == LOCAL
@@ -82,7 +83,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
+        with safe_path(), tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(
                 address=address,
@@ -104,7 +105,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
         logger.setLevel(before)
 
 
-def _require_reachable(address: str) -> None:
+def require_reachable(address: str) -> None:
     """Raise unless somebody listens: Ray itself tries for a minute, and may end the process."""
     if address in (LOCAL, "auto"):
         return
