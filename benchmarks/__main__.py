@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, machine, memory, peers, report, startup
-from .contests import CONTESTS, Contest
+from .contests import BY_NAME, CONTESTS, Contest
 from .goals import goals
 from .timing import Outcome, hold
 from .workloads import CORES
 
-PARTS = [name for name in CONTESTS if name != "smoke"] + ["memory", "startup", "checkpoint", "many"]
+PARTS = [name for name in CONTESTS if name not in BY_NAME] + ["memory", "startup", "checkpoint", "many"]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -26,13 +26,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", action="store_true", help="other simulators too, installed into the cache")
     parser.add_argument("--full-memory", action="store_true", help="500 clients of ResNet-18-GN: 10 GB of disk")
-    parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join([*PARTS, 'smoke'])}")
+    parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join([*PARTS, *BY_NAME])}")
     parser.add_argument("--contenders", default="", metavar="A,B", help="only those whose name contains one of these")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="repetitions; default 9, or 3 with --quick")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the JSON file goes")
     args = parser.parse_args(argv)
     args.only = args.only.split(",")
-    unknown = [name for name in args.only if name not in (*PARTS, "smoke")]
+    unknown = [name for name in args.only if name not in (*PARTS, *BY_NAME)]
     if unknown or args.pairs < 0:
         parser.error(f"--only: unknown {unknown[0]!r}" if unknown else "--pairs must be at least 1")
     args.pairs = args.pairs or (3 if args.quick else 9)

@@ -10,6 +10,7 @@ from .workloads import CORES
 
 OURS = "fedspeed: FedAvg"
 SPEED = "fedspeed: FedSpeed"
+RAY = "fedspeed: FedAvg, Ray, 3 nodes on one host"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Contest:
 
 _FEDAVG = Entry(OURS, "ours", ("fedavg",), against="")
 _IN_WORKERS = Entry("fedspeed: FedAvg, two workers", "ours", ("fedavg", "--backend", "process"))
+_RAY = Entry(RAY, "ours", ("fedavg", "--backend", "ray"), frozen=True)
 _SPEED = Entry(SPEED, "ours", ("fedspeed",))
 _QUARTER = Entry("fedspeed: FedSpeed, ascent_fraction 1/4", "ours", ("fedspeed-quarter",))
 _BARE = (
@@ -115,6 +117,10 @@ CONTESTS = {
         Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),
         Contest("W4", "W4", (_FEDAVG, *_BARE, *_PEERS[:2]), quick_active=4, quick_seconds=40),
         Contest("W4-fedspeed", "W4", (_FEDAVG, _SPEED, _QUARTER, _TWO_GRADIENTS), quick_active=4, quick_seconds=40),
+        Contest("W1-ray", "W1", (_FEDAVG, _RAY), quick_active=2, quick_seconds=60),
+        Contest("W2-ray", "W2", (_FEDAVG, _RAY), quick_active=4, quick_seconds=60),
         Contest("smoke", "smoke", (_FEDAVG, *_BARE), quick_seconds=20),
     )
 }
+BY_NAME = ("smoke", "W1-ray", "W2-ray")
+"""Contests that are held only if they are asked for: one shows nothing, the others need Ray."""

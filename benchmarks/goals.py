@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .contests import OURS, SPEED
+from .contests import OURS, RAY, SPEED
 from .stats import FEWEST, Ratio, ratio
 from .timing import Outcome
 
@@ -48,6 +48,8 @@ def goals(
         _ratio(held, "W4-fedspeed", "bare loop 2x1, two gradients per step", SPEED, at_least=3.0),
         _ratio(held, "W3-methods", SPEED, OURS, at_most=2.5),
         _ratio(held, "W3-methods", "fedspeed: SCAFFOLD", OURS, at_most=2.5),
+        _ratio(held, "W1-ray", RAY, OURS, at_most=1.15),
+        _ratio(held, "W2-ray", RAY, OURS, at_most=1.15),
         _memory(memory),
         _growth(memory),
         _startup(startup),

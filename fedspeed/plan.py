@@ -122,10 +122,24 @@ class Plan(Params):
     backend: str = machine(
         "auto",
         backends.names,
-        "where clients run: `serial`, here, in worker `process`es, or `auto`; same bits",
+        "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
         placement=True,
     )
     workers: int = machine(0, "[0, inf)", "the number of worker processes; 0 takes one per core", placement=True)
+    ray_address: str = machine(
+        "",
+        about="the Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT; none: $RAY_ADDRESS, or one of our own",
+        placement=True,
+        later=True,
+    )
+    ray_cpus: float = machine(1.0, "[0, inf)", "the CPUs that Ray counts for a worker", placement=True, later=True)
+    ray_gpus: float = machine(0.0, "[0, inf)", "the share of a GPU for a Ray worker", placement=True, later=True)
+    allow_mixed: bool = machine(
+        False,
+        about="whether Ray workers whose bits differ (another CPU, another torch) are taken, and recorded",
+        placement=True,
+        later=True,
+    )
 
     states: str = machine(
         "auto",

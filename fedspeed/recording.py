@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .backends import mixture
 from .config import GIVEN, Config
 from .environment import environment
 from .errors import UserError
@@ -279,7 +280,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
-        "environment": environment(simulation.work.flat.device),
+        "environment": environment(simulation.work.flat.device) | mixture(simulation.backend),
     } | ({"illnesses": ills} if ills else {})
 
 

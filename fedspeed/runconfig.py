@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PLACEMENT = tuple(field.name for field in fields(Config) if field.metadata.get("placement"))
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
+OURS_TO_SAY = ("ray_address",)
+"""Settings that a run directory neither holds nor decides: whose cluster is trusted with code is the user's to say."""
 
 
 def read_config(out: Path, allow_code: bool = False) -> Config:
@@ -40,7 +42,7 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
     """
     run = RunDir(out)
     run.refuse_links()
-    tables = resolved(run.config(), out)
+    tables = {key: value for key, value in resolved(run.config(), out).items() if key not in OURS_TO_SAY}
     code = named_code(tables)
     if code and not allow_code:
         raise UserError(
@@ -108,7 +110,7 @@ def _tell_changes(tables: dict[str, Any]) -> None:
 def as_stored(config: Config) -> dict[str, Any]:
     """A config's tables as its run directory has them: they mean the same from every folder, and nothing is left to be
     looked up."""
-    tables = config.to_dict()
+    tables = {key: value for key, value in config.to_dict().items() if key not in OURS_TO_SAY}
     tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
     return rename_code(tables, _copy_name)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KINDS = ("fedspeed-states-", "fedspeed-verify-", "fedspeed-replay-")
+KINDS = ("fedspeed-states-", "fedspeed-verify-", "fedspeed-replay-", "fedspeed-ray-")
 HELD = ".held"
 """How the names end: a folder of another name may belong to a process that holds no lock."""
 

@@ -38,6 +38,7 @@ STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed
 NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
 ELSEWHERE = (
     "--data huggingface",  # needs the network
+    "--backend ray",  # tests/backends/test_ray.py has these
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
 )
 LONGER = {

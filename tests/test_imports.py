@@ -100,6 +100,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "vec",
     },
     "backends": {
+        "",
         "client",
         "clientscores",
         "devices",
@@ -113,6 +114,9 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "plan",
         "processes",
         "registry",
+        "rundir",
+        "scratch",
+        "statefile",
         "usercode",
         "vec",
     },
@@ -174,6 +178,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "rundir": {"clientmetrics", "errors", "files", "hashing", "notebook", "record", "reported"},
     "runconfig": {"config", "environment", "errors", "files", "modelfile", "presets", "rundir", "stopping", "usercode"},
     "recording": {
+        "backends",
         "config",
         "environment",
         "errors",

@@ -6,6 +6,9 @@ python -m benchmarks.contenders.ours WORKLOAD METHOD [--active N] [--backend NAM
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import fedspeed
@@ -29,7 +32,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 NEVER = 10**9
 
 
-def start(workload: Workload, method: str, backend: str = "") -> fedspeed.Simulation:
+@contextmanager
+def nodes(backend: str) -> Iterator[dict[str, Any]]:
+    """The settings of a back end that needs some: for Ray a cluster of three nodes on this machine, the driver's
+    without a worker, so that everything travels from node to node."""
+    if backend != "ray":
+        yield {}
+        return
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(CORES):
+        cluster.add_node(num_cpus=1)
+    try:
+        yield {"ray_address": cluster.address}
+    finally:
+        cluster.shutdown()
+
+
+def start(workload: Workload, method: str, backend: str = "", **settings: Any) -> fedspeed.Simulation:
     """The simulation: the engine by the package's own rule, worker processes where it is the loop."""
     data = arrays.federated(workload)
     name, options = MODELS[workload.model]
@@ -50,6 +72,7 @@ def start(workload: Workload, method: str, backend: str = "") -> fedspeed.Simula
         engine="auto",
         backend=backend or ("auto" if workload.model == "mlp" else "process"),
         workers=CORES,
+        **settings,
     )
 
 
@@ -59,10 +82,10 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--active", type=int, default=0)
-    parser.add_argument("--backend", default="", help="serial, process; as the workload has it if left out")
+    parser.add_argument("--backend", default="", help="serial, process, ray; as the workload has it if left out")
     args = parser.parse_args()
     workload = find(args.workload, args.active)
-    with start(workload, args.method, args.backend) as run:
+    with nodes(args.backend) as settings, start(workload, args.method, args.backend, **settings) as run:
         facts = {
             "parameters": stock.count(run.model),
             "engine": run.plan.engine,

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from ..clientscores import Sums
     from ..evaluate import Score
 
-BACKENDS = {"serial": "fedspeed.backends.serial:Serial", "process": "fedspeed.backends.process:Processes"}
+BACKENDS = {
+    "serial": "fedspeed.backends.serial:Serial",
+    "process": "fedspeed.backends.process:Processes",
+    "ray": "fedspeed.backends.cluster:Ray",
+}
 """Name -> "module:Class"; imported when a run asks for it."""
 _OURS = frozenset(BACKENDS)
 GROUP = "fedspeed.backends"
@@ -112,7 +116,13 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     workers = 1 if name == "serial" else workers
     make = partial(find_backend(name), work, workers, touched)
     whole = cast("Whole", make()) if name in _OURS else Held(name, make, work)
-    return Opened(whole, name, workers, work)
+    return Opened(whole, name, getattr(whole, "size", workers), work)
+
+
+def mixture(backend: Backend) -> dict[str, str]:
+    """Workers whose bits may differ from the driver's, as a run's environment tells it; nothing without any."""
+    found = getattr(backend, "mixed", ())
+    return {"mixed": "; ".join(found)} if found else {}
 
 
 def worth_processes(work: Work) -> bool:

@@ -48,16 +48,16 @@ class Packed(NamedTuple):
     main: str
 
 
-def pack(work: Work) -> Packed:
-    """Everything that a worker elsewhere needs; a UserError names what cannot be sent."""
+def pack(work: Work, backend: str = "process") -> Packed:
+    """Everything that a worker elsewhere needs; a UserError names what cannot be sent, and the back end."""
     tensors = {k: getattr(work.data, k) for k in TENSORS if getattr(work.data, k) is not None}
     empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
     with work.flat.apart():
         parts = {"method": work.method, "loss": work.loss, "model": work.flat.model}
-        pickled = {name: check_picklable(name, value) for name, value in parts.items()}
+        pickled = {name: check_picklable(name, value, backend) for name, value in parts.items()}
     plan = Plan(**{name: getattr(work.plan, name) for name in Plan.__dataclass_fields__})  # it may be a Config
     rest = {"data": replace(work.data, **empty), "shapes": work.shapes, "plan": plan}
-    pickled |= {name: check_picklable(name, value) for name, value in rest.items()}
+    pickled |= {name: check_picklable(name, value, backend) for name, value in rest.items()}
     main = next(filter(None, map(in_main, pickled.values())), "")
     code = sources(work.method), files(*pickled.values())
     return Packed(pickle.dumps((*code, work.flat.no_decay, pickled)), tensors, main)
@@ -107,20 +107,20 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def check_picklable(name: str, value: Any) -> bytes:
+def check_picklable(name: str, value: Any, backend: str = "process") -> bytes:
     """Pickle a value, or say that this one cannot be sent to a worker."""
     try:
         pickled = pickle.dumps(value)
     except Exception as error:
         raise UserError(
-            f"back end process: the {name} cannot be sent to worker processes ({type(error).__name__}: {error}); "
+            f"back end {backend}: the {name} cannot be sent to worker processes ({type(error).__name__}: {error}); "
             f"define it at the top level of a module, or use backend='serial'"
         ) from None
     found, main = in_main(pickled), sys.modules["__main__"]
     file = Path(getattr(main, "__file__", None) or "<none>")  # a program read from stdin is called "<stdin>"
     if found and not file.is_file() and getattr(main, "__spec__", None) is None:
         raise UserError(
-            f"back end process: {found} ({name}) is defined in this notebook or session, where worker processes cannot "
-            f"find it; write it into a module (a .py file) and import it, or use backend='serial'"
+            f"back end {backend}: {found} ({name}) is defined in this notebook or session, where worker processes "
+            f"cannot find it; write it into a module (a .py file) and import it, or use backend='serial'"
         )
     return pickled

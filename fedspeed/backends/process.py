@@ -135,7 +135,7 @@ class Processes:
                 for w in self._ready(running):
                     index, slot = running.pop(w)
                     again = partial(self._send, w, queue[index], slot, state)
-                    done[index] = (w, slot, self._answer(w, again, f"while it ran {_called(queue[index])}"))
+                    done[index] = (w, slot, self._answer(w, again, f"while it ran {called(queue[index])}"))
                 feed()  # before the replies are looked at, which takes time
             w, slot, answer = done.pop(number)
             for job, row, told in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
@@ -147,7 +147,7 @@ class Processes:
 
     def _reply(self, job: Job, row: ClientPlaces, told: Facts | RemoteError) -> Reply | Failed:
         if isinstance(told, RemoteError):
-            error = _again(told)
+            error = as_error(told)
             if not isinstance(error, ClientFailed | Diverged):
                 raise error
             return Failed(job, error)
@@ -236,18 +236,18 @@ class Processes:
             again()
         self._owing.discard(w)
         if kind == "error":
-            raise _again(value)
+            raise as_error(value)
         return value
 
 
-def _again(told: RemoteError) -> Exception:
+def as_error(told: RemoteError) -> Exception:
     """A worker's error, here."""
     error: Exception = KINDS[told.kind](told.text)
     error.add_note(f"In the worker process:\n{told.trace}")
     return error
 
 
-def _called(chunk: list[Job]) -> str:
+def called(chunk: list[Job]) -> str:
     """A chunk in words."""
     first, others = chunk[0], len(chunk) - 1
     beside = f" and {others} other{'s' * (others > 1)} in a block" if others else ""

@@ -58,9 +58,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
         except (EOFError, OSError):
             raise
         except Exception as error:
-            pipe.send(
-                ("error", _remote_error(error, f"a worker process cannot start: {type(error).__name__}: {error}"))
-            )
+            pipe.send(("error", remote_error(error, f"a worker process cannot start: {type(error).__name__}: {error}")))
             return
         keep_memory()  # not before: what the start needed goes back
         pipe.send(("ready", None))
@@ -69,14 +67,15 @@ def worker(pipe: Connection, setup: bytes) -> None:
             try:
                 answer = answers[request[0]](*request[1:])
             except Exception as error:
-                pipe.send(("error", _remote_error(error)))
+                pipe.send(("error", remote_error(error)))
             else:
                 pipe.send(("done", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
 
 
-def _remote_error(error: Exception, otherwise: str = "") -> RemoteError:
+def remote_error(error: Exception, otherwise: str = "") -> RemoteError:
+    """An error as it travels."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, ClientFailed | Diverged | UserError):
         return RemoteError(type(error).__name__, str(error), trace)
@@ -105,7 +104,7 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
         answer: list[Facts | RemoteError] = []
         for reply in engine.run(jobs, down, state):
             if isinstance(reply, Failed):
-                answer.append(_remote_error(reply.error))
+                answer.append(remote_error(reply.error))
                 continue
             row = rows[reply.job.client]
             if reply.facts.share:

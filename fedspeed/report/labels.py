@@ -9,7 +9,7 @@ from typing import Any
 from .difference import flat
 
 ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine",
-             "max_time")  # fmt: skip
+             "max_time", "ray_cpus", "ray_gpus", "allow_mixed")  # fmt: skip
 """Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
 CODED = ("method.", "model.", "data.")
 """Tables of a config that may name a Python file."""

@@ -232,7 +232,8 @@ def test_every_setting_is_an_option_of_one_group():
 
 
 def test_where_a_run_is_computed():
-    assert set(PLACEMENT) == {"device", "backend", "workers", "states", "checkpoint_every", "max_time"}
+    ray = {"ray_address", "ray_cpus", "ray_gpus", "allow_mixed"}
+    assert set(PLACEMENT) == {"device", "backend", "workers", "states", "checkpoint_every", "max_time", *ray}
 
 
 @pytest.mark.parametrize(("name", "given"), [("digits", {}), ("synthetic", {"split": "natural", "clients": 5})])

@@ -1,0 +1,199 @@
+"""Workers of a Ray cluster: one actor each, data and broadcasts in Ray's shared memory, states kept where they were.
+
+Same bits as serial for any number of workers on any number of nodes: the same chunks of jobs on the same engine,
+replies summed in job order. The driver has every client's state; a node's files spare it from being sent, no more, so
+a node that is lost takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..client import Failed, Job, Reply, Work
+from ..clientscores import Sums, client_slices
+from ..engines import make_engine
+from ..errors import ClientFailed, Diverged, UserError
+from ..evaluate import Score, slices, total
+from ..rundir import state_name
+from ..vec import has_leaves, outline, tree_leaves
+from .crew import Crew, Worker
+from .node import Answer, Missing, Request, Setup, reply_leaves
+from .packing import pack
+from .parcel import Parcel, seal, tree_of
+from .process import as_error, called
+from .session import Joined, import_ray, join, leave
+from .worker import RemoteError
+
+
+class Kept(NamedTuple):
+    """Where a client's state lies beside the driver's own: whose file, on which node, of which round."""
+
+    owner: Worker
+    file: str
+    t: int
+
+
+class Ray:
+    """Runs chunks of jobs on the workers of a Ray cluster.
+
+    Args:
+        touched: clients that have a state, by round (`generations`); a worker makes that of any other, where it is all
+            zeros, by itself.
+    """
+
+    def __init__(self, work: Work, workers: int, touched: Container[int] = ()) -> None:
+        ray = import_ray()
+        plan, device = work.plan, work.flat.device
+        if (device.type == "cpu") != (plan.ray_gpus == 0):
+            raise UserError(
+                f"back end ray: device {device.type} expects --ray-gpus {'0' if device.type == 'cpu' else 'above 0'}, "
+                f"got {plan.ray_gpus:g}; give each worker a share of a GPU for --device cuda, none for --device cpu"
+            )
+        packed = pack(work, "ray")
+        if packed.main:
+            raise UserError(
+                f"back end ray: {packed.main} is defined in the program itself (__main__), which workers elsewhere "
+                f"cannot import; write it into a module (a .py file) and import it, or use backend='process'"
+            )
+        self.work = work
+        self.touched = touched
+        self.engine = make_engine(work)
+        self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(work.flat.x)))
+        self._kept: dict[int, Kept] = {}
+        keep = has_leaves(work.shapes.client) and plan.state_dtype == "same" and "settle" not in work.hooks.reporting
+        private = [] if type(work.flat.model).__module__.startswith("fedspeed.") else ["x_test"]
+        named = {name: outline(a) for name, a in packed.data.items()}
+        setup = Setup(named, [name for name in private if name in named], str(device), keep)
+        joined = join(plan.ray_address, workers, workers * plan.ray_gpus)
+        try:
+            self.crew = Crew(ray, plan, workers, alone=joined.alone)
+        except BaseException:
+            leave(joined)
+            raise
+        self._finalizer = weakref.finalize(self, close, self.crew, joined)
+        try:
+            self.crew.gather(packed.work, seal(list(packed.data.values())), setup)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.crew.size
+
+    @property
+    def mixed(self) -> list[str]:
+        """Workers whose bits may differ from the driver's, and how."""
+        return sorted(self.crew.mixed)
+
+    def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
+        """Replies in job order. What a reply holds lies in Ray's memory, and is gone when the next is asked for."""
+        if not jobs:
+            return
+        broadcast = self.crew.put(seal(list(tree_leaves(down))))
+        queue = list(self.engine.chunks(jobs))
+        self._kept = {i: kept for i, kept in self._kept.items() if kept.t < jobs[0].t}  # of a round that failed
+        drops: dict[Worker, list[str]] = {}
+
+        def send(worker: Worker, index: int) -> Any:
+            request = self._request(worker, queue[index], drops.pop(worker, []))
+            leaves = [leaf for i in request.sent for leaf in tree_leaves(state(i))]
+            return worker.actor.run.remote(broadcast, self.crew.put(seal(leaves)), request)
+
+        def fits(worker: Worker, answer: Any) -> bool:
+            if isinstance(answer, Missing):
+                for client in answer.clients:
+                    self._kept.pop(client, None)
+                return False
+            if isinstance(answer, Answer):
+                self._note(worker, answer, jobs[0].t, drops)
+            return True
+
+        def far(worker: Worker, index: int) -> int:
+            places = {kept.owner.node for job in queue[index] if (kept := self._at_hand(job.client))}
+            return 0 if worker.node in places else 1 + bool(places)
+
+        called_ = [f"while it ran {called(chunk)}" for chunk in queue]
+        for chunk, answer in zip(queue, self.crew.stream(called_, send, fits, far), strict=True):
+            if isinstance(answer, RemoteError):
+                raise as_error(answer)
+            yield from self._replies(chunk, answer)
+
+    def _replies(self, chunk: list[Job], answer: Answer) -> Iterator[Reply | Failed]:
+        shapes, device = self.work.shapes, self.work.flat.device
+        looks = list(reply_leaves(self.work, self.engine.dtype, answer.told))
+        tensors = iter(Parcel(answer.raw).tensors(a for look in looks for a in look))
+        for job, told, look in zip(chunk, answer.told, looks, strict=True):
+            if isinstance(told, RemoteError):
+                error = as_error(told)
+                if not isinstance(error, ClientFailed | Diverged):
+                    raise error
+                yield Failed(job, error)
+                continue
+            leaves = iter([next(tensors).to(device) for _ in look])
+            client = tree_of(shapes.client, leaves)
+            yield Reply(job, tree_of(shapes.up, leaves) if told.share else None, client, told)
+
+    def _at_hand(self, client: int) -> Kept | None:
+        """Where a node has the very state that a client has now."""
+        kept = self._kept.get(client)
+        wanted = getattr(self.touched, "generations", {}).get(client)
+        return kept if kept is not None and kept.t == wanted and kept.owner in self.crew.workers else None
+
+    def _request(self, worker: Worker, chunk: list[Job], drop: list[str]) -> Request:
+        clients = [job.client for job in chunk]
+        fresh = {i for i in clients if i not in self.touched} if self._starts_at_zero else set()
+        near = {i: kept.file for i in clients if (kept := self._at_hand(i)) and kept.owner.node == worker.node}
+        sent = [i for i in clients if i not in fresh and i not in near] if has_leaves(self.work.shapes.client) else []
+        if not has_leaves(self.work.shapes.client):
+            fresh = set(clients)
+        return Request(chunk, fresh, near, sent, drop)
+
+    def _note(self, worker: Worker, answer: Answer, t: int, drops: dict[Worker, list[str]]) -> None:
+        """Remember where states are; files that they replace may go."""
+        for client in answer.kept:
+            before = self._kept.get(client)
+            if before is not None:
+                drops.setdefault(before.owner, []).append(before.file)
+            self._kept[client] = Kept(worker, str(Path(worker.folder) / state_name(client, t)), t)
+
+    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
+        """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
+        pieces = slices(self.work.data, validation)
+        return total(self._spread(x, pieces, "evaluate", validation), pieces[-1][1] if pieces else 0)
+
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Sums over the slices of all clients' data, shared among the workers, in order."""
+        return self._spread(x, client_slices(self.work.data), "evaluate_clients")
+
+    def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
+        """The answers for a vector and some pieces, in order, whoever gave them."""
+        vector = self.crew.put(seal([x.to(self.work.flat.dtype)]))
+        count = min(len(pieces), self.size)
+        shares = [pieces[w::count] for w in range(count)]
+
+        def send(worker: Worker, index: int) -> Any:
+            return getattr(worker.actor, what).remote(vector, shares[index], *about)
+
+        scores: dict[tuple[int, int], Any] = {}
+        for share, answer in zip(shares, self.crew.stream(["while it evaluated"] * count, send), strict=True):
+            if isinstance(answer, RemoteError):
+                raise as_error(answer)
+            scores.update(zip(share, answer, strict=True))
+        return [scores[piece] for piece in pieces]
+
+    def close(self) -> None:
+        """Stop the workers; a Ray of our own ends."""
+        self._finalizer()
+
+
+def close(crew: Crew, joined: Joined) -> None:
+    """Let the workers go, and Ray if we started it or joined it."""
+    crew.dismiss()
+    leave(joined)

@@ -1,0 +1,385 @@
+"""The Ray back end: the same bits on a real cluster of three nodes, whoever is lost, and one line for what is wrong.
+
+Tests that are not slow need no Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from same_bits import SETTINGS, assert_same_bits, digits, outcome
+from torch import nn
+
+from fedspeed.backends import mixture
+from fedspeed.backends.handshake import Bits, bits, differences, judge
+from fedspeed.backends.parcel import Parcel, seal
+from fedspeed.backends.session import require_reachable
+from fedspeed.config import Config
+from fedspeed.data.federated import Federated
+from fedspeed.errors import ClientFailed, UserError
+from fedspeed.methods import METHODS, FedAvg, FedExP, FedInit, FedSpeed
+from fedspeed.observe import Observer
+from fedspeed.run import run_config
+from fedspeed.runconfig import config_digest, read_config
+from fedspeed.server import simulate
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+FEDSPEED = [sys.executable, "-m", "fedspeed"]
+SMALL = ["--clients", "8", "--active", "4", "--local-steps", "400", "--engine", "loop"]
+
+
+def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **variables}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+
+
+# Without Ray
+
+
+def test_no_ray_is_one_line():
+    program = (
+        "import sys; sys.modules['ray'] = None\nfrom fedspeed.cli import main\n"
+        "sys.exit(main(['run', '--backend', 'ray', '--rounds', '1', '--quiet', '--out', 'never-made']))"
+    )
+    done = python(program)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "back end ray: Ray cannot be imported" in done.stderr
+    assert "pip install 'fedspeed[ray]'" in done.stderr
+    assert not Path("never-made").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("127.0.0.1:1", "expected a Ray cluster at 127.0.0.1:1, found none .*refused.*ray start --head"),
+        ("ray://127.0.0.1:1", "expected a Ray cluster at ray://127.0.0.1:1, found none"),
+        ("somewhere", "expected auto, HOST:PORT or ray://HOST:PORT as --ray-address, got 'somewhere'"),
+        (":6379", "got ':6379'"),
+        ("host:99999", "got 'host:99999'"),
+    ],
+)
+def test_an_address_where_nobody_listens_is_one_line(address, says):
+    with pytest.raises(UserError, match=says) as caught:
+        require_reachable(address)
+    assert "\n" not in str(caught.value)
+
+
+def test_bits_are_equal_in_another_process_and_not_on_another_cpu():
+    """A worker with other instructions is found by what it says, and by what it computes."""
+    tell = "from fedspeed.backends.handshake import bits; import json; print(json.dumps(bits()))"
+    here = bits()
+    alike = Bits(*json.loads(python(tell, OMP_NUM_THREADS="3").stdout))
+    assert differences(here, alike) == {}
+    other = Bits(*json.loads(python(tell, ATEN_CPU_CAPABILITY="default").stdout))
+    found = differences(here, other)
+    assert {"cpu", "variables", "job"} <= set(found)
+    assert other.code == here.code
+
+
+HERE = Bits("0.1", "c0de", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d1ge57")
+
+
+def test_who_may_join():
+    assert judge(HERE, "n1", HERE, "", allow_mixed=False) == (True, "")
+    slower = HERE._replace(cpu="AVX2", job="0ther")
+    assert judge(HERE, "n1", slower, "", False) == (
+        False,
+        "node n1: cpu AVX2 instead of AVX512, job 0ther instead of d1ge57: its bits are not the driver's; use nodes "
+        "that are alike, or --allow-mixed",
+    )
+    assert judge(HERE, "n1", slower, "", True) == (
+        True,
+        "node n1: cpu AVX2 instead of AVX512, job 0ther instead of d1ge57",
+    )
+    newer = HERE._replace(fedspeed="0.2")
+    for allow_mixed in (False, True):  # it is another program
+        welcome, told = judge(HERE, "n1", newer, "", allow_mixed)
+        assert not welcome
+        assert told == "node n1: fedspeed 0.2 instead of 0.1; install the same version there as here"
+        assert not judge(HERE, "n1", None, "ModuleNotFoundError: fedspeed", allow_mixed).welcome
+
+
+def test_a_node_without_the_package_says_so():
+    program = (
+        "import sys; from fedspeed.backends.node import actor_class; made = actor_class()\n"
+        "sys.modules['fedspeed.backends.node'] = None\nprint(made([]).hello()[2:])"
+    )
+    assert "(None, '', 'ModuleNotFoundError: import of fedspeed.backends.node halted" in python(program).stdout
+
+
+def test_a_parcel_holds_what_was_sealed_at_aligned_addresses():
+    tensors = [torch.arange(5.0), torch.zeros(0), torch.arange(3), torch.ones(2, 2, dtype=torch.bfloat16)]
+    raw = seal(tensors)
+    odd = np.empty(len(raw) + 65, np.uint8)
+    start = next(i for i in range(1, 66) if (odd.ctypes.data + i) % 64 == 8)
+    odd[start : start + len(raw)] = raw
+    for given in (raw, odd[start : start + len(raw)]):
+        given.flags.writeable = False
+        opened = Parcel(given).tensors(tensors)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, opened, strict=True))
+        assert all(a.data_ptr() % 64 == 0 for a in opened)
+
+
+def test_where_ray_is_does_not_make_another_run(tmp_path):
+    plain = Config(rounds=1, clients=4)
+    placed = Config(rounds=1, clients=4, ray_address="10.0.0.1:6379", ray_cpus=2.0, allow_mixed=True)
+    assert config_digest(plain.to_dict()) == config_digest(placed.to_dict())
+    assert not [key for key in plain.to_dict() if "ray" in key or "mixed" in key]
+
+
+def test_a_run_directory_neither_holds_an_address_nor_decides_one(tmp_path):
+    """Whoever is named there would be sent code, and sends some."""
+    run_config(Config(rounds=1, clients=4, ray_address="10.0.0.1:6379", backend="serial"), tmp_path / "run")
+    stored = tmp_path / "run" / "config.toml"
+    assert "10.0.0.1" not in stored.read_text()
+    stored.write_text('ray_address = "10.0.0.1:6379"\n' + stored.read_text())
+    assert read_config(tmp_path / "run").ray_address == ""
+
+
+def test_shares_of_gpus_fit_the_device():
+    data, model = digits()
+    with pytest.raises(UserError, match=r"Ray cannot be imported|device cpu expects --ray-gpus 0, got 0.5"):
+        simulate(FedAvg(), model, data, backend="ray", ray_gpus=0.5, device="cpu", **SETTINGS)
+
+
+# On a cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes on this machine, with a CPU each."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    memory = 150 * 2**20
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": memory, "include_dashboard": False},
+    )
+    for _ in range(2):
+        made.add_node(num_cpus=1, object_store_memory=memory)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedExP()], ids=lambda m: m.name
+)
+def test_every_method_on_three_nodes(method, cluster):
+    placed = {"backend": "ray", "workers": 3, "ray_address": cluster.address}
+    assert_same_bits(outcome(method), outcome(method, **placed))
+
+
+class Seen(Observer):
+    """Calls a function after the first reply of a round."""
+
+    def __init__(self, at, then):
+        self.at, self.then, self.done = at, then, 0
+
+    def round(self, record, run):
+        self.done = record.round
+
+    def client(self, done, jobs):
+        if self.done + 1 == self.at and done == 1:
+            self.then()
+
+
+def told(run):
+    records = [{**r.to_dict(), "seconds": 0, "eval_seconds": 0} for r in run]
+    return records, run.x, {i: run.states.get(i) for i in run.states}
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_a_round_and_the_bits_stay(cluster):
+    settings = {**SETTINGS, "active": 12, "local_epochs": 20}
+    data, model = digits()
+    extra = cluster.add_node(num_cpus=1, object_store_memory=150 * 2**20)
+    kill = Seen(2, lambda: cluster.remove_node(extra, allow_graceful=False))
+    placed = {"backend": "ray", "workers": 4, "ray_address": cluster.address}
+    with simulate(FedSpeed(), model, data, observers=[kill], **placed, **settings) as run:
+        assert run.workers == 4
+        with pytest.warns(UserWarning, match=r"a Ray worker on .* was lost \(.*\) while it ran client .* of round 2"):
+            found = told(run)
+    with simulate(FedSpeed(), model, data, **settings) as serial:
+        assert_same_bits(told(serial), found)
+
+
+@pytest.mark.slow
+def test_a_worker_that_always_dies_stops_the_run_with_the_reason(cluster):
+    data, _ = digits()
+    with (
+        simulate(FedAvg(), Deadly(), data, backend="ray", workers=1, ray_address=cluster.address, **SETTINGS) as run,
+        pytest.warns(UserWarning, match="was lost"),
+        pytest.raises(UserError, match=r"a Ray worker on .* was lost .* while it ran client \d+ of round 1; out of"),
+    ):
+        run.step()
+
+
+class Deadly(nn.Module):
+    """Kills its process, as running out of memory would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, x):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Allergic(nn.Module):
+    """Raises when it sees a client's data in training, and writes to its inputs in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 3)
+
+    def forward(self, x):
+        if self.training and (x == 99.0).any():
+            raise RuntimeError("cannot digest this")
+        return self.inner(x.mul_(1.0))
+
+
+@pytest.mark.slow
+def test_a_client_that_raises_is_not_run_again(cluster):
+    r = np.random.default_rng(0)
+    x = r.normal(size=(24, 2)).astype("f4")
+    x[8] = 99.0
+    test = x[:6].copy(), r.integers(0, 3, 6)
+    data = Federated.from_arrays(x, r.integers(0, 3, 24), list(np.arange(24).reshape(6, 4)), test, classes=3)
+    common = {"rounds": 2, "active": 6, "local_epochs": 1, "batch_size": 4}
+    placed = {"backend": "ray", "workers": 2, "ray_address": cluster.address}
+    with (
+        simulate(FedSpeed(), Allergic(), data, **common, **placed) as run,
+        pytest.raises(ClientFailed, match=r"client 2, step 1 of 1: RuntimeError: cannot digest this"),
+    ):
+        run.step()
+    torch.manual_seed(0)
+    model = Allergic()
+    runs = [simulate(FedSpeed(), model, data, on_client_error="drop", **common, **how) for how in ({}, placed)]
+    for a, b in zip(*runs, strict=True):
+        assert a.dropped == b.dropped == [2]
+        assert torch.equal(runs[0].x, runs[1].x)
+
+
+@pytest.mark.slow
+def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkeypatch):
+    from fedspeed.backends.cluster import Ray
+
+    made, real = [], Ray._request
+    monkeypatch.setattr(Ray, "_request", lambda self, *args: made.append(real(self, *args)) or made[-1])
+    settings = {**SETTINGS, "active": 12, "rounds": 4}
+    data, model = digits()
+    with (
+        simulate(FedSpeed(), model, data, backend="ray", workers=3, ray_address=cluster.address, **settings) as run,
+        simulate(FedSpeed(), model, data, **settings) as serial,
+    ):
+        for t in range(4):
+            made.clear()
+            a, b = run.step(), serial.step()
+            assert a.train_loss == b.train_loss
+            assert torch.equal(run.x, serial.x)
+            first = list(made)
+            if t == 0:
+                assert all(request.fresh and not request.kept for request in first)
+            if t == 1:
+                assert sum(len(request.kept) for request in first) >= 6
+                folders = [Path(worker.folder) for worker in run.backend.crew.workers]
+                assert sum(len(list(folder.iterdir())) for folder in folders) >= 12
+                for folder in folders:
+                    for file in folder.iterdir():
+                        file.unlink()
+            if t == 2:  # asked for in vain, then sent
+                assert any(request.kept for request in first)
+                assert sum(len(request.sent) for request in first) >= 12
+    assert not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.slow
+def test_workers_whose_bits_differ_are_refused_or_recorded(cluster, monkeypatch, tmp_path):
+    """The driver says that it is another; the workers, and what they answer, are real."""
+    from fedspeed.backends import crew
+
+    real = bits()
+    monkeypatch.setattr(crew, "bits", lambda: real._replace(cpu="ANOTHER"))
+    tables = {"rounds": 1, "clients": 8, "active": 4, "local_steps": 1, "backend": "ray", "workers": 2,
+              "ray_address": cluster.address}  # fmt: skip
+    with (
+        pytest.warns(UserWarning, match="this worker is not used"),
+        pytest.raises(UserError, match=f"no worker can be used: node .*: cpu {real.cpu} instead of ANOTHER: its bits"),
+    ):
+        run_config(Config.from_dict(tables), tmp_path / "refused")
+    with pytest.warns(UserWarning, match="accepted: the run is mixed"):
+        run_config(Config.from_dict({**tables, "allow_mixed": True}), tmp_path / "mixed")
+    summary = json.loads((tmp_path / "mixed" / "summary.json").read_text())
+    assert summary["environment"]["mixed"].endswith(f"cpu {real.cpu} instead of ANOTHER")
+    assert "allow_mixed = true" in (tmp_path / "mixed" / "config.toml").read_text()
+    assert mixture(object()) == {}
+
+
+def anonymous() -> int:
+    """Bytes of this process's own memory: Ray's, which is bounded by itself, aside."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_driver_memory_is_flat_with_a_thousand_clients(cluster):
+    """Replies of one round are 50 x 2 vectors; the driver holds a few of them at a time, and forgets them."""
+    r = np.random.default_rng(0)
+    x, y = r.normal(size=(4000, 64)).astype("f4"), r.integers(0, 10, 4000)
+    data = Federated.from_arrays(x, y, list(np.arange(4000).reshape(1000, 4)), classes=10)
+    model = nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10))
+    vector = 4 * sum(p.numel() for p in model.parameters())
+    used = []
+    settings = {"rounds": 9, "active": 50, "local_epochs": 1, "batch_size": 4, "engine": "loop", "states": "disk"}
+    placed = {"backend": "ray", "workers": 3, "ray_address": cluster.address}
+    with simulate(FedSpeed(), model, data, **settings, **placed) as run:
+        for _ in run:
+            used.append(anonymous())
+        assert len(run.states) > 300
+    assert max(used[2:]) - used[1] < 0.2 * 50 * 2 * vector
+
+
+def until(what, seconds=120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_driver_killed_and_resumed_ends_with_the_same_bits(cluster, tmp_path):
+    given = [*FEDSPEED, "run", *SMALL, "--rounds", "12", "--method", "scaffold", "--checkpoint-every", "1", "--quiet"]
+    subprocess.run([*given, "--backend", "serial", "--out", str(tmp_path / "serial")], check=True)
+    out = tmp_path / "ray"
+    placed = ["--backend", "ray", "--workers", "2", "--ray-address", cluster.address, "--out", str(out)]
+    driver = subprocess.Popen([*given, *placed], start_new_session=True)
+    lines = out / "rounds.jsonl"
+    until(lambda: driver.poll() is not None or (lines.exists() and lines.read_text().count("\n") >= 2))
+    assert driver.poll() is None
+    driver.kill()
+    driver.wait()
+    assert not (out / "summary.json").exists()
+    env = {**os.environ, "RAY_ADDRESS": cluster.address}
+    subprocess.run([*FEDSPEED, "resume", str(out), "--quiet"], check=True, env=env)
+    found, wanted = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("ray", "serial"))
+    assert found["digests"] == wanted["digests"]
+    assert found["backend"] == "ray"
+    assert found["workers"] == 2
