@@ -228,7 +228,6 @@ saved() {  # the round of the newest checkpoint
   find "$run/checkpoints" -name '*.json' -printf '%f\\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
 }
 
-# shellcheck disable=SC2317
 stop() {  # as Ctrl-C does: the run keeps what is done
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
@@ -263,10 +262,12 @@ def _run(job: Job) -> str:
         '"$python" -m fedspeed run "$out/slurm/$name.toml" --out "$run" --resume auto',
         *map(shlex.quote, job.options),
     ]
-    if job.nodes > 1:
-        words += ['--backend ray --ray-address "$address"']
-    if job.workers:
-        words += ["--workers $((SLURM_JOB_NUM_NODES * SRUN_CPUS_PER_TASK))"]
+    cluster = job.nodes > 1
+    if cluster:
+        words += ['--backend ray --ray-address "$address"', *(["--ray-gpus 1"] if job.gpus else [])]
+    if job.workers:  # one per core, or per GPU of a cluster
+        each = str(job.gpus) if cluster and job.gpus else "SRUN_CPUS_PER_TASK"
+        words += [f"--workers $((SLURM_JOB_NUM_NODES * {each}))"]
     return RUN.replace("COMMAND", " ".join(words))
 
 
