@@ -244,7 +244,7 @@ while kill -0 "$child" 2>/dev/null; do
 done
 wait "$child"
 code=$?
-if [ "$again" ] && [ "$code" -eq 143 ]; then
+if [ "$again" ] && [ "$code" -ge 128 ]; then  # ended by a signal
   if [ "$(saved)" != "$before" ]; then
     echo "slurm: the time limit is near; the run goes on when the job is queued again"
     scontrol requeue "$SLURM_JOB_ID"
