@@ -21,7 +21,7 @@ from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
 from .presets import paper_decay
-from .rundir import CODE, RunDir
+from .rundir import CODE, CONFIG, RunDir
 from .stopping import RULES
 from .usercode import code_digest, file_of, text_of
 
@@ -121,15 +121,15 @@ def _copy_name(file: str, code: str) -> str:
     return f"{CODE}/{stem}-{code[:8]}.py"
 
 
-def write_config(out: Path, config: Config) -> None:
-    """Write `config.toml`, after copies of the files that its method, model and data come from."""
+def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
+    """Write `config.toml`, or another name, after copies of the files that its method, model and data come from."""
     for kind, table in _coded(config.to_dict()):
         copy = out / _copy_name(file_of(table["name"]), table["code"])
         copy.parent.mkdir(exist_ok=True)
         write(copy, text_of(kind, table["name"], table["code"]), durable=True)
     tables = as_stored(config)
     try:
-        RunDir(out).write_config(tables)
+        RunDir(out).write_config(tables, name)
     except TypeError as error:  # tomli_w, of a field of somebody's own method
         raise UserError(
             f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"

@@ -124,9 +124,9 @@ class RunDir(ShownRun):
             raise UserError(f"{self.path} holds no run: expected a {CONFIG}; {next_step}")
         return read_toml(self.config_file)
 
-    def write_config(self, tables: dict[str, Any]) -> None:
-        """Write `config.toml`, on the disk when this returns."""
-        write(self.config_file, tomli_w.dumps(tables), durable=True)
+    def write_config(self, tables: dict[str, Any], name: str = CONFIG) -> None:
+        """Write `config.toml`, or another name, on the disk when this returns."""
+        write(self.path / name, tomli_w.dumps(tables), durable=True)
 
     def lines(self, whole: bool = False) -> Iterator[dict[str, Any]]:
         """The rounds as they stand in `rounds.jsonl`, up to a line that was cut off.

@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "train several methods over several seeds and print one table",
     "sweep": "one config at many points of its fields, over several seeds: one table, the best point, a figure",
     "tune": "tune methods with equal budgets on held-out data, then judge them with fresh seeds",
+    "slurm": "write, or submit, a Slurm job of runs: an array over seeds and points, or a Ray cluster for each",
     "report": "one page of runs: who wins, by how much, is it real; or its tables and figures for a paper",
     "watch": "the report page, or a view on the terminal, of runs that go on",
     "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",

@@ -41,15 +41,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config for all points; options override it")
     parser.add_argument("--method", metavar="NAME", help="method of all points, or file.py:Class; default fedspeed")
+    points(parser)
+    several.configure(parser)
+    options.configure(parser, seeds=True)
+
+
+def points(parser: argparse.ArgumentParser) -> None:
+    """The options that say which points."""
     grid = "a field and its values, lr=0.05,0.1; several give all combinations"
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=A,B,..", help=grid)
     point = "one point, lr=0.1,rho=0.05; may be repeated"
     parser.add_argument("--point", action="append", default=[], metavar="FIELD=A,..", help=point)
     parser.add_argument("--points", metavar="FILE.toml", help="points from a file, a table [[points]] each")
-    several.configure(parser)
     most = f"refuse to make more, so that no slip costs a night; default {MOST_RUNS}"
     parser.add_argument("--max-runs", type=int, default=MOST_RUNS, metavar="N", help=most)
-    options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
@@ -57,14 +62,14 @@ def main(args: argparse.Namespace, console: Console) -> int:
     show = not (args.quiet or args.json)
     base, seeds = options.tables(args), several.parse_seeds(args.seeds or "3")
     several.check(args)
-    points = _points(args, len(seeds))
+    given = given_points(args, len(seeds))
     out = options.output_folder(args, "sweep")
-    planned = plan(base, points, seeds, out, overwrite=args.overwrite, log=args.log)
+    planned = plan(base, given, seeds, out, overwrite=args.overwrite, log=args.log)
     tasks = tasks_of(planned)
     if show:
         jobs = min(args.jobs or cores(), len(tasks))
         side = f", {jobs} side by side" if jobs > 1 else ""
-        console.print(f"{len(tasks)} runs: {_many(points, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
+        console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
     failed = several.make(args, tasks, out, console, show)
     found = outcome(planned, failed)
     found.write(out)
@@ -79,7 +84,7 @@ def _many(things: list[Any], what: str) -> str:
     return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 
-def _points(args: argparse.Namespace, seeds: int) -> list[Point]:
+def given_points(args: argparse.Namespace, seeds: int) -> list[Point]:
     """What --grid, --point and --points ask for."""
     given = [
         name for name, value in (("--grid", args.grid), ("--point", args.point), ("--points", args.points)) if value

@@ -1,0 +1,152 @@
+"""`fedspeed slurm`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..batch import RunTask, folder_name, unfinished
+from ..config import Config
+from ..errors import UserError
+from ..observe import Observers
+from ..points import require_few
+from ..slurm import Job, prepare, require_sbatch, submit
+from ..sweeps import plan, tasks_of
+from . import options, several
+from .sweep import given_points, points
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EPILOG = """\
+Nothing is run here: --out gets slurm/job.sh, a config per run beside it, and later the runs, as `sweep` lays them out.
+Several configs, seeds or points are an array with a task per run; --nodes 2 and more give every task a Ray cluster over
+its nodes. A task that is stopped, by its time limit, a preemption or a node that fails, is queued again and goes on
+where it was, with the same bits. Configs, and code that they name, are copied: later edits change no job that waits.
+
+examples:
+  fedspeed slurm experiment.toml --seeds 5 --time 4:00:00 --cpus 4 --mem 8G --out runs/seeds
+  fedspeed slurm experiment.toml --grid lr=0.05,0.1 --grid lam=1,10 --time 2:00:00 --at-once 8 --out runs/lr --submit
+  fedspeed slurm fedavg.toml fedspeed.toml --seeds 3 --time 60 --out runs/two
+  fedspeed slurm big.toml --nodes 4 --cpus 16 --time 1-0:00 --setup 'module load python' --out runs/big
+  sbatch runs/big/slurm/job.sh                             on the cluster; again, if tasks failed
+  fedspeed compare runs/lr                                 table, figure and differences of what is done
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `slurm`."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "files", nargs="*", metavar="CONFIG", help="configs (FILE.toml); options given here override them"
+    )
+    parser.add_argument("--method", metavar="NAME", help="method, or file.py:Class; default fedspeed")
+    about = "how many seeds (0..N-1), or which; default: each config's own"
+    parser.add_argument("--seeds", metavar="N|A,B,..", help=about)
+    points(parser)
+    job = parser.add_argument_group("the job")
+    job.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="of every task; from 2 on a Ray cluster; default 1"
+    )
+    job.add_argument("--cpus", type=int, default=1, metavar="N", help="cores per node, for worker processes; default 1")
+    job.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs per node; default none")
+    job.add_argument("--mem", default="", metavar="SIZE", help="memory per node, 16G; default the site's")
+    job.add_argument("--time", default="", metavar="TIME", help="limit of one stretch, H:MM:SS; default the site's")
+    grace = "seconds before that limit at which a run is stopped and queued again; default 120"
+    job.add_argument("--grace", type=int, default=120, metavar="N", help=grace)
+    job.add_argument("--at-once", type=int, default=0, metavar="N", help="tasks of an array side by side; default all")
+    job.add_argument("--partition", default="", metavar="NAME", help="where to queue; default the site's")
+    job.add_argument("--account", default="", metavar="NAME", help="whom to charge; default the site's")
+    more = "any other option of sbatch, --sbatch=--qos=long; may be repeated"
+    job.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=more)
+    setup = "a line of shell that comes first: 'module load python', 'source env/bin/activate'; may be repeated"
+    job.add_argument("--setup", action="append", default=[], metavar="LINE", help=setup)
+    python = "the interpreter that has fedspeed there; default this one, or `python` where --setup is given"
+    job.add_argument("--python", default="", metavar="FILE", help=python)
+    job.add_argument("--submit", action="store_true", help="hand the script to sbatch, and print the job's number")
+    options.configure(parser, seeds=True)
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Write configs and script of what is not done yet, and submit them if asked to."""
+    if args.submit:
+        require_sbatch()
+    if args.overwrite:
+        raise UserError(
+            "--overwrite: tasks of a job go on with what is there; choose another --out, or remove the runs"
+        )
+    Observers(args.log)  # refuses what cannot be made
+    out = options.output_folder(args, "slurm").absolute()
+    tasks = _tasks(args, out)
+    left = unfinished(tasks)
+    if not left:
+        raise UserError(f"slurm: all {len(tasks)} runs in {out} are done; there is nothing to submit")
+    configs = {task.folder.name: Config.from_dict(task.tables) for task in left}
+    for name, config in configs.items():
+        if args.nodes > 1 and config.backend not in ("auto", "ray"):
+            raise UserError(f"--nodes: {name} has backend {config.backend}, which is of one machine; leave it out")
+    job = Job(
+        out,
+        list(configs),
+        nodes=args.nodes,
+        cpus=args.cpus,
+        gpus=args.gpus,
+        mem=args.mem,
+        time=args.time,
+        partition=args.partition,
+        account=args.account,
+        grace=args.grace,
+        at_once=args.at_once,
+        more=args.sbatch,
+        setup=args.setup,
+        python=args.python or ("python" if args.setup else sys.executable),
+        options=[*(f"--log={name}" for name in args.log), "--quiet"],
+        workers=not any(config.workers for config in configs.values()),
+    )
+    path = prepare(job, configs)
+    number = submit(path) if args.submit else ""
+    if args.json:
+        told = {
+            "out": str(out),
+            "script": str(path),
+            "runs": list(configs),
+            "done": len(tasks) - len(left),
+            "job": number,
+        }
+        console.print_json(json.dumps(told))
+    elif not args.quiet:
+        done = f", {len(tasks) - len(left)} more are done" if len(left) < len(tasks) else ""
+        cluster = f", each on a Ray cluster of {job.nodes} nodes" if job.nodes > 1 else ""
+        console.print(f"{len(left)} run{'s' * (len(left) > 1)}{cluster}{done}; into {out}")
+        console.print(f"submitted: job {number}" if number else f"next: sbatch {path}")
+    return 0
+
+
+def _tasks(args: argparse.Namespace, out: Path) -> list[RunTask]:
+    """A run per config, or point of the one config, and seed."""
+    seeds = several.parse_seeds(args.seeds) if args.seeds else []
+    if args.grid or args.point or args.points:
+        if len(args.files) > 1:
+            raise UserError(f"slurm: expected one config for --grid, --point and --points, got {len(args.files)}")
+        base = _tables(args, args.files[0] if args.files else "")
+        seeds = seeds or [Config.from_dict(base).seed]
+        return tasks_of(plan(base, given_points(args, len(seeds)), seeds, out))
+    found: dict[Path, RunTask] = {}
+    require_few(max(1, len(args.files)) * max(1, len(seeds)), args.max_runs)
+    for file in args.files or [""]:
+        config = Config.from_dict(_tables(args, file))
+        label = Path(file).stem or config.method.label
+        for seed in seeds or [config.seed]:
+            folder = out / f"{folder_name(label)}-s{seed}"
+            if folder in found:
+                raise UserError(f"slurm: expected configs of different names and seeds, got {folder.name} twice")
+            found[folder] = RunTask.of(replace(config, seed=seed), folder, f"{label} seed {seed}")
+    return list(found.values())
+
+
+def _tables(args: argparse.Namespace, file: str) -> dict[str, Any]:
+    return options.tables(argparse.Namespace(**{**vars(args), "file": file}))

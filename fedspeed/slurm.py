@@ -1,0 +1,303 @@
+"""Jobs for Slurm: the text of an sbatch script that makes runs, or goes on with them, whoever stops it.
+
+    job = Job(out=Path("runs/lr"), names=["lr=0.05-s0", "lr=0.1-s0"], time="2:00:00", cpus=4)
+    script(job)            # an array of two tasks; job.nodes > 1: a Ray cluster over the nodes of every task
+
+A task is `fedspeed run OUT/slurm/NAME.toml --out OUT/NAME --resume auto`, so it may be stopped at any instant and
+queued again: by Slurm (a node that failed, a preemption), or by itself when its time is nearly up. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import Config
+from .errors import UserError
+from .files import write
+from .runconfig import write_config
+
+FOLDER = "slurm"
+"""Beside the runs: the script `job.sh`, a config per run, logs."""
+SCRIPT = "job.sh"
+MOST_TASKS = 1000
+"""Tasks of an array; Slurm's own limit (MaxArraySize) is 1001 unless a site sets another."""
+TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
+MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
+LINE = re.compile(r"[^\x00-\x1f\x7f]+")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script is written from.
+
+    Args:
+        out: the folder of the runs; absolute.
+        names: of their folders, a task each; configs are `out/slurm/NAME.toml`.
+        nodes: of every task; more than one are a Ray cluster.
+        cpus: cores on every node.
+        gpus: on every node.
+        mem, time, partition, account: as sbatch takes them; "" for the site's default.
+        grace: seconds before the end of the time limit at which a run is stopped and queued again.
+        at_once: tasks that run side by side at most; 0 for as many as there is room for.
+        more: other options of sbatch, such as `--qos=long`.
+        setup: lines of shell that come first, such as `module load python`.
+        python: the interpreter that has fedspeed.
+        options: of `fedspeed run`.
+        workers: whether the number of workers is taken from the allocation.
+    """
+
+    out: Path
+    names: Sequence[str]
+    nodes: int = 1
+    cpus: int = 1
+    gpus: int = 0
+    mem: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    grace: int = 120
+    at_once: int = 0
+    more: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    python: str = "python"
+    options: Sequence[str] = ()
+    workers: bool = True
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--nodes", self.nodes, 1),
+            ("--cpus", self.cpus, 1),
+            ("--gpus", self.gpus, 0),
+            ("--grace", self.grace, 1),
+            ("--at-once", self.at_once, 0),
+        ):
+            if value < least:
+                raise UserError(f"{flag}: expected a whole number >= {least}, got {value}")
+        if not 0 < len(self.names) <= MOST_TASKS:
+            raise UserError(
+                f"slurm: expected 1 to {MOST_TASKS} runs in an array, got {len(self.names)}; split them over several "
+                f"folders"
+            )
+        if self.time and not TIME.fullmatch(self.time):
+            raise UserError(f"--time: expected minutes, H:MM:SS or D-H:MM such as 4:00:00, got {self.time!r}")
+        if self.mem and not MEMORY.fullmatch(self.mem):
+            raise UserError(f"--mem: expected memory per node such as 16G, got {self.mem!r}")
+        for flag, texts in (("--sbatch", self.more), ("--setup", self.setup), ("--python", [self.python])):
+            for text in texts:
+                if not LINE.fullmatch(text):
+                    raise UserError(f"{flag}: expected one line of text, got {text!r}")
+        for flag, text in (("--partition", self.partition), ("--account", self.account)):
+            if text and not re.fullmatch(r"[\w.,@+-]+", text):
+                raise UserError(f"{flag}: expected a name, got {text!r}")
+        for option in self.more:
+            if not re.match(r"--?[A-Za-z]", option):
+                raise UserError(f"--sbatch: expected an option of sbatch such as --qos=long, got {option!r}")
+        if not re.fullmatch(r"[^\x00-\x1f\x7f\"'\\%]+", str(self.out)):
+            raise UserError(f"--out: Slurm takes no quotes, backslashes or % in the place of a log, got {self.out}")
+
+    @property
+    def folder(self) -> Path:
+        """Where script, configs and logs are."""
+        return self.out / FOLDER
+
+    @property
+    def is_array(self) -> bool:
+        """Whether there is more than one run."""
+        return len(self.names) > 1
+
+
+def script(job: Job) -> str:
+    """The whole script."""
+    parts = [HEAD + "\n".join(_directives(job)), _settings(job), RAY if job.nodes > 1 else "", _run(job)]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+HEAD = """\
+#!/bin/bash
+# Written by `fedspeed slurm`. To submit it: sbatch FILE. A task that was stopped, or failed, continues when it is
+# submitted again; tasks that are done end at once.
+"""
+
+
+def _directives(job: Job) -> list[str]:
+    log = job.folder / ("%A_%a.log" if job.is_array else "%j.log")
+    most = f"%{job.at_once}" if job.at_once else ""
+    given = {
+        "job-name": f"fedspeed-{re.sub('[^A-Za-z0-9._-]', '_', job.out.name)}",
+        "array": f"0-{len(job.names) - 1}{most}" if job.is_array else "",
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": job.cpus,
+        "gpus-per-node": job.gpus or "",
+        "mem": job.mem,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "output": f'"{log}"',
+        "open-mode": "append",
+        "signal": f"B:USR1@{job.grace}",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in given.items() if value != ""]
+    return [*lines, "#SBATCH --requeue", *(f"#SBATCH {option}" for option in job.more)]
+
+
+def _settings(job: Job) -> str:
+    return f"""
+{chr(10).join(job.setup)}
+set -u
+# every process computes with one thread, so that bits do not depend on the machine; cores are for processes
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"
+python={shlex.quote(job.python)}
+out={shlex.quote(str(job.out))}
+runs=(
+{chr(10).join(f"  {shlex.quote(name)}" for name in job.names)}
+)
+name=${{runs[${{SLURM_ARRAY_TASK_ID:-0}}]}}
+run=$out/$name
+"""
+
+
+RAY = """
+# a Ray cluster of this job alone, which only those who know its token can use: the head on the first node, where this
+# script runs, and a member on each other node. The head's address is the one that the last node sees.
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[-1]}" getent ahostsv4 "${nodes[0]}" | awk 'NR == 1 { print $1 }')
+port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
+address=$head:$port
+scratch=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/ray-$SLURM_JOB_ID
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+members=()
+
+member() {
+  local node=$1
+  shift
+  srun --nodes=1 --ntasks=1 --nodelist="$node" "$python" -m ray.scripts.scripts start --block --disable-usage-stats \\
+    --num-cpus "$SRUN_CPUS_PER_TASK" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" --temp-dir "$scratch" "$@" &
+  members+=($!)
+}
+
+joined() {  # waits until so many members are there
+  "$python" - "$address" "$1" <<'END'
+import sys, time
+import ray
+
+end = time.monotonic() + 300
+while True:
+    try:
+        ray.init(address=sys.argv[1], logging_level="error", log_to_driver=False)
+        while (there := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[2]):
+            if time.monotonic() > end:
+                sys.exit(f"the Ray cluster at {sys.argv[1]} has {there} of {sys.argv[2]} members after five minutes")
+            time.sleep(1)
+        break
+    except ConnectionError as error:
+        if time.monotonic() > end:
+            sys.exit(f"no Ray cluster at {sys.argv[1]} after five minutes: {error}")
+        time.sleep(1)
+END
+}
+
+cleanup() {
+  kill -TERM "${members[@]}" 2>/dev/null
+  wait
+  srun --ntasks-per-node=1 rm -rf -- "$scratch"
+}
+trap cleanup EXIT
+
+member "${nodes[0]}" --head --node-ip-address "$head" --port "$port" --include-dashboard false \\
+  --ray-client-server-port $((port + 1)) --dashboard-agent-listen-port $((port + 2))
+joined 1 || exit 1
+for node in "${nodes[@]:1}"; do
+  member "$node" --address "$address" --dashboard-agent-listen-port $((port + 3))
+done
+joined "${#nodes[@]}" || exit 1
+"""
+"""The cluster."""
+
+
+RUN = """
+saved() {  # the round of the newest checkpoint
+  find "$run/checkpoints" -name '*.json' -printf '%f\\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
+}
+
+stop() {  # as Ctrl-C does: the run keeps what is done
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+}
+child=
+again=
+before=$(saved)
+trap 'again=yes; stop' USR1  # the time is nearly up
+trap stop TERM               # somebody cancels the job, or Slurm takes its place, and queues it again by itself
+
+COMMAND &
+child=$!
+while kill -0 "$child" 2>/dev/null; do
+  wait "$child"  # returns early when a signal comes
+done
+wait "$child"
+code=$?
+if [ "$again" ] && [ "$code" -ge 128 ]; then  # ended by a signal
+  if [ "$(saved)" != "$before" ]; then
+    echo "slurm: the time limit is near; the run goes on when the job is queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "slurm: the time limit is near and no checkpoint was written; not queued again: it needs more --time"
+  fi
+fi
+exit "$code"
+"""
+"""A run, started or continued, and what is done when it is stopped."""
+
+
+def _run(job: Job) -> str:
+    words = [
+        '"$python" -m fedspeed run "$out/slurm/$name.toml" --out "$run" --resume auto',
+        *map(shlex.quote, job.options),
+    ]
+    cluster = job.nodes > 1
+    if cluster:
+        words += ['--backend ray --ray-address "$address"', *(["--ray-gpus 1"] if job.gpus else [])]
+    if job.workers:  # one per core, or per GPU of a cluster
+        each = str(job.gpus) if cluster and job.gpus else "SRUN_CPUS_PER_TASK"
+        words += [f"--workers $((SLURM_JOB_NUM_NODES * {each}))"]
+    return RUN.replace("COMMAND", " ".join(words))
+
+
+def prepare(job: Job, configs: Mapping[str, Config]) -> Path:
+    """Write the configs of the runs, with copies of the code that they name, and the script; its place."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for name in job.names:
+        write_config(job.folder, configs[name], f"{name}.toml")
+    path = job.folder / SCRIPT
+    write(path, script(job))
+    return path
+
+
+def submit(path: Path) -> str:
+    """Hand a script to Slurm; the number of the job."""
+    done = subprocess.run([require_sbatch(), "--parsable", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(
+            f"sbatch refused {path}: {why}; correct it and submit it with `sbatch {shlex.quote(str(path))}`"
+        )
+    return done.stdout.strip().partition(";")[0]
+
+
+def require_sbatch() -> str:
+    """Where sbatch is; raise if it is not there."""
+    found = shutil.which("sbatch")
+    if found is None:
+        raise UserError(
+            "--submit: expected Slurm's sbatch on this machine, found none; leave --submit out, copy the folder to the "
+            "cluster and submit the script there"
+        )
+    return found
