@@ -9,7 +9,7 @@ KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel docs clean
+.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -71,6 +71,7 @@ wheel: setup ## build the source distribution, and from it the wheel, into dist/
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist
 
+.PHONY: docs
 docs: $(DOCS) ## build the documentation site, docs/_build/html, without a network; a warning is an error
 	$(BIN)/python docs/build.py
 

@@ -124,6 +124,14 @@ def test_every_public_name_can_be_linked_to(site, pages):
     assert "<strong>no_decay</strong>" in text
 
 
+def test_formulas_need_no_script(site):
+    """They are MathML, which browsers draw by themselves."""
+    text = (site / "notation.html").read_text("utf-8")
+    assert text.count("<math") > 20
+    assert "<mfrac>" in text
+    assert "MathJax" not in text
+
+
 class Opened:
     """A page of the site from the disk, and what went wrong on it."""
 
