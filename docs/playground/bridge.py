@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from browser import document, window
-from federation import Federation, Quadratic, Vec, cohort, complaint, optimum
+from federation import Federation, Quadratic, Vec, cohort, optimum, warned
 from javascript import JSON
 
 from fedspeed.errors import UserError
@@ -25,7 +25,7 @@ def start(text):
     module = __import__(f"fedspeed.methods.{asked['method']}", fromlist=["methods"])
     try:
         method = getattr(module, asked["cls"])(**asked["fields"])
-        reply["error"] = complaint(method, asked["lr"], active, len(clients))
+        reply["error"] = warned(method, asked["lr"], active, len(clients))
         run = Federation(method, clients, asked["x0"], asked["K"], asked["lr"])
     except UserError as error:
         reply["error"] = str(error)

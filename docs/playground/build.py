@@ -25,10 +25,12 @@ from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 OWN = ("federation", "bridge")
 SHARED = ("errors", "params", "method", "methods/terms")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
-ASKED = "_py_warnings _contextvars _thread typing abc _py_abc _weakrefset _weakref types collections _collections_abc " \
-    "collections.abc itertools operator _operator keyword reprlib _collections copyreg functools _functools _typing " \
-    "difflib heapq dataclasses re enum python_re copy weakref annotationlib ast _ast numbers math warnings __future__ " \
-    "builtins sys time _locale browser"  # fmt: skip
+ASKED = """
+__future__ _ast _collections _collections_abc _contextvars _functools _locale _operator _py_abc _py_warnings _thread
+_typing _weakref _weakrefset abc annotationlib ast browser builtins collections collections.abc copy copyreg dataclasses
+difflib enum functools heapq itertools keyword math numbers operator python_re re reprlib sys time types typing warnings
+weakref
+"""
 """What of Python's library is loaded, directly or not."""
 INSPECT = '"""Left out: dataclasses imports it for what is not used here."""\n'
 

@@ -50,7 +50,7 @@ function drawPlane(layer, state) {
   for (let k = 1; k <= 10; k++) level(best, mean, 0.42 * k, { class: "level" }, layer);
   clients.forEach((client, i) =>
     level(client.optimum, client, 0.36, { class: "bowl", fill: colour(i), stroke: colour(i) }, layer));
-  star(best, 0.2, { class: "best" }, layer);
+  star(best, 0.27, { class: "best" }, layer);
   if (last) for (const [i, path] of Object.entries(last.paths)) {
     shape("polyline", { points: points(path), class: "path", stroke: colour(i) }, layer);
     const [u, v] = path.at(-1);
@@ -65,7 +65,7 @@ function drawPlane(layer, state) {
   }
   if (trace.length > 1) {
     const [u, v] = trace.at(-1);
-    shape("circle", { cx: u, cy: -v, r: 0.13, class: "now" }, layer);
+    shape("circle", { cx: u, cy: -v, r: 0.1, class: "now" }, layer);
   }
 }
 
@@ -99,16 +99,19 @@ function drawKey(list) {
   const entries = [
     ["optimum of the mean loss", icon => star([0, 0], 0.42, { class: "best" }, icon)],
     ["server, round by round", icon => {
-      shape("polyline", { points: "-.6,0 .2,0", class: "trace" }, icon);
+      shape("polyline", { points: "-.6,0 .2,0", class: "trace", style: "stroke-width: .12" }, icon);
       shape("circle", { cx: 0.3, cy: 0, r: 0.22, class: "now" }, icon);
     }],
     ["a client's steps in the last round", icon => {
-      shape("polyline", { points: "-.6,.2 0,-.2 .3,-.1", class: "path", stroke: colour(0), "stroke-width": 0.1 }, icon);
+      shape("polyline", { points: "-.6,.2 0,-.2 .3,-.1", class: "path", stroke: colour(0), style: "stroke-width: .1" }, icon);
       shape("circle", { cx: 0.4, cy: -0.1, r: 0.16, fill: colour(0) }, icon);
     }],
-    ["what a client knows: h/λ or −c", icon => arrow([-0.6, 0], [1.2, 0], colour(1), icon)],
+    ["what a client knows: h/λ or −c", icon => {
+      shape("polyline", { points: "-.6,0 .2,0", stroke: colour(1), style: "stroke-width: .14" }, icon);
+      shape("polygon", { points: ".65,0 .15,.25 .15,-.25", fill: colour(1) }, icon);
+    }],
     ["where that ends: minus its gradient at the optimum", icon =>
-      shape("circle", { cx: 0, cy: 0, r: 0.3, class: "ring", stroke: colour(1), "stroke-width": 0.12 }, icon)],
+      shape("circle", { cx: 0, cy: 0, r: 0.3, class: "ring", stroke: colour(1), style: "stroke-width: .12" }, icon)],
   ];
   for (const [text, draw] of entries) {
     const entry = document.createElement("li");

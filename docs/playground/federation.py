@@ -11,10 +11,9 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
-from fedspeed.errors import UserError
 from fedspeed.method import Local, Round
 
-NAMES = (
+NAMES = (  # noqa: SIM905
     "fedavg fedprox fednova fedswa fedadam fedyogi fedadagrad scaffold fedmoswa fedacg fedcm feddyn fedadmm fedpd "
     "afedpd fedspeed afedpdsam fedtoga fedlesam fedlesamd fedlesams fedwmsam fedsam fedgloss fednsam mofedsam fedgamma "
     "fedsmoo"
@@ -265,12 +264,9 @@ class Federation:
         return found
 
 
-def complaint(method: Any, lr: float, active: int, clients: int) -> str:
-    """What a method says of a run that it is not made for; "" if nothing."""
+def warned(method: Any, lr: float, active: int, clients: int) -> str:
+    """What a method warns of before a run, "" if of nothing; raises a UserError where it refuses the run."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        try:
-            method.check(lr, active, clients)
-        except UserError as error:
-            return str(error)
+        method.check(lr, active, clients)
     return str(told[0].message) if told else ""

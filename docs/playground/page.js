@@ -14,8 +14,7 @@ const RANGES = {
   lam: [0.1, 100, true], rho: [0, 1, false], mu: [0, 5, false], eta_g: [0.01, 2, true], alpha: [0, 1, false],
   beta1: [0, 0.99, false], beta2: [0, 1, false], gamma: [0, 0.99, false],
 };  // of methods' numbers; the others, and what lies outside, keep their default
-const FIELDS = { fedspeed: { lam: 2, rho: 0 }, feddyn: { alpha: 0.5 }, fedadmm: { lam: 2 }, fedpd: { lam: 2 }, afedpd: { lam: 2 },
-  afedpdsam: { lam: 2 } };  // on bowls of curvature 1 the paper's lam = 10 is slow
+const FIRST = { lam: 2, "feddyn.alpha": 0.5, "fedspeed.rho": 0 };  // on bowls of curvature 1 the paper's lam = 10 is slow
 
 const state = { homes: HOMES.map(home => [...home]), x0: [...START], values: {}, fields: {}, timer: 0, before: null };
 const chosen = () => window.METHODS.find(method => method.name === byId("method").value);
@@ -119,24 +118,33 @@ function choice(parent, field, value, changed) {
   parent.append(box);
 }
 
+/* What a field is, in a few words: "the paper's rho_0, length of the ascent step" is the length of the ascent step. */
+function brief(field) {
+  const [first, second] = field.about.split(", ");
+  const said = first === field.name || (first.startsWith("the paper's") && !second?.startsWith("1/"));
+  return said && second ? second : first;
+}
+
 /* The chosen method's own fields. */
 function offer() {
-  const method = chosen(), box = byId("fields");
+  const method = chosen(), box = byId("fields"), more = document.createElement("details");
   box.replaceChildren();
+  more.append(Object.assign(document.createElement("summary"), { textContent: `switches of ${method.cls}` }));
   byId("about").textContent = method.about;
   state.fields = {};
   for (const field of method.fields) {
-    const value = (FIELDS[method.name] || {})[field.name] ?? field.default;
+    const value = FIRST[`${method.name}.${field.name}`] ?? FIRST[field.name] ?? field.default;
     const changed = next => { state.fields[field.name] = next; restart(); };
     if (value !== field.default) state.fields[field.name] = value;
-    if (typeof value === "boolean" || Array.isArray(field.allowed)) choice(box, field, value, changed);
+    if (typeof value === "boolean" || Array.isArray(field.allowed)) choice(more, field, value, changed);
     else if (RANGES[field.name]) {
       let [low, high, log] = RANGES[field.name];
       if (!log && field.allowed.startsWith("(")) low = 0.01;
       if (value < low || value > high) [low, high] = [Math.min(low, value), Math.max(high, value)];
-      slider(box, field.name, `${field.name}: ${field.about}`, [low, high, log], value, false, changed);
+      slider(box, field.name, `${field.name}: ${brief(field)}`, [low, high, log], value, false, changed);
     }
   }
+  if (more.children.length > 1) box.append(more);
 }
 
 /* Discs and the start: dragged by mouse, pen or finger, moved by arrow keys. */
@@ -164,6 +172,7 @@ function handles() {
       event.preventDefault();
       group.focus({ focusVisible: false });
     });
+    group.addEventListener("touchstart", event => event.preventDefault(), { passive: false });  // else the page scrolls
     group.addEventListener("pointermove", event => {
       if (!group.hasPointerCapture(event.pointerId)) return;
       const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(byId("plane").getScreenCTM().inverse());
@@ -224,3 +233,4 @@ document.addEventListener("python", () => {
   restart(false);
   document.documentElement.dataset.ready = "";
 });
+window.addEventListener("load", () => setTimeout(() => window.__BRYTHON__.runPythonSource("import bridge")));  // seconds
