@@ -1,26 +1,9 @@
-"""Pages in a real browser (Debian's chromium, driven by Playwright); the fixture `browser` starts it."""
+"""A page in a real browser, the one that the fixture `browser` starts."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def chromium() -> Iterator[Any]:
-    """A browser, ended afterwards; the test is skipped, and says so, where there is none."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedspeed[dev]")
-    if CHROMIUM is None:
-        pytest.skip("no chromium found: apt-get install chromium")
-    with api.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 class Opened:
