@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRACKERS := $(VENV)/.trackers
+DOCS := $(VENV)/.docs
 KILLS ?= 12
 JOBS ?= auto
 
@@ -29,6 +30,10 @@ $(TRACKERS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
 	touch $@
 
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	touch $@
+
 demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report page, in under a minute
 	$(BIN)/fedspeed compare fedavg fedspeed --data digits --split dirichlet:0.3 --clients 50 --active 5 \
 		--rounds 60 --batch-size 10 --seeds 3 --out runs/demo --overwrite
@@ -37,7 +42,7 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-all: test $(TRACKERS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
+test-all: test $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
 	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
@@ -62,9 +67,13 @@ format: setup ## let ruff put the format right
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: setup ## build the wheel into dist/
+wheel: setup ## build the source distribution, and from it the wheel, into dist/
 	rm -rf dist build
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --outdir dist
+
+.PHONY: docs
+docs: $(DOCS) ## build the documentation site, docs/_build/html, without a network; a warning is an error
+	$(BIN)/python docs/build.py
 
 clean: ## remove what can be made again
-	rm -rf build dist runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist runs docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis

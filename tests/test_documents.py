@@ -41,13 +41,13 @@ ELSEWHERE = (
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
 )
 LONGER = {
-    "README.md",
     "docs/day.md",
     "docs/models.md",
     "docs/paper-scale.md",
     "docs/theory.md",
     "docs/reproduction.md",
     "docs/survive.md",
+    "docs/use.md",
 }
 
 QUICK = ["--rounds", "2"]

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import fedspeed
 
 ROOT = Path(__file__).parents[1]
+OTHERS = ("CHANGELOG.md", "SECURITY.md", "constraints.txt")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -24,7 +26,7 @@ def clone(tmp_path_factory) -> Path:
     pytest.importorskip("setuptools", "77")
     place = tmp_path_factory.mktemp("home") / "fedspeed"
     place.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "MANIFEST.in", *OTHERS):
         shutil.copy(ROOT / name, place)
     shutil.copytree(ROOT / "fedspeed", place / "fedspeed", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return place
@@ -55,6 +57,27 @@ def test_the_wheel_holds_the_package(clone, tmp_path):
     assert names == {str(path.relative_to(ROOT)) for path in wanted}
     assert "fedspeed/reproduce/iclr2023/table7.toml" in names
     assert f"fedspeed-{fedspeed.__version__}.dist-info/METADATA" in wheel.namelist()
+
+
+def test_wheel_and_source_distribution_carry_licence_and_citation(clone, tmp_path):
+    """A source distribution also has the constraints, and the wheel that it gives is the same."""
+    wheel = built(clone, "build_wheel", tmp_path)
+    inside = f"fedspeed-{fedspeed.__version__}.dist-info/licenses"
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, "build_sdist", str(tmp_path)], cwd=clone, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / done.stdout.splitlines()[-1]) as source:
+        source.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    for name in ("LICENSE", "CITATION.cff"):
+        assert wheel.read(f"{inside}/{name}") == (ROOT / name).read_bytes()
+        assert (unpacked / name).read_bytes() == (ROOT / name).read_bytes()
+    assert all((unpacked / name).is_file() for name in OTHERS)
+    again = built(unpacked, "build_wheel", tmp_path / "again")
+    assert {one.filename: one.CRC for one in again.infolist() if "RECORD" not in one.filename} == {
+        one.filename: one.CRC for one in wheel.infolist() if "RECORD" not in one.filename
+    }
 
 
 def test_the_citation_names_this_version():

@@ -73,7 +73,7 @@ def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
 
 
 def markdown() -> str:
-    """README's table, from the classes."""
+    """The table of docs/method-table.md, from the classes."""
     lines = [
         "| family | method | client keeps | vectors down / up | gradients per step | fields and defaults |",
         "|---|---|---|---|---|---|",
@@ -112,7 +112,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="where its paper, public code and this package differ; without NAME all of it",
     )
-    parser.add_argument("--markdown", action="store_true", help="the list by family and cost, as README has it")
+    parser.add_argument("--markdown", action="store_true", help="the list by family and cost, as docs/method-table.md has it")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
