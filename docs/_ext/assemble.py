@@ -141,10 +141,6 @@ def assemble(folder: Path) -> None:
     for source, text in recipepages.stored():
         stage.page(source, text)
     contents(stage)
-    playground = ROOT / "docs" / "playground"
-    for path in playground.rglob("*") if playground.is_dir() else ():
-        if path.is_file() and path.suffix not in (".md", ".pyc"):
-            stage.write(place(path.relative_to(ROOT).as_posix()), path.read_bytes())
     stage.sweep()
 
 

@@ -13,13 +13,6 @@ from typing import Any, NamedTuple
 
 from fedspeed.method import Local, Round
 
-NAMES = (  # noqa: SIM905
-    "fedavg fedprox fednova fedswa fedadam fedyogi fedadagrad scaffold fedmoswa fedacg fedcm feddyn fedadmm fedpd "
-    "afedpd fedspeed afedpdsam fedtoga fedlesam fedlesamd fedlesams fedwmsam fedsam fedgloss fednsam mofedsam fedgamma "
-    "fedsmoo"
-).split()
-"""Every method of the package but FedGMT, which needs a model that has class probabilities."""
-
 FAR = 1e6  # a model further out than this is not drawn any more
 
 
