@@ -6,6 +6,7 @@ The sources are put together in OUT/source, the site is OUT/html, by default in 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def build(out: Path) -> int:
     assemble(source)
     how = ["-W", "-n", "--keep-going", "-q", "-b", "html", "-c", str(HERE), "-d", str(out / "doctrees")]
     code: int = main([*how, str(source), str(out / "html")])
-    if not code:
+    if not code:  # the playground is a page of its own, with its scripts beside it
+        parts = shutil.ignore_patterns("*.md", "*.py", "__pycache__")
+        shutil.copytree(HERE / "playground", out / "html" / "playground", ignore=parts, dirs_exist_ok=True)
         print(f"site: {out / 'html' / 'index.html'}")
     return code
 

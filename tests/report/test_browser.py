@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
+from browsing import Opened
 from made_runs import made_run
 
 from fedspeed.cli import main
@@ -37,40 +37,6 @@ def runs(tmp_path_factory) -> Path:
     made_run(folder / "d-s0", "fedprox", 0, 25, status="diverged: NaN at round 26", config={"rounds": 40})
     assert main(["report", str(folder), "-o", str(folder / "report.html"), "--quiet"]) == 0
     return folder
-
-
-class Opened:
-    """A page, and what went wrong on it."""
-
-    def __init__(self, browser: Any, path: Path | str, width: int = 1280, scheme: str = "light") -> None:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
-        )
-        self.page, self.wrong = context.new_page(), []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", self._asked)
-        self.url = path if isinstance(path, str) else path.as_uri()
-        self.page.goto(self.url)
-        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
-
-    def _asked(self, request: Any) -> None:
-        known = ("file:", "data:", "blob:", self.url)
-        if not request.url.startswith(known) or request.url.endswith(".ico"):
-            self.wrong.append(request.url)
-
-    def drawn(self, panel: str = "test_accuracy") -> str:
-        """What a panel shows, as a picture."""
-        self.page.wait_for_timeout(150)
-        return self.page.locator(f'[data-panel="{panel}"] canvas').evaluate("canvas => canvas.toDataURL()")
-
-    def until(self, truth: str) -> None:
-        """Wait; `wait_for_function` would need a page that lets other scripts run."""
-        for _ in range(200):
-            if self.page.evaluate(truth):
-                return
-            self.page.wait_for_timeout(100)
-        raise AssertionError(truth)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
