@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +24,7 @@ import torch
 from fedspeed.cli import main
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "notebooks.py")
-assert _spec and _spec.loader
-notebooks = importlib.util.module_from_spec(_spec)
-sys.modules["notebooks"] = notebooks
-_spec.loader.exec_module(notebooks)
+notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "notebooks.py")))
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "troubles.md"]
@@ -62,7 +60,7 @@ def run_command(line: str) -> None:
         assert may_fail or code == 0, f"{line}: exit code {code}"
     elif given[0] not in ("pip", "make", "git", "source", "python3"):
         done = subprocess.run(line, shell=True, capture_output=True, text=True)
-        print(done.stdout, done.stderr)
+        sys.stdout.write(done.stdout + done.stderr)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
