@@ -28,7 +28,7 @@ notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "notebooks.py")
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "troubles.md"]
-QUICK = {"2-your-data"}  # the others take more than a few seconds
+QUICK = {"2-your-data", "flower", "pfllib"}  # the others take more than a few seconds
 MADE_ON = ("2.13.0", "AVX512")  # torch, and the instructions that decide the last bits
 SAME_BITS = (torch.__version__.split("+")[0], torch.backends.cpu.get_cpu_capability()) == MADE_ON
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
