@@ -45,6 +45,7 @@ ELSEWHERE = (
 LONGER = {
     "README.md",
     "docs/day.md",
+    "docs/faq.md",
     "docs/models.md",
     "docs/paper-scale.md",
     "docs/theory.md",
@@ -196,6 +197,7 @@ def test_nothing_is_left_out():
     fenced = [
         line.strip()
         for path in DOCUMENTS
+        if name(path) not in ELSEWHERE_RUN  # which has tables that begin with a method of that name
         for line in path.read_text("utf-8").replace("\\\n", " ").splitlines()
         if line.startswith("fedspeed ")
     ]
