@@ -9,7 +9,7 @@ KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench gpu-check profile check format wheel clean
+.PHONY: help setup demo test test-all soak bench gpu-check profile notebooks check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ gpu-check: setup ## try a GPU in five minutes: a report to send to us; DEVICE=cu
 
 profile: setup ## where each millisecond of a client's turn goes, beside the machine's limits
 	$(BIN)/python -m benchmarks.profile $(ARGS)
+
+notebooks: setup ## the tutorials as notebooks, in build/notebooks
+	$(BIN)/python docs/notebooks.py docs/tutorials build/notebooks
 
 soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about an hour; KILLS=12)
 	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \

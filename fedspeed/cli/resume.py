@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..illness import Doctor
 from ..run import longer, resume
 from ..runconfig import read_config
-from ..rundir import RunDir
-from ..stopping import changed, over
+from ..stopping import changed
 from . import options, run
 from .progress import Live
 
@@ -59,11 +58,8 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     rules = options.given_rules(args)
     config = changed(longer(read_config(out, args.allow_code), args.rounds), rules)
     show = not (args.quiet or args.json)
-    done = over(RunDir(out), config)
-    if done is not None and done["status"] == "finished" and show:
-        console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
-    elif done is not None and show:
-        console.print(f"{out} is stopped already; nothing to do while its rule stays")
+    if show:
+        run.tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}

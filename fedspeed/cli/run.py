@@ -15,6 +15,7 @@ from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import read_config, same_run, trusted
 from ..rundir import RunDir
+from ..stopping import over
 from . import methodtext, options
 from .progress import Live
 
@@ -57,7 +58,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"{out} holds a run of another config, or of other code; choose another --out, or continue it as it is: "
             f"`fedspeed resume {out}`"
         )
-    with Live(console, config.rounds, config.method.label, show=not (args.quiet or args.json)) as live:
+    show = not (args.quiet or args.json)
+    if going_on and show:
+        tell_done(console, config, out)
+    with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         if going_on:
             given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
@@ -66,6 +70,15 @@ def main(args: argparse.Namespace, console: Console) -> int:
             summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)
     return 0
+
+
+def tell_done(console: Console, config: Config, out: Path) -> None:
+    """Says so if a run that is to go on is over."""
+    done = over(RunDir(out), config)
+    if done is not None and done["status"] == "finished":
+        console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
+    elif done is not None:
+        console.print(f"{out} is stopped already; nothing to do while its rule stays")
 
 
 def report(args: argparse.Namespace, console: Console, config: Config, summary: dict[str, Any], out: Path) -> None:

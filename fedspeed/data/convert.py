@@ -97,7 +97,7 @@ def check_labels(name: str, part: str, y: np.ndarray | None, classes: int | None
     if len(bad):
         raise UserError(
             f"data {name}: labels must lie in 0..{classes - 1}, found {y[bad[0]]} in row {bad[0]} of the {part} set "
-            f"({len(bad)} such rows)"
+            f"({len(bad)} in all)"
         )
 
 
@@ -152,7 +152,7 @@ def _numbers(a: np.ndarray, what: str) -> np.ndarray:
     if a.size and not (np.isfinite(a.min()) and np.isfinite(a.max())):  # NaN comes through both
         bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
         raise UserError(
-            f"{what} must be finite; row {bad[0]} is not ({len(bad)} such rows); leave such rows out or fill them in"
+            f"{what} must be finite; row {bad[0]} is not ({len(bad)} in all); leave such rows out or fill them in"
         )
     return a
 

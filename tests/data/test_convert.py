@@ -81,7 +81,7 @@ def test_targets_become_what_is_documented(y: Any, expected: np.ndarray, classes
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"x": at((4, 1), np.nan)}, r"inputs must be finite; row 4 is not \(1 such rows\)"),
+    ({"x": at((4, 1), np.nan)}, r"inputs must be finite; row 4 is not \(1 in all\)"),
     ({"x": at((4, 1), -np.inf)}, "inputs must be finite; row 4"),
     ({"y": at((5,), np.inf, X[:, 0])}, "targets must be finite; row 5"),
     ({"x": X[:0], "y": Y[:0]}, "expected at least one sample"),
@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"y": Y[:, None]}, r"write y\[:, 0\] for classes"),
     ({"y": Y - 1}, "class labels must be 0, 1, 2, ..., found -1 in row 0"),
     ({"y": at((7,), 10**7, Y)}, r"found 10000000 with 12 samples; .* set classes=10000001"),
-    ({"classes": 2}, r"labels must lie in 0\.\.1, found 2 in row 2 of the training set \(4 such rows\)"),
+    ({"classes": 2}, r"labels must lie in 0\.\.1, found 2 in row 2 of the training set \(4 in all\)"),
     ({"classes": 2.5}, "classes must be a whole number >= 1, found 2.5"),
     ({"test": (X, Y[:5])}, "test set: 12 inputs but 5 targets"),
     ({"test": (X[:, :2], Y)}, "expected inputs of one kind"),

@@ -1,0 +1,131 @@
+"""The tutorials, and the pages beside them that show output, run from their first block to their last, as printed.
+
+Python blocks share one namespace per page, commands and files one folder. A ```text block is what the block before it
+prints: spaces aside, `...` is anything. Numbers are compared where bits are the same as on the machine that wrote the
+pages, elsewhere only their places. A block that says `needs: NAME` runs where that module is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedspeed.cli import main
+
+ROOT = Path(__file__).parents[2]
+notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "notebooks.py")))
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
+PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "troubles.md"]
+QUICK = {"2-your-data", "flower", "pfllib"}  # the others take more than a few seconds
+MADE_ON = ("2.13.0", "AVX512")  # torch, and the instructions that decide the last bits
+SAME_BITS = (torch.__version__.split("+")[0], torch.backends.cpu.get_cpu_capability()) == MADE_ON
+NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
+ESCAPED = r"(?:\\?[-+])?\d[\d,]*(?:\\\.\d+)?(?:e(?:\\?[-+])?\d+)?"  # the same after re.escape
+
+
+def pattern(expected: str, exact: bool = SAME_BITS) -> re.Pattern[str]:
+    """What an output must hold to be the expected one."""
+    parts = []
+    for part in expected.split("..."):
+        words = [re.escape(word) for word in part.split()]
+        text = r"\s+".join(words)
+        parts.append(text if exact else re.sub(ESCAPED, lambda found: NUMBER, text))
+    return re.compile(r".*?".join(rf"\s*{part}\s*" for part in parts), re.DOTALL)
+
+
+def shell(block: str) -> list[str]:
+    """The commands of a block, without comments."""
+    lines = (line.strip() for line in block.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def run_command(line: str) -> None:
+    """`fedspeed ...` in this process, which has torch already; other commands in a shell, but for pip and make."""
+    may_fail = line.endswith("|| true")
+    given = shlex.split(line.removesuffix("|| true"), comments=True)
+    if given[0] == "fedspeed":
+        code = main(given[1:])
+        assert may_fail or code == 0, f"{line}: exit code {code}"
+    elif given[0] not in ("pip", "make", "git", "source", "python3"):
+        done = subprocess.run(line, shell=True, capture_output=True, text=True)
+        sys.stdout.write(done.stdout + done.stderr)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader works: an empty folder, a terminal of 100 columns, `fedspeed` on the path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def marks(path: Path) -> tuple[pytest.MarkDecorator, ...]:
+    return () if path.stem in QUICK else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path), id=path.stem) for path in PAGES])
+def test_a_page_runs_and_prints_what_it_shows(path, folder, capsys):
+    names: dict[str, Any] = {"__name__": "__main__"}
+    before = set(sys.modules)
+    ran = printed = ""
+    try:
+        for block in notebooks.blocks(path.read_text("utf-8")):
+            if block.language in ("python", "sh"):
+                if block.needs and importlib.util.find_spec(block.needs) is None:
+                    ran = ""
+                    continue
+                ran = block.text
+                if block.file:
+                    Path(block.file).write_text(block.text)
+                elif block.language == "python":
+                    exec(compile(block.text, path.name, "exec", dont_inherit=True), names)
+                else:
+                    for line in shell(block.text):
+                        run_command(line)
+                printed = "".join(capsys.readouterr())
+            elif block.language == "text" and ran:
+                assert pattern(block.text).search(printed), f"{ran}\nprints\n{printed}\nand the page says\n{block.text}"
+    finally:
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_every_tutorial_is_a_notebook_with_the_same_code(path):
+    notebook = notebooks.convert(path)
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    wanted = [block for block in notebooks.blocks(path.read_text("utf-8")) if block.language in ("python", "sh")]
+    assert len(code) == len(wanted) > 1
+    for cell, block in zip(code, wanted, strict=True):
+        assert cell.endswith(block.text.strip())
+        assert cell.startswith("%%sh\n") == (block.language == "sh")
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    try:
+        import nbformat
+    except ImportError:
+        return
+    nbformat.validate(nbformat.from_dict(notebook))
+
+
+def test_what_is_compared_can_differ():
+    assert pattern("last 87.31 ... done", exact=True).search("so:\nlast   87.31\nand\ndone")
+    assert not pattern("last 87.31", exact=True).search("last 87.32")
+    assert pattern("last 87.31 +- 1e-3", exact=False).search("last 87.32 +- 2e-4")
+    assert not pattern("last 87.31", exact=False).search("last of all")
