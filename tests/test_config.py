@@ -90,6 +90,7 @@ def test_the_file_is_complete():
                "stop_at": "loss=0.1", "patience": 3, "min_delta": 0.1, "max_time": "2h"}  # fmt: skip
     younger["until"] = {"30": {"lr": 0.5}}
     younger["batch_norm"] = "group"
+    younger |= {"ray_address": "auto", "ray_cpus": 2.0, "ray_gpus": 0.5, "allow_mixed": True}
     assert written.keys() == every - younger.keys()
     assert tomllib.loads(Config(**younger).to_toml()).keys() == every
     assert written["method"].keys() == {"name"} | {f.name for f in dataclasses.fields(FedSpeed)}

@@ -69,7 +69,7 @@ class Ray:
         private = [] if type(work.flat.model).__module__.startswith("fedspeed.") else ["x_test"]
         named = {name: outline(a) for name, a in packed.data.items()}
         setup = Setup(named, [name for name in private if name in named], str(device), keep)
-        joined = join(plan.ray_address, workers, workers * plan.ray_gpus)
+        joined = join(plan.ray_address, workers * plan.ray_gpus)
         try:
             self.crew = Crew(ray, plan, workers, alone=joined.alone)
         except BaseException:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +113,14 @@ class Node:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
         torch.set_num_threads(1)
         self.scratch: Scratch | None = None
+        threading.Thread(target=self._end_with, args=(os.getppid(),), daemon=True, name="fedspeed-parent").start()
+
+    def _end_with(self, parent: int) -> None:
+        """End when Ray's own process on this node has ended: Ray lets its workers look for another for a minute."""
+        while os.getppid() == parent:
+            time.sleep(1)
+        self.leave()
+        os._exit(1)
 
     def hello(self) -> Greeting:
         """The first thing that is asked: a fixed job is done for it."""

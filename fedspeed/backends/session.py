@@ -44,12 +44,12 @@ def import_ray() -> Any:
     return ray
 
 
-def join(address: str, cpus: float, gpus: float) -> Joined:
+def join(address: str, gpus: float) -> Joined:
     """Connect this process, unless it is; to be left by `leave`.
 
     Args:
         address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; "" for `$RAY_ADDRESS`, and without one a Ray of our own.
-        cpus, gpus: of a Ray of our own, which would else take the whole machine for itself.
+        gpus: of a Ray of our own. It has no CPUs, which nobody counts there: it would start a process for each.
     """
     global _users, _alone
     ray = import_ray()
@@ -59,7 +59,7 @@ def join(address: str, cpus: float, gpus: float) -> Joined:
             return Joined(ours=False, alone=False)
         if not _users:
             require_reachable(address)
-            own = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False} if address == LOCAL else {}
+            own = {"num_cpus": 0, "num_gpus": gpus, "include_dashboard": False} if address == LOCAL else {}
             _connect(ray, address, own)
             _alone = address == LOCAL
         _users += 1

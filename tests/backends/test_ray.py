@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import poisoned
 import pytest
 import torch
 from same_bits import SETTINGS, assert_same_bits, digits, outcome
@@ -357,7 +359,7 @@ def test_driver_memory_is_flat_with_a_thousand_clients(cluster):
     assert max(used[2:]) - used[1] < 0.2 * 50 * 2 * vector
 
 
-def until(what, seconds=120.0) -> None:
+def until(what, seconds=240.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -383,3 +385,47 @@ def test_a_driver_killed_and_resumed_ends_with_the_same_bits(cluster, tmp_path):
     assert found["digests"] == wanted["digests"]
     assert found["backend"] == "ray"
     assert found["workers"] == 2
+
+
+# A Ray of our own
+
+
+def offspring(pid: int) -> set[int]:
+    """Everybody below a process."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, tasks.read_text().split()):
+            found |= {child} | offspring(child)
+    return found
+
+
+def lives(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
+    out = tmp_path / "run"
+    given = [*FEDSPEED, "run", *SMALL, "--rounds", "4000", "--backend", "ray", "--workers", "2", "--quiet"]
+    driver = subprocess.Popen([*given, "--out", str(out)], start_new_session=True)
+    lines = out / "rounds.jsonl"
+    until(lambda: driver.poll() is not None or (lines.exists() and lines.read_text()))
+    below = offspring(driver.pid)
+    ours = {pid for pid in below if b"FedspeedWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    driver.kill()
+    driver.wait()
+    assert len(ours) == 2
+    until(lambda: not any(map(lives, ours)), seconds=60)
+    until(lambda: not any(map(lives, below)))  # Ray's own agents take a minute
+
+
+@pytest.mark.slow
+def test_nothing_in_the_current_folder_is_executed(tmp_path):
+    script = tmp_path / "bin" / "fedspeed"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom fedspeed.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    command = poisoned.RUN.replace("process", "ray") + " elsewhere"
+    assert poisoned.trip(tmp_path / "run", [sys.executable, str(script)], [command]) == []
