@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -49,7 +49,9 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
-        plain = asdict(self)
+        plain: dict[str, Any] = {
+            name: value.copy() if isinstance(value, list | dict) else value for name, value in vars(self).items()
+        }
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]
         if self.virtual_seconds is None:
@@ -58,6 +60,13 @@ class Record:
             del plain["wall_seconds"]
         tables = {key: {k: _finite(v) for k, v in plain.pop(key).items()} for key in ("metrics", "signs")}
         return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
+
+    def copy(self) -> Record:
+        """Another one that shares nothing which can be changed."""
+        own: dict[str, Any] = {
+            name: value.copy() for name, value in vars(self).items() if isinstance(value, list | dict)
+        }
+        return replace(self, **own)
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Record:

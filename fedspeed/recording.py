@@ -6,7 +6,6 @@ This is the one place that writes them, for a config and for objects given to `s
 from __future__ import annotations
 
 import atexit
-import copy
 import inspect
 import math
 import weakref
@@ -140,7 +139,7 @@ class Recording:
                                 add_uploads(self.files, record.round, simulation.uploads)
                                 lines.write(line(record))
                                 lines.flush()
-                                self.records.append(copy.deepcopy(record))  # others have it too
+                                self.records.append(record.copy())  # others have it too
                                 written = (simulation.t, simulation.server, simulation.elapsed)
                             if parent is not None and simulation.t == parent.at:
                                 parent.require(self.records)

@@ -124,8 +124,9 @@ class Simulation(ShownSimulation):
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        first = work.hooks.init_client(self.x0)
-        self.states = choose_states(plan.states, first, data.clients, folder, stored) if states is None else states
+        self._first = work.hooks.init_client(self.x0)  # every client's: a method sees x^0 alone
+        touched = min(data.clients, plan.active * plan.rounds)
+        self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
         self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
@@ -255,7 +256,7 @@ class Simulation(ShownSimulation):
         """A private copy of a client's state, made from x^0 at first touch."""
         kept = self.states.get(client)
         if kept is None:
-            return tree_map(torch.clone, self.work.hooks.init_client(self.x0))
+            return tree_map(torch.clone, self._first)
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def restore(self, t: int, server: Any, elapsed: float | None) -> None:

@@ -184,25 +184,34 @@ member() {
   members+=($!)
 }
 
-joined() {  # waits until so many members are there
-  "$python" - "$address" "$1" <<'END'
-import sys, time
-import ray
+joined() {  # waits until so many members are there; a member that ends meanwhile ends it all
+  "$python" - "$head" "$port" "$1" <<'END' &
+import socket, sys, time
 
-end = time.monotonic() + 300
-while True:
+host, port, wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+end, there = time.monotonic() + 300, 0
+while there < wanted:
     try:
-        ray.init(address=sys.argv[1], logging_level="error", log_to_driver=False)
-        while (there := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[2]):
-            if time.monotonic() > end:
-                sys.exit(f"the Ray cluster at {sys.argv[1]} has {there} of {sys.argv[2]} members after five minutes")
-            time.sleep(1)
-        break
-    except ConnectionError as error:
-        if time.monotonic() > end:
-            sys.exit(f"no Ray cluster at {sys.argv[1]} after five minutes: {error}")
-        time.sleep(1)
+        socket.create_connection((host, port), timeout=5).close()
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(address=f"{host}:{port}", logging_level="error", log_to_driver=False)
+        there = sum(node["Alive"] for node in ray.nodes())
+    except OSError:
+        pass
+    if time.monotonic() > end:
+        sys.exit(f"slurm: the Ray cluster at {host}:{port} has {there} of {wanted} members after five minutes")
+    time.sleep(1)
 END
+  local watch=$!
+  wait -n "$watch" "${members[@]}"
+  if kill -0 "$watch" 2>/dev/null; then
+    echo "slurm: a member of the Ray cluster could not start; what it said is above"
+    kill "$watch"
+    return 1
+  fi
+  wait "$watch"
 }
 
 cleanup() {
@@ -213,10 +222,10 @@ cleanup() {
 trap cleanup EXIT
 
 member "${nodes[0]}" --head --node-ip-address "$head" --port "$port" --include-dashboard false \\
-  --ray-client-server-port $((port + 1)) --dashboard-agent-listen-port $((port + 2))
+  --dashboard-agent-listen-port $((port + 1))
 joined 1 || exit 1
 for node in "${nodes[@]:1}"; do
-  member "$node" --address "$address" --dashboard-agent-listen-port $((port + 3))
+  member "$node" --address "$address" --dashboard-agent-listen-port $((port + 2))
 done
 joined "${#nodes[@]}" || exit 1
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .method import Round
 
 LIMIT = 2**30
-"""Bytes of states, were every client touched, above which `auto` keeps them on disk."""
+"""Bytes of states, of all clients that a run may touch, above which `auto` keeps them on disk."""
 
 
 class _States:
@@ -199,9 +199,12 @@ def choose_states(
     folder: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> ClientStates | DiskStates:
-    """`memory`, `disk`, or `auto`: on disk where all clients' states would take more than 1 GiB.
+    """`memory`, `disk`, or `auto`: on disk where the states would take more than 1 GiB.
 
     In a folder of a run, generations are kept for its checkpoints.
+
+    Args:
+        clients: how many may have a state in the end.
     """
     size = clients * sum(a.numel() * a.element_size() for a in tree_leaves(prototype))
     if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):

@@ -188,6 +188,8 @@ def owner_ids(given: Any, n: int, name: str) -> np.ndarray:
 def client_rows(given: Any, n: int, name: str) -> Rows:
     """The rows of every client, from a list of row numbers or boolean masks per client, or from one id per row."""
     wanted = f"data {name}: clients must be a list of row numbers (or of boolean masks), or one id per row"
+    if isinstance(given, Rows):
+        return given
     if isinstance(given, str | bytes | Mapping):
         raise UserError(f"{wanted}; found {type(given).__name__}")
     if hasattr(given, "ndim") and (given.ndim != 1 or str(given.dtype) != "object"):
@@ -200,7 +202,7 @@ def client_rows(given: Any, n: int, name: str) -> Rows:
         raise UserError(f"{wanted}; found {type(given).__name__}") from None
     if each and (isinstance(each[0], str | bytes | numbers.Number | None) or getattr(each[0], "ndim", 1) == 0):
         return by_owner(owner_ids(each, n, name))
-    return [_rows(rows, i, n, name) for i, rows in enumerate(each)]
+    return Rows.of(_rows(rows, i, n, name) for i, rows in enumerate(each))
 
 
 def _rows(given: Any, client: int, n: int, name: str) -> np.ndarray:

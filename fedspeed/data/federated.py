@@ -83,9 +83,8 @@ class Federated:
             classes: their number; by default the largest label and one.
         """
         found = convert(x, y, test, name, classes, known=len(class_names))
-        lists, n = client_rows(clients, len(found.x), name), len(found.x)
-        sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
-        indices = np.concatenate([np.empty(0, np.int64), *lists])
+        owned, n = client_rows(clients, len(found.x), name), len(found.x)
+        sizes, indices = owned.sizes, owned.indices
         if len(indices) and (indices.min() < 0 or indices.max() >= n):
             raise UserError(
                 f"data {name}: client indices must lie in 0..{n - 1}, found {indices.min()}..{indices.max()}"
