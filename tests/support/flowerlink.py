@@ -78,15 +78,9 @@ class Federation:
         return done
 
     def start(self, name: str, command: str) -> subprocess.Popen:
-        log = (self.folder / f"{name}.log").open("a")
-        process = subprocess.Popen(
-            shlex.split(command),
-            cwd=self.app,
-            env=self.env,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        how = {"cwd": self.app, "env": self.env, "stderr": subprocess.STDOUT, "start_new_session": True}
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(shlex.split(command), stdout=log, **how)
         self.processes[name] = process
         return process
 
@@ -148,7 +142,9 @@ class Federation:
     def begin(self, config: str) -> str:
         """`flwr run`; the run's id."""
         done = self.shell(f"flwr run . fedspeed --run-config {shlex.quote(config)} --format json")
-        return str(json.loads(done.stdout[done.stdout.index("{") :])["run-id"])
+        told = json.loads(done.stdout[done.stdout.index("{") :])
+        assert told["success"], told
+        return str(told["run-id"])
 
     def ended(self, out: str) -> str:
         """How a run ended, by its summary; "" while it goes on."""
@@ -199,6 +195,7 @@ class Federation:
                 continue
         for process in self.processes.values():
             process.wait(10)
+        until(lambda: not self.own(), 20, told="the end of all processes")
 
     def __enter__(self) -> Federation:
         return self
