@@ -390,7 +390,6 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "hashing",
         "method",
         "metrics",
-        "observe",
         "plan",
         "record",
         "runconfig",

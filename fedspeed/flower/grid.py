@@ -24,10 +24,10 @@ from ..evaluate import Score
 from .book import Book
 from .counted import Counted
 from .roster import Node, Roster
-from .wire import Refused, Vector, failure, read_reply, read_sums, to_arrays
+from .wire import Refused, Vector, cut, failure, read_reply, read_sums, to_arrays
 
 log = logging.getLogger("flwr.fedspeed")
-TRIES = 5
+TRIES = 3
 """How often a job is sent to a device that answers with an error of Flower's."""
 
 
@@ -158,7 +158,7 @@ class Errand:
         client, node = found
         job = self.waiting[client]
         if reply.has_error():
-            self._again(job, node, " ".join(str(reply.error.reason).split())[:300])
+            self._again(job, node, cut(str(reply.error.reason)))
             return
         try:
             if about.src_node_id != node.id:
@@ -174,10 +174,11 @@ class Errand:
 
     def _again(self, job: Job, node: Node, why: str) -> None:
         self.tries[job.client] += 1
-        left = TRIES - self.tries[job.client]
-        log.warning("fedspeed: round %d, client %d (node %d): no reply (%s)", job.t + 1, job.client, node.id, why)
-        if left <= 0:
-            self._fail(job.client, f"no reply in {TRIES} tries ({why})")
+        if self.tries[job.client] < TRIES:
+            log.warning("fedspeed: round %d, client %d (node %d): no reply (%s)", job.t + 1, job.client, node.id, why)
+            return
+        self.at.book.refuse("failed", f"no reply in {TRIES} tries ({why})", node.id, job.client, job.t)
+        self._fail(job.client, f"no reply in {TRIES} tries ({why})")
 
     def _give_up(self) -> None:
         for client in list(self.waiting):

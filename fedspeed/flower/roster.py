@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .book import Book
 from .terms import ALIKE, differs
-from .wire import Refused, failure
+from .wire import Refused, cut, failure
 
 log = logging.getLogger("flwr.fedspeed")
 HELLO = "query.hello"
@@ -92,7 +92,7 @@ class Roster:
                 self._tries[node] += 1
                 if self._tries[node] < TRIES:
                     self._met.discard(node)  # ask again
-                raise Refused("failed", f"no answer to hello ({_line(reply.error.reason)})")
+                raise Refused("failed", f"no answer to hello ({cut(str(reply.error.reason))})")
             told = failure(reply.content)
             if told is not None:
                 raise Refused("failed", told[1])
@@ -143,7 +143,7 @@ def _introduced(content: Any, book: Book) -> tuple[int, int, dict[str, str]]:
     client, n = about.get("client"), about.get("n")
     if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n < MOST_N:
         raise Refused(
-            "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {_line(f'{client!r}, {n!r}')}"
+            "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}"
         )
     if about.get("run") != book.run:
         raise Refused("stale", "expected the answer to this run's hello, found another's")
@@ -166,7 +166,3 @@ def listed(clients: Iterable[int]) -> str:
 
 def _fingerprint(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:32]
-
-
-def _line(text: Any) -> str:
-    return " ".join(str(text).split())[:300]

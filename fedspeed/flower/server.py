@@ -23,7 +23,6 @@ from ..data.required import federated
 from ..errors import Diverged, UserError
 from ..files import write
 from ..givenrun import recorded
-from ..observe import Observer, Observers
 from ..record import Record
 from ..server import Simulation
 from ..splitfile import Split
@@ -164,16 +163,7 @@ def make_simulation(
 ) -> Simulation:
     """The run, its clients elsewhere."""
     return Simulation(
-        terms.method,
-        module,
-        data,
-        terms.plan,
-        terms.loss,
-        terms.no_decay,
-        folder,
-        Observers([Observer()]),
-        counted,
-        place,
+        terms.method, module, data, terms.plan, terms.loss, terms.no_decay, folder, states=counted, place=place
     )
 
 

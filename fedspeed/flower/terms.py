@@ -21,6 +21,7 @@ from ..plan import Plan
 from ..runconfig import PLACEMENT
 from ..stopping import RULES
 from ..vec import Loss
+from .wire import cut
 
 LOOSE = (*PLACEMENT, *RULES, "rounds", "eval_every", "client_metrics", "on_client_error", "engine")
 """Fields of a plan in which server and devices may differ: no bit of a turn depends on them."""
@@ -76,13 +77,19 @@ class Terms:
         about = environment(pick_device(self.plan.device))
         return {
             **{name: str(about[name]) for name in ("fedspeed", "torch", *ALIKE)},
-            "method": json.dumps(self.method.to_dict(), sort_keys=True, default=str),
+            "method": json.dumps(_stated(self.method), sort_keys=True),
             "plan": json.dumps(plan, sort_keys=True),
             "loss": loss_name(self.loss),
             "no_decay": ", ".join(self.no_decay),
             "model": module_digest(module),
             **shape_of(data),
         }
+
+
+def _stated(method: Method) -> dict[str, Any]:
+    """A method by its name, its fields and the digest of its code; not by where a file of it lies."""
+    fields = {k: _stated(v) if isinstance(v, Method) else repr(v) for k, v in method.fields().items()}
+    return {"name": method.label, "code": method.code, **fields}
 
 
 def shape_of(data: Federated) -> dict[str, str]:
@@ -102,10 +109,6 @@ def differs(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
     """
     for name in SAME:
         if found.get(name) != expected[name]:
-            then, now = (_shown(text) for text in (expected[name], found.get(name, "nothing")))
+            then, now = (cut(text) for text in (expected[name], found.get(name, "nothing")))
             return f"expected {name} {then}, found {now}"
     return ""
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -32,7 +32,7 @@ class Refused(ValueError):
     """Something that came in and is not used: what kind of thing is wrong, and what was expected and found."""
 
     def __init__(self, kind: str, why: str) -> None:
-        super().__init__(f"{kind}: {why}")
+        super().__init__(why)
         self.kind = kind
 
 
@@ -76,12 +76,10 @@ def from_arrays(record: Any, like: Any) -> Any:
         dtype = str(a.dtype).removeprefix("torch.")
         if (found.stype, found.dtype) != (RAW, dtype):
             raise Refused(
-                "malformed", f"{name}: expected {dtype} ({RAW}), found {_cut(f'{found.dtype} ({found.stype})')}"
+                "malformed", f"{name}: expected {dtype} ({RAW}), found {cut(f'{found.dtype} ({found.stype})')}"
             )
         if tuple(found.shape) != tuple(a.shape):
-            raise Refused(
-                "malformed", f"{name}: expected shape {tuple(a.shape)}, found {_cut(str(tuple(found.shape)))}"
-            )
+            raise Refused("malformed", f"{name}: expected shape {tuple(a.shape)}, found {cut(str(tuple(found.shape)))}")
         if len(found.data) != a.numel() * a.element_size():
             kind = "oversized" if len(found.data) > a.numel() * a.element_size() else "malformed"
             raise Refused(kind, f"{name}: expected {a.numel() * a.element_size()} bytes, found {len(found.data)}")
@@ -171,14 +169,14 @@ def failure(content: Any) -> tuple[str, str] | None:
     if not isinstance(record, ConfigRecord):
         return None
     kind, why = str(record.get("kind", "")), str(record.get("why", ""))
-    return _cut(kind), _cut(why, MOST_TEXT)
+    return cut(kind), cut(why, MOST_TEXT)
 
 
 def to_failure(kind: str, why: str) -> Any:
     """What a device answers instead, in one line."""
     from flwr.app import ConfigRecord, RecordDict
 
-    return RecordDict({"failed": ConfigRecord({"kind": kind, "why": _cut(why, MOST_TEXT)})})
+    return RecordDict({"failed": ConfigRecord({"kind": kind, "why": cut(why, MOST_TEXT)})})
 
 
 def _only(content: Any, kinds: Mapping[str, Any]) -> None:
@@ -195,13 +193,13 @@ def _of_this(about: Any, run: str, job: Job) -> None:
     for name, value in expected.items():
         found = about.get(name)
         if type(found) is not type(value) or found != value:
-            raise Refused("stale", f"expected {name} {value}, found {_cut(repr(found))}")
+            raise Refused("stale", f"expected {name} {value}, found {cut(repr(found))}")
 
 
 def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         kind = "not finite" if type(value) is float else "malformed"
-        raise Refused(kind, f"{name}: expected a finite number, found {_cut(repr(value))}")
+        raise Refused(kind, f"{name}: expected a finite number, found {cut(repr(value))}")
     return float(value)
 
 
@@ -216,10 +214,10 @@ def _metrics(told: Any) -> dict[str, float]:
 
 
 def _listed(found: Any) -> str:
-    return _cut(", ".join(str(name) for name in list(found)[:20]) or "none")
+    return cut(", ".join(str(name) for name in list(found)[:20]) or "none")
 
 
-def _cut(text: str, most: int = 200) -> str:
+def cut(text: str, most: int = 200) -> str:
     """A text of a device's in one line of bounded length."""
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "?" for c in line)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
 import tomllib
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,6 +96,7 @@ def test_the_app_imports_and_finds_its_data(app, capsys):
 
 
 @needs_flwr
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # flwr's, of pathspec
 def test_flower_takes_the_app(app):
     """Its own validation, and the bundle that travels to devices: no key is in it."""
     from flwr.cli.build import build_fab_from_disk
@@ -103,9 +106,6 @@ def test_flower_takes_the_app(app):
     (app / "keys" / "device-0").write_text("secret")
     _, warnings = load_and_validate(app / "pyproject.toml")
     assert warnings == []
-    import io
-    import zipfile
-
     names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()
     assert sorted(names) == [".info/CONTENT", "app.py", "pyproject.toml"]
 

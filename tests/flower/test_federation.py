@@ -149,7 +149,7 @@ def test_scaffold_with_a_supernode_that_misbehaves(federation):
     until(lambda: federation.ended(out) == "finished", 500, told="the end of the run")
     same(federation, out, *simulated(4, fedspeed.Scaffold(), 4, failing={3}))
     kinds = [(r["kind"], r["round"], r["client"]) for r in federation.refused(out)]
-    assert kinds == [("not finite", 1, 3), ("oversized", 2, 3), ("malformed", 3, 3), ("stale", 4, 3)]
+    assert kinds == [("not finite", 1, 3), ("oversized", 2, 3), ("malformed", 3, 3), ("stale", 4, 3), ("failed", 5, 3)]
 
 
 def test_the_commands_that_check(federation):
