@@ -51,9 +51,11 @@ def app_of(folder: Path) -> tuple[Any, Any, str]:
         ) from None
     path = folder / f"{client[0]}.py"
     try:
-        module = load_text(path, read_bytes(path))
+        module = load_text(path, read_bytes(path), "app")
         made = getattr(module, client[2]).fedspeed
         getattr(module, server[2])
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"deploy: expected {client[2]} = client_app(...) and {server[2]} = server_app(...) in {path}, found "

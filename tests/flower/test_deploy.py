@@ -18,6 +18,10 @@ from fedspeed.errors import UserError
 from fedspeed.flower import require
 
 ROOT = Path(__file__).parents[2]
+pytestmark = [  # flwr's own, of click and pathspec
+    pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
+]
 needs_flwr = pytest.mark.skipif(find_spec("flwr") is None, reason="make test-flower has it")
 
 
@@ -96,7 +100,6 @@ def test_the_app_imports_and_finds_its_data(app, capsys):
 
 
 @needs_flwr
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # flwr's, of pathspec
 def test_flower_takes_the_app(app):
     """Its own validation, and the bundle that travels to devices: no key is in it."""
     from flwr.cli.build import build_fab_from_disk

@@ -141,6 +141,17 @@ def test_fedspeed_through_kills_of_a_supernode_and_of_the_server(federation):
     assert federation.processes["stranger"].poll() not in (None, 0)
 
 
+def test_what_a_user_reads(federation):
+    """In Flower's log: a line for each round; an error that a user can correct is one line, without a traceback."""
+    out = "runs/a"
+    done = federation.told(federation.begin(f'rounds={ROUNDS} out="{out}"'), "refused: ")
+    assert f"fedspeed: finished after {ROUNDS} rounds in {out}" in done
+    assert "fedspeed: client 1 is node" in done
+    wrong = federation.told(federation.begin(f'rounds=0 out="{out}"'), "rounds must be")
+    assert "fedspeed: " in wrong
+    assert "Traceback" not in wrong
+
+
 def test_scaffold_with_a_supernode_that_misbehaves(federation):
     """NaN, an oversized array, another name, a replayed round, an exception: refused, and the run goes on."""
     edit(federation, 4, "fedspeed.Scaffold()", active=4)

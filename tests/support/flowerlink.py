@@ -146,6 +146,15 @@ class Federation:
         assert told["success"], told
         return str(told["run-id"])
 
+    def told(self, run: str, until_it_says: str) -> str:
+        """What Flower's log says of a run, once it says something."""
+
+        def log() -> str:
+            text = self.shell(f"flwr log {run} fedspeed --show", check=False).stdout
+            return text if until_it_says in text else ""
+
+        return until(log, 240, every=3.0, told=f"{until_it_says!r} in the log of run {run}")
+
     def ended(self, out: str) -> str:
         """How a run ended, by its summary; "" while it goes on."""
         path = self.app / out / "summary.json"
