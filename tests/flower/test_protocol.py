@@ -363,6 +363,25 @@ def test_two_nodes_that_are_one_client(tmp_path, data, log):
     assert "expected one SuperNode with fedspeed-client=2, found node 102 too" in line_of(log, "refused")
 
 
+def test_a_second_node_takes_over_when_the_first_has_gone(tmp_path, data):
+    """Without authentication a SuperNode that was killed comes back as another, while it seems to be there still."""
+    run = Run(tmp_path, data, "fedspeed", active=4)
+    run.join(1, node=501, key=b"another start")
+    rounds = []
+
+    def leave(node, message, reply):
+        rounds.append(message.content["job"].get("round", -1))
+        if rounds[-1] == 1 and node == 101:
+            del run.loop.nodes[101]
+            return []
+        return [reply]
+
+    run.loop.fault = leave
+    assert run.go(bind_keys=False).equals()
+    assert [(r["kind"], r["node"]) for r in run.refused] == [("index", "501")]
+    assert (501, "train") in run.loop.log
+
+
 def test_an_index_belongs_to_a_key(tmp_path, data):
     """A SuperNode with another key does not become client 1, not even when client 1 is away."""
     run = Run(tmp_path, data, "fedspeed", active=4).go(rounds=1)
