@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRACKERS := $(VENV)/.trackers
 DOCS := $(VENV)/.docs
+FLOWER := .venv-flower
 KILLS ?= 12
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak bench gpu-check profile notebooks check format wheel clean
+.PHONY: help setup demo test test-all test-flower soak bench gpu-check profile notebooks check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,7 +43,18 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-all: test $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
+# flwr wants other versions of some packages than the trackers, so it has an environment of its own; the second step
+# installs what is listed as it is listed
+$(FLOWER)/.installed: pyproject.toml constraints-flower.txt
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet -c constraints-flower.txt -e '.[dev]'
+	$(FLOWER)/bin/python -m pip install --quiet --no-deps -r constraints-flower.txt
+	touch $@
+
+test-flower: $(FLOWER)/.installed ## the tests of deployment: the protocol, then a real Flower federation on loopback
+	$(FLOWER)/bin/python -m pytest tests/flower -m 'slow or not slow' -n 2 --dist loadfile
+
+test-all: test test-flower $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
 	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1

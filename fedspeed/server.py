@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from .backends import open_backend
+from .backends import Place, open_backend
 from .carried import whole
 from .client import Work
 from .clientmetrics import ClientMetrics
@@ -107,6 +107,7 @@ class Simulation(ShownSimulation):
         folder: Path | None = None,
         observers: Observers | None = None,
         states: ClientStates | DiskStates | None = None,
+        place: Place | None = None,
     ) -> None:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
@@ -128,7 +129,7 @@ class Simulation(ShownSimulation):
         touched = min(data.clients, plan.active * plan.rounds)
         self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
         self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
-        self.backend, self.placement, self.workers, self.work = open_backend(work, self.states)
+        self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds

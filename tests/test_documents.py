@@ -39,6 +39,7 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
 ELSEWHERE = (
+    "deploy check",  # needs flwr, tests/flower/test_deploy.py has it
     "--data huggingface",  # needs the network
     "--backend ray",  # tests/backends/test_ray.py has these
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
@@ -52,6 +53,13 @@ LONGER = {
     "docs/reproduction.md",
     "docs/survive.md",
     "docs/use.md",
+}
+
+APP = (ROOT / "fedspeed" / "flower" / "template" / "README.md").read_text("utf-8")
+APP_COMMANDS = {  # of the app that `fedspeed deploy flower` writes; tests/flower/test_federation.py runs them
+    shlex.join(shlex.split(line, comments=True))
+    for block in re.findall(r"```sh\n(.*?)```", APP, re.DOTALL)
+    for line in block.splitlines()
 }
 
 QUICK = ["--rounds", "2"]
@@ -180,8 +188,12 @@ def test_other_commands_are_ones_their_program_takes(document, command):
     elif given[:3] == [".venv/bin/python", "-m", "pytest"]:
         run = [sys.executable, *given[1:], "--collect-only", "-p", "no:cacheprovider"]
         tried = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    elif document == "docs/deploy.md" and given[0] != "pip":
+        assert command in APP_COMMANDS, f"{document}: tests/flower runs what the app's README says, not {command}"
+        return
     else:
-        assert given[:4] == ["pip", "install", "-c", "constraints.txt"], f"{document}: how is this tested? {command}"
+        assert given[:3] == ["pip", "install", "-c"], f"{document}: how is this tested? {command}"
+        assert given[3] in ("constraints.txt", "constraints-flower.txt")
         assert (ROOT / given[3]).exists()
         place, extra = re.fullmatch(r"([^[]*)(?:\[(\w+)\])?", given[4]).groups()
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

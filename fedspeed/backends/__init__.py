@@ -76,6 +76,13 @@ class Opened(NamedTuple):
     work: Work
 
 
+class Place(NamedTuple):
+    """A back end of the caller's own: its name, and what makes it, called as the class of one is."""
+
+    name: str
+    make: Callable[[Work, int, Container[int]], Whole]
+
+
 def names() -> Iterator[str]:
     """What `backend` may be; entry points, which take time to find, come last."""
     yield from ("auto", *BACKENDS)
@@ -96,8 +103,8 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     return fit
 
 
-def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
-    """Decide where a run goes: which engine, which back end, how many workers.
+def open_backend(work: Work, touched: Container[int] = (), place: Place | None = None) -> Opened:
+    """Decide where a run goes: which engine, which back end, how many workers; `place` decides the last two itself.
 
     `auto` takes processes where they save more time than they need to start, and everything can be sent to them without
     importing the user's script once more; else this process.
@@ -110,6 +117,8 @@ def open_backend(work: Work, touched: Container[int] = ()) -> Opened:
     plan = work.plan
     plan = replace(plan, engine=resolve_engine(plan, work.method, work.flat.model, work.loss, work.data))
     work = replace(work, plan=plan)
+    if place is not None:
+        return Opened(place.make(work, plan.active, touched), place.name, plan.active, work)
     workers, name = min(plan.workers or cores(), plan.active), plan.backend
     if name == "auto":
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"

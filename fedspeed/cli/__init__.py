@@ -44,6 +44,7 @@ COMMANDS = {
     "data": "list, fetch or look at data sets and splits",
     "theory": "check the convergence theorem's conditions, measure its rate",
     "audit": "run somebody's implementation of a method beside ours, and say where and why it differs",
+    "deploy": "write an app that runs a method on real devices, over Flower; check one",
     "inspect": "sharpness and client divergence of finished runs",
 }
 

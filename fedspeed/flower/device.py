@@ -1,0 +1,177 @@
+"""What a device does: says who it is, runs its client's turn, scores a model on its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backends.serial import Serial, alone
+from ..client import Failed, Job, Work
+from ..clientscores import client_slices, score_clients
+from ..data.federated import Federated
+from ..data.required import federated
+from ..errors import Diverged, UserError, one_line
+from ..vec import has_leaves, tree_map
+from .kept import NEVER, Kept
+from .terms import Terms
+from .wire import Refused, Vector, from_arrays, to_failure, to_reply
+
+CLIENT, STATES = "fedspeed-client", "fedspeed-states"
+Data = Callable[[int, Mapping[str, Any]], Federated]
+
+
+def make_client_app(terms: Terms, data: Data) -> Any:
+    """The ClientApp of these terms."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+    app.fedspeed = (terms, data)  # for `fedspeed deploy check`
+
+    def answering(action: Callable[[Device, Any], Any]) -> Callable[[Any, Any], Any]:
+        def answer(message: Any, context: Any) -> Any:
+            return Message(answered(action, terms, data, message.content, context), reply_to=message)
+
+        return answer
+
+    app.query("hello")(answering(Device.hello))
+    app.train()(answering(Device.train))
+    app.evaluate()(answering(Device.evaluate))
+    return app
+
+
+def answered(action: Callable[[Device, Any], Any], terms: Terms, data: Data, content: Any, context: Any) -> Any:
+    """What an action replies; what goes wrong is a reply too, in one line."""
+    try:
+        return action(Device(terms.configured(context.run_config), data, context.node_config, content), content)
+    except (UserError, Diverged, Refused) as error:
+        return to_failure(type(error).__name__, str(error))
+    except Exception as error:  # of the hook for the data, or a disk: the server is told, and the SuperNode goes on
+        return to_failure("failed", one_line(error))
+
+
+class Device:
+    """One client, for one message.
+
+    Args:
+        config: the SuperNode's own, `--node-config`.
+        content: the message's; its record `job` says of which run it is and how many clients there are.
+    """
+
+    def __init__(self, terms: Terms, data: Data, config: Mapping[str, Any], content: Any) -> None:
+        self.terms = terms
+        self.client = _index(config)
+        self.job: Mapping[str, Any] = content["job"]
+        self.clients = int(self.job["clients"])
+        self.folder = Path(str(config.get(STATES, "~/.fedspeed/flower"))).expanduser()
+        if not 0 <= self.client < self.clients:
+            raise UserError(
+                f"flower: expected {CLIENT} in 0..{self.clients - 1}, found {self.client}; correct --node-config"
+            )
+        self.data = own_part(loaded(data, self.client, config), self.client, self.clients)
+        self.module = terms.module(self.data)
+
+    @cached_property
+    def work(self) -> Work:
+        """The local work, on this device's data."""
+        return self.terms.work(self.data, self.module)
+
+    def hello(self, _: Any) -> Any:
+        """Who this is: its index, how many samples it has, and what it runs."""
+        from flwr.app import ConfigRecord, RecordDict
+
+        said = self.terms.statements(self.data, self.module)
+        about = {"client": self.client, "n": int(self.data.sizes[self.client]), "run": str(self.job["run"])}
+        _ = self.work  # what cannot be trained here is told now
+        return RecordDict({"about": ConfigRecord(about), "terms": ConfigRecord(said)})
+
+    def train(self, content: Any) -> Any:
+        """The client's turn: the state as it was counted last, the local loop, the new state on the disk, the reply."""
+        told, work = self.job, self.work
+        if int(told["client"]) != self.client:
+            raise UserError(f"flower: a message for client {told['client']} came to client {self.client}")
+        job = Job(self.client, int(told["round"]), float(told["lr"]), int(told["K"]))
+        down = tree_map(lambda a: a.to(work.flat.device), from_arrays(content["down"], work.shapes.down))
+        dtype = None if work.plan.state_dtype == "same" else getattr(torch, work.plan.state_dtype)
+        kept = Kept(self.folder, str(told["run"]), self.client, dtype)
+        first = work.hooks.init_client(work.flat.x)
+        counted, stateful = int(told["counted"]), has_leaves(first)
+        state = kept.read(counted, first) if stateful and counted != NEVER else None
+        lost = stateful and counted != NEVER and state is None
+        begun = tree_map(lambda a: a.to(work.flat.device, copy=True), first if state is None else state)
+        reply = next(Serial(work).run([job], down, lambda _: begun))
+        if isinstance(reply, Failed):
+            raise reply.error
+        if stateful:
+            kept.write(job.t, reply.client)
+            kept.drop(int(told["before"]))
+        return to_reply(reply, str(told["run"]), lost)
+
+    def evaluate(self, content: Any) -> Any:
+        """Sums of loss and right answers of a vector over this client's data."""
+        from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+        work, data = self.work, self.work.data
+        like = torch.empty(work.flat.d + len(work.flat.statistics.first), dtype=work.flat.dtype, device="meta")
+        x = from_arrays(content["down"], Vector(like)).x
+        with alone(work):
+            ends = client_slices(data, self.client)
+            parts = [score_clients(work.flat, x.to(work.flat.device), data, work.loss, a, b) for a, b in ends]
+        sums = {"loss": sum(float(p.loss[0]) for p in parts), "right": sum(float(p.right[0]) for p in parts)}
+        about = {"run": str(self.job["run"]), "round": int(self.job["round"]), "client": self.client}
+        return RecordDict({"about": ConfigRecord(about), "sums": MetricRecord(sums)})
+
+
+def own_part(data: Federated, client: int, clients: int) -> Federated:
+    """A client's data under its own index; nothing of the others stays.
+
+    Example:
+        >>> data = Federated.from_arrays(np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1]), clients=[[0, 1, 3]])
+        >>> own_part(data, 2, 4).sizes.tolist()
+        [0, 0, 3, 0]
+    """
+    if data.clients not in (1, clients):
+        raise UserError(
+            f"flower: the data of client {client}: expected those of one client, or of all {clients}, found "
+            f"{data.clients} clients; correct the app's data function"
+        )
+    rows = data.rows(client if data.clients == clients else 0)
+    offsets = np.where(np.arange(clients + 1) > client, len(rows), 0)
+    taken = torch.from_numpy(np.ascontiguousarray(rows))
+    return replace(
+        data,
+        x=data.x[taken],
+        y=data.y[taken],
+        indices=np.arange(len(rows)),
+        offsets=offsets,
+        x_test=None,
+        y_test=None,
+        validation=None,
+    )
+
+
+def _index(config: Mapping[str, Any]) -> int:
+    found = config.get(CLIENT)
+    if type(found) is not int or found < 0:
+        raise UserError(
+            f"flower: expected {CLIENT} in the SuperNode's --node-config, found "
+            f"{'none' if found is None else repr(found)}; start it with --node-config '{CLIENT}=0'"
+        )
+    return found
+
+
+def loaded(data: Data, client: int, config: Mapping[str, Any]) -> Federated:
+    """What the app's function gives; whatever it raises is told in one line."""
+    try:
+        return federated(data(client, dict(config)))
+    except Exception as error:
+        raise UserError(
+            f"flower: client {client} has no data ({one_line(error)}); see to its files, or correct the app's data "
+            f"function"
+        ) from None

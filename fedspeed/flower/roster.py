@@ -1,0 +1,168 @@
+"""Which SuperNode is which client: learned by one `query.hello` to each, and held to what was learned."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .book import Book
+from .terms import ALIKE, differs
+from .wire import Refused, cut, failure
+
+log = logging.getLogger("flwr.fedspeed")
+HELLO = "query.hello"
+MOST_N = 2**53
+TRIES = 3
+"""How often a SuperNode is asked that answers with an error of Flower's."""
+
+
+class Node(NamedTuple):
+    """A SuperNode that is connected; one that was started again is another."""
+
+    id: int
+    since: str
+    key: str
+
+
+class Roster:
+    """Who is there.
+
+    Args:
+        grid: Flower's.
+        bind: whether an index belongs to one key.
+        ttl: seconds for which a question is valid.
+    """
+
+    def __init__(self, grid: Any, book: Book, bind: bool, ttl: float) -> None:
+        self.grid, self.book, self.bind, self.ttl = grid, book, bind, ttl
+        self.expected: Mapping[str, str] | None = None  # the server's statements, once it has a model
+        self.at: dict[int, Node] = {}  # client -> its node
+        self.said: dict[int, dict[str, str]] = {}  # client -> its statements
+        self._asked: dict[str, Node] = {}  # message -> whom
+        self._met: set[Node] = set()  # asked, and perhaps refused
+        self._tries: Counter[Node] = Counter()
+
+    def look(self) -> None:
+        """See who came and went, ask those who are new, and hear what they say."""
+        online = {
+            Node(info.node_id, info.last_activated_at, _fingerprint(info.public_key)) for info in self.grid.get_nodes()
+        }
+        self.at = {client: node for client, node in self.at.items() if node in online}
+        self._asked = {message: node for message, node in self._asked.items() if node in online}
+        new = sorted(online - self._met)
+        if new:
+            messages = [self._question(node) for node in new]
+            for node, message in zip(new, self.grid.push_messages(messages), strict=True):
+                if message:
+                    self._asked[message] = node
+                    self._met.add(node)
+        if self._asked:
+            for reply in self.grid.pull_messages(list(self._asked)):
+                message = reply.metadata.reply_to_message_id
+                if message in self._asked:
+                    self._hear(self._asked.pop(message), reply)
+
+    def compare(self, expected: Mapping[str, str]) -> None:
+        """From now on devices must agree with these statements; those who are there and do not are refused."""
+        self.expected = expected
+        for client, node in list(self.at.items()):
+            try:
+                self._agree(client, self.said[client])
+            except Refused as error:
+                del self.at[client]
+                self.book.refuse(error.kind, str(error), node.id, client)
+
+    def missing(self) -> list[int]:
+        """Clients that nobody here is."""
+        return [i for i in range(self.book.clients) if i not in self.at]
+
+    def _question(self, node: Node) -> Any:
+        from flwr.app import ConfigRecord, Message, RecordDict
+
+        job = {"run": self.book.run, "clients": self.book.clients}
+        return Message(RecordDict({"job": ConfigRecord(job)}), node.id, HELLO, ttl=self.ttl)
+
+    def _hear(self, node: Node, reply: Any) -> None:
+        client = None
+        try:
+            if reply.has_error():
+                self._tries[node] += 1
+                if self._tries[node] < TRIES:
+                    self._met.discard(node)  # ask again
+                raise Refused("failed", f"no answer to hello ({cut(str(reply.error.reason))})")
+            told = failure(reply.content)
+            if told is not None:
+                raise Refused("failed", told[1])
+            client, n, said = _introduced(reply.content, self.book)
+            self._admit(client, node)
+            known = self.book.known.get(client)
+            if known is not None and known["n"] != n:
+                raise Refused("data", f"expected {known['n']} samples as before, found {n}")
+            if self.bind and known is not None and known["key"] != node.key:
+                raise Refused(
+                    "key",
+                    f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "
+                    f"--auth-supernode-private-key has a new key at every start (bind_keys=False allows that)",
+                )
+            self._agree(client, said)
+        except Refused as error:
+            self.book.refuse(error.kind, str(error), node.id, client)
+            return
+        self.at[client], self.said[client] = node, said
+        self.book.learn(client, n, node.key)
+        log.info("fedspeed: client %d is node %d, with %d samples", client, node.id, n)
+
+    def _admit(self, client: int, node: Node) -> None:
+        """Raise if another SuperNode, which is connected, is this client."""
+        other = self.at.get(client)
+        if other is not None and other.id != node.id:
+            raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
+
+    def _agree(self, client: int, said: Mapping[str, str]) -> None:
+        if self.expected is None:
+            return
+        why = differs(self.expected, said)
+        if why:
+            raise Refused("terms", f"{why}; install the same versions and run the same app on server and devices")
+        for name in ALIKE:
+            if said.get(name) != self.expected[name]:
+                ours, theirs = self.expected[name], said.get(name)
+                log.warning("fedspeed: client %d has %s %s, the server %s: other last bits", client, name, theirs, ours)
+
+
+def _introduced(content: Any, book: Book) -> tuple[int, int, dict[str, str]]:
+    """Index, samples and statements of a device; raise unless they are such."""
+    from flwr.app import ConfigRecord
+
+    if sorted(content) != ["about", "terms"] or not all(isinstance(content[k], ConfigRecord) for k in content):
+        raise Refused("malformed", "expected the records about and terms in the answer to hello")
+    about, said = content["about"], content["terms"]
+    client, n = about.get("client"), about.get("n")
+    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n < MOST_N:
+        raise Refused(
+            "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}"
+        )
+    if about.get("run") != book.run:
+        raise Refused("stale", "expected the answer to this run's hello, found another's")
+    if len(said) > 50 or not all(isinstance(value, str) and len(value) < 100_000 for value in said.values()):
+        raise Refused("malformed", "expected texts in terms")
+    return client, n, {str(name): str(value) for name, value in said.items()}
+
+
+def listed(clients: Iterable[int]) -> str:
+    """Some clients in words.
+
+    Example:
+        >>> listed([3, 1, 2]), listed(range(100))
+        ('1, 2, 3', '0, 1, 2, 3, 4, 5, 6, 7 and 92 others')
+    """
+    found = sorted(clients)
+    text = ", ".join(map(str, found[:8]))
+    return f"{text} and {len(found) - 8} others" if len(found) > 8 else text
+
+
+def _fingerprint(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()[:32]

@@ -1,0 +1,190 @@
+"""The ServerApp: the round loop of `simulate`, with devices for clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..backends import Place
+from ..data.federated import Federated
+from ..data.required import federated
+from ..errors import Diverged, UserError
+from ..files import write
+from ..givenrun import recorded
+from ..record import Record
+from ..server import Simulation
+from ..splitfile import Split
+from ..vec import has_leaves
+from .book import Book
+from .counted import Counted
+from .grid import Grid
+from .roster import Roster, listed
+from .terms import SHAPE, Terms
+
+log = logging.getLogger("flwr.fedspeed")
+KINDS = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+MOST_INPUT = 2**28
+"""What inputs and targets may be, and numbers of one input that a device may claim."""
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What only the server needs; see `server_app`."""
+
+    clients: int
+    test: Callable[[], Federated | None] | None
+    out: Path
+    timeout: float
+    wait: float
+    poll: float
+    bind_keys: bool
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or min(self.timeout, self.wait, self.poll) <= 0:
+            raise UserError(
+                f"flower: expected clients >= 1 and timeout, wait, poll > 0, found {self.clients}, {self.timeout:g}, "
+                f"{self.wait:g}, {self.poll:g}"
+            )
+
+
+def make_server_app(terms: Terms, side: ServerSide) -> Any:
+    """The ServerApp of these terms."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    def main(grid: Any, context: Any) -> None:
+        logging.getLogger("flwr").addFilter(in_one_line)
+        config = dict(context.run_config)
+        run_rounds(grid, terms.configured(config), replace(side, out=Path(str(config.get("out", side.out)))))
+
+    app.main()(main)
+    return app
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """A filter for Flower's log: what a user can correct is told without a traceback."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, UserError | Diverged):
+        record.msg, record.args, record.exc_info = "fedspeed: %s", (str(error),), None
+    return True
+
+
+def run_rounds(grid: Any, terms: Terms, side: ServerSide) -> None:
+    """Wait for the devices, then run what is left of the run in `side.out`."""
+    active = terms.plan.cohort_size(side.clients)
+    terms.method.check(terms.plan.lr, active if terms.plan.cohort == "fixed" else 1, side.clients)
+    book = Book(side.out, side.clients)
+    roster = Roster(grid, book, side.bind_keys, side.timeout)
+    shape = meet(roster, side)
+    data = remote_data(book, side.test() if side.test else None, shape)
+    module = terms.module(data)
+    roster.compare(terms.statements(data, module))
+    first = terms.work(data, module)
+    counted = Counted(has_leaves(first.hooks.init_client(first.flat.x)))
+    place = Place(
+        "flower", lambda work, _, touched: Grid(work, cast("Counted", touched), grid, roster, side.timeout, side.poll)
+    )
+    make = partial(make_simulation, terms, module, data, counted, place)
+    with recorded(side.out, True, make, module) as run:
+        write_sizes(run)
+        for record in run:
+            keep(run)
+            log.info("fedspeed: %s", shown(record))
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(book.refusals.items())) or "nothing"
+    log.info("fedspeed: %s after %d rounds in %s; refused: %s", run.ended, run.t, side.out, told)
+
+
+def meet(roster: Roster, side: ServerSide) -> dict[str, str]:
+    """What the inputs of the clients look like, once all have said how many samples they have; in a run that is
+    continued, once anybody is there."""
+    end = time.monotonic() + side.wait
+    told = 0.0
+    while True:
+        roster.look()
+        if roster.at and roster.book.sizes() is not None:
+            said = [{name: roster.said[i].get(name, "") for name in SHAPE} for i in sorted(roster.at)]
+            return max(said, key=said.count)
+        now = time.monotonic()
+        if now > end:
+            raise UserError(
+                f"flower: expected {side.clients} clients within {side.wait:g} s, found nobody for "
+                f"{listed(roster.missing())} (refused: {roster.book.refusals.total()}, see the log); start SuperNodes "
+                f"with --node-config 'fedspeed-client=N' and register their keys"
+            )
+        if now > told:
+            log.info("fedspeed: waiting for clients %s", listed(roster.missing()))
+            told = now + 30
+        time.sleep(side.poll)
+
+
+def remote_data(book: Book, test: Federated | None, shape: dict[str, str]) -> Federated:
+    """The federation as the server knows it: sizes, what an input looks like, and its own test set; no sample."""
+    sizes = book.sizes() or []
+    if test is not None:
+        held = federated(test)
+        base = replace(held, x=torch.zeros_like(held.x[:1]), y=torch.zeros_like(held.y[:1]), validation=None)
+    else:
+        x, y, classes = claimed(shape)
+        base = Federated(x, y, np.zeros(1, np.int64), np.array([0, 1]), classes=classes, name="devices")
+    return replace(
+        base,
+        indices=np.zeros(sum(sizes), np.int64),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        split="devices",
+    )
+
+
+def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+    """An input and a target of zeros, and the number of classes, as devices say."""
+    found = [shape.get(name, "") for name in ("shape", "inputs", "targets", "classes")]
+    sizes = [int(n) for n in re.findall(r"\d{1,9}", found[0])]
+    known = found[1] in KINDS and found[2] in KINDS and re.fullmatch(r"None|\d{1,6}", found[3])
+    if not known or math.prod(sizes) > MOST_INPUT:
+        raise UserError(f"flower: expected the shape and the kind of inputs from the devices, found {str(found)[:200]}")
+    x, y = torch.zeros(1, *sizes, dtype=getattr(torch, found[1])), torch.zeros(1, dtype=getattr(torch, found[2]))
+    return x, y, None if found[3] == "None" else int(found[3])
+
+
+def make_simulation(
+    terms: Terms, module: nn.Module, data: Federated, counted: Counted, place: Place, folder: Path | None = None
+) -> Simulation:
+    """The run, its clients elsewhere."""
+    return Simulation(
+        terms.method, module, data, terms.plan, terms.loss, terms.no_decay, folder, states=counted, place=place
+    )
+
+
+def keep(run: Simulation) -> None:
+    """A checkpoint of this round on the disk, before any device hears that it was counted."""
+    assert run.recording is not None
+    run.recording.checkpoints.write(run.t, run.server, run.states)
+    run.recording.checkpoints.wait()
+
+
+def write_sizes(run: Simulation) -> None:
+    """`split.json` with what is known: sizes, no counts of classes."""
+    assert run.recording is not None
+    path, data = run.recording.files.split_file, run.data
+    if not path.exists():
+        found = Split(data.split_fingerprint, data.name, data.split, data.sizes.tolist(), [], list(data.class_names))
+        write(path, json.dumps(found._asdict()) + "\n")
+
+
+def shown(record: Record) -> str:
+    """A round in a line."""
+    score = "" if record.test_accuracy is None else f", test accuracy {100 * record.test_accuracy:.2f}%"
+    dropped = f", without clients {listed(record.dropped)}" if record.dropped else ""
+    return f"round {record.round}: train loss {record.train_loss:.4f}{score}{dropped}"
