@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,15 @@ def test_many_clients_are_timed_by_the_clock(tmp_path, monkeypatch):
     assert goals({}, None, None, None, {**found, "first": 1.0, "last": 1.1})[-1].met is True
     assert goals({}, None, None, None, {**found, "first": 1.0, "last": 1.3})[-1].met is False
     assert goals({}, None, None)[-1].met is None
+
+
+def test_scale_measures_what_it_says(tmp_path):
+    from benchmarks import scale
+
+    case = scale.Case("scaffold", 40, 10, 4, recorded=True)
+    row = {**asdict(case), **scale.run(case, tmp_path)}
+    assert row["parameters"] == 27
+    assert 10 <= row["touched"] <= 40
+    assert row["peak_rss"] >= row["imported_rss"] > 0
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
+    assert scale.table([row]).splitlines()[2].startswith("| scaffold | 40 | 10 | memory | yes |")

@@ -304,6 +304,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir", "stopping"},
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
     "points": {"config", "errors", "methods", "runconfig"},
+    "slurm": {"config", "errors", "files", "runconfig"},
     "recurrent": {"errors"},
     "carried": {"contract"},
     "norms": {"errors"},
@@ -413,6 +414,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
 NO_TORCH = {
     "batch",
     "points",
+    "slurm",
     "sweeps",
     "",
     "cures",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from federations import Softmax, package
 
+import fedspeed
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSMOO, FedSpeed
 from fedspeed.plan import Plan
@@ -107,3 +108,21 @@ def test_auto_goes_to_disk_above_the_limit(tmp_path):
     assert isinstance(choose_states("auto", one, fits + 1, tmp_path), DiskStates)
     assert isinstance(choose_states("auto", FedAvg().init_client(torch.zeros(1024)), 10**9), ClientStates)
     assert isinstance(choose_states("memory", one, 10**9), ClientStates)
+
+
+def test_auto_counts_the_clients_that_a_run_can_touch(monkeypatch):
+    data = fedspeed.load_data("digits", split="iid", clients=50)
+    model = fedspeed.build_model("linear", data)
+    monkeypatch.setattr("fedspeed.states.LIMIT", 5 * 4 * 650)
+    for rounds, where in ((2, ClientStates), (3, DiskStates)):
+        with fedspeed.simulate("scaffold", model, data, rounds=rounds, active=2) as run:
+            assert isinstance(run.states, where)
+
+
+def test_clients_begin_with_the_same_state_and_do_not_share_it():
+    data = fedspeed.load_data("digits", split="iid", clients=50)
+    with fedspeed.simulate("fedpd", fedspeed.build_model("linear", data), data, rounds=1, active=50) as run:
+        first = run.client_state(0)
+        assert torch.equal(first.x, run.x0)
+        first.x.add_(1)
+        assert torch.equal(run.client_state(0).x, run.x0)
