@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 # 0.8 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned; timm is left out: the torchvision it
 # needs must be built for the same device as torch, and breaks transformers if it is not
 $(TRACKERS): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna,ray]' \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna,ray,notebooks]' \
 		brotli gradio_client huggingface_hub orjson python-multipart uvicorn
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
 	touch $@

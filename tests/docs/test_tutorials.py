@@ -8,12 +8,14 @@ pages, elsewhere only their places. A block that says `needs: NAME` runs where t
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +123,24 @@ def test_every_tutorial_is_a_notebook_with_the_same_code(path):
         import nbformat
     except ImportError:
         return
-    nbformat.validate(nbformat.from_dict(notebook))
+    nbformat.validate(nbformat.reads(json.dumps(notebook), as_version=4))
+
+
+@pytest.mark.slow
+def test_a_notebook_runs_in_jupyter_s_kernel(folder, monkeypatch):
+    """Cells of Python, of the shell, and one that writes a file, in the order of the page."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    path = ROOT / "docs" / "tutorials" / "2-your-data.md"
+    notebook = nbformat.reads(json.dumps(notebooks.convert(path)), as_version=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Jupyter's own
+        nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", ()))
+    for block in notebooks.blocks(path.read_text("utf-8")):
+        assert block.language != "text" or pattern(block.text).search(printed)
+    assert (folder / "my_data.py").exists()
 
 
 def test_what_is_compared_can_differ():
