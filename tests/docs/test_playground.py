@@ -225,3 +225,40 @@ def test_play_goes_on_and_what_is_refused_is_said(opened):
     page.locator("#step").click()
     assert page.locator("#round").inner_text() == "0"
     assert opened.wrong == []
+
+
+@pytest.mark.slow
+def test_what_the_text_proposes_to_try_is_so(opened):
+    page, duals = opened.page, {}
+
+    def ends(method: str, rounds: int, **fields: object) -> np.ndarray:
+        """The last ten distances."""
+        choose(page, method)
+        page.evaluate("fields => { Object.assign(state.fields, fields); restart(); }", fields)
+        quietly = "rounds => Array.from({length: rounds}, () => JSON.parse(window.python.step()))"
+        told = page.evaluate(quietly, rounds)
+        duals.update(told[-1]["duals"])
+        return np.array([happened["distance"] for happened in told[-10:]])
+
+    page.locator("#reset").click()
+    far = []
+    for K in (1, 10, 30):
+        page.locator("#set-K").fill(str(K))
+        far.append(ends("fedavg", 80 // K + 20)[-1])
+    assert far == sorted(far)
+    assert far[1] > 0.2
+    page.locator("#set-K").fill("10")
+    page.locator("#own").uncheck()
+    assert ends("fedavg", 40)[-1] < 1e-6
+    page.locator("#own").check()
+    for name in ("fedspeed", "feddyn", "scaffold"):
+        assert ends(name, 60)[-1] < 1e-5
+        np.testing.assert_allclose([duals[str(i)] for i in range(4)], page.evaluate("state.pulls"), atol=1e-4)
+    perturbed = ends("fedspeed", 60, rho=0.3)
+    assert perturbed.min() > 0.01
+    assert np.ptp(perturbed) < 0.01 * perturbed.min()  # at rest
+    page.locator("#set-active").fill("2")
+    assert ends("fedspeed", 80, server="active").min() > 0.02
+    assert ends("fedspeed", 80, server="all").max() < 0.01
+    page.locator("#set-active").fill("4")
+    assert opened.wrong == []
