@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# 0.8 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned; timm is left out: the torchvision it
+# 1 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned; timm is left out: the torchvision it
 # needs must be built for the same device as torch, and breaks transformers if it is not
 $(TRACKERS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna,ray,notebooks]' \
