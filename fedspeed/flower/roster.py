@@ -43,6 +43,7 @@ class Roster:
         self.said: dict[int, dict[str, str]] = {}  # client -> its statements
         self._asked: dict[str, Node] = {}  # message -> whom
         self._met: set[Node] = set()  # asked, and perhaps refused
+        self._second: dict[Node, int] = {}  # refused because another is that client
         self._tries: Counter[Node] = Counter()
 
     def look(self) -> None:
@@ -52,6 +53,8 @@ class Roster:
         }
         self.at = {client: node for client, node in self.at.items() if node in online}
         self._asked = {message: node for message, node in self._asked.items() if node in online}
+        self._met -= {node for node, client in self._second.items() if client not in self.at}
+        self._second = {node: client for node, client in self._second.items() if client in self.at}
         new = sorted(online - self._met)
         if new:
             messages = [self._question(node) for node in new]
@@ -119,6 +122,7 @@ class Roster:
         """Raise if another SuperNode, which is connected, is this client."""
         other = self.at.get(client)
         if other is not None and other.id != node.id:
+            self._second[node] = client
             raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
 
     def _agree(self, client: int, said: Mapping[str, str]) -> None:

@@ -66,13 +66,13 @@ class Run:
         settings = {k: v for k, v in self.settings.items() if k != "rounds"}
         return client_app(how["method"], how["model"], how["data"], **settings)
 
-    def join(self, i, node=None, key=None, app=None, config=None):
+    def join(self, i, node=None, key=None, app=None, config=None, run_config=None):
         config = {"fedspeed-client": i, "fedspeed-states": str(self.states)} if config is None else config
-        self.loop.join(100 + i if node is None else node, app or self.app(), config, key)
+        self.loop.join(100 + i if node is None else node, app or self.app(), config, key, run_config)
 
-    def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, **settings):
+    def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, config=None, **settings):
         plan = given_plan(None, self.settings | settings)
-        terms = Terms(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured({})
+        terms = Terms(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
         side = ServerSide(N, (lambda: self.data) if test else None, self.out, timeout, wait, 0.01, bind_keys)
         run_rounds(self.loop, terms, side)
         return self
@@ -472,6 +472,19 @@ def test_nobody_answers(tmp_path, data):
     run = Run(tmp_path, data, "fedspeed", silence)
     with pytest.raises(fedspeed.UserError, match=r"flower: round 1, client \d: no reply within 0.5 s"):
         run.go(timeout=0.5)
+
+
+def test_settings_of_flowers_run_config(tmp_path, data):
+    """`--run-config 'seed=9 batch-size=25'` reaches server and devices; one that has another is refused."""
+    run, config = Run(tmp_path, data, "fedspeed"), {"seed": 9, "batch-size": 25, "mine": "anything"}
+    for i in range(N):
+        run.join(i, run_config=config)
+    run.go(config=config)
+    run.settings |= {"seed": 9, "batch_size": 25}
+    assert run.equals()
+    run.join(0, run_config=config | {"seed": 8}, app=Run(tmp_path, data, "fedspeed").app())
+    run.go(config=config, rounds=5, timeout=1.0)
+    assert [(r["kind"], r["client"]) for r in run.refused] == [("terms", 0)]
 
 
 def test_scores_on_devices(tmp_path, data):
