@@ -93,8 +93,9 @@ class DP(Wrapper):
     bounds_uploads: ClassVar[bool] = True
     lasting: ClassVar[Collection[str]] = ("noise",)  # epsilon is of all rounds, with the noise of each
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self, lr: float, active: int, clients: int) -> None:
+        """A run needs the accountant; a value does not, so that reports and lists work without it."""
+        super().check(lr, active, clients)
         if find_spec("dp_accounting") is None:
             raise UserError(
                 "DP: expected the package dp-accounting, which is not here; pip install 'fedspeed[privacy]'"

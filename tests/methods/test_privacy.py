@@ -14,7 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wrappers import moves, stream
 
-from fedspeed import DP, Clip, Config, FedAvg, FedSpeed, Plan, Quantise, Scaffold, TopK, UserError
+from fedspeed import (
+    DP,
+    Clip,
+    Config,
+    FedAvg,
+    FedSpeed,
+    Plan,
+    Quantise,
+    Scaffold,
+    TopK,
+    UserError,
+    load_data,
+    simulate,
+)
 from fedspeed.cli import main
 from fedspeed.method import Local
 from fedspeed.methods import privacy
@@ -186,7 +199,19 @@ def test_noise_of_clients_is_sent_whole(where, noise, dense):
     assert DP(inner, where=where, noise=noise).sent(up) == (400 if dense else inner.sent(up))
 
 
-def test_without_the_accountant_it_says_what_to_install(monkeypatch):
+def test_without_the_accountant_a_run_says_what_to_install(monkeypatch):
+    data = load_data("digits", clients=4)
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="fedspeed\\[privacy\\]"):
-        DP(FedAvg())
+        Config.from_dict({"method": {"name": "dp", "base": "fedavg"}, "clients": 20, "active": 5})
+    with pytest.raises(UserError, match="fedspeed\\[privacy\\]"):
+        simulate(DP(FedAvg()), "linear", data, active=2)
+
+
+def test_without_the_accountant_reports_and_lists_of_methods_work(monkeypatch, tmp_path):
+    """As in a plain install: both make a value of every method."""
+    monkeypatch.setattr(privacy, "find_spec", lambda name: None)
+    assert main(["run", "--method", "fedavg", "--rounds", "1", "--quiet", "--out", str(tmp_path / "a")]) == 0
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["methods"]) == 0
+    assert main(["methods", "dp"]) == 0
