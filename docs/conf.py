@@ -15,7 +15,7 @@ version = release = fedspeed.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "house"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = False
 suppress_warnings = ["config.cache"]

@@ -112,7 +112,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="where its paper, public code and this package differ; without NAME all of it",
     )
-    parser.add_argument("--markdown", action="store_true", help="the list by family and cost, as docs/method-table.md has it")
+    parser.add_argument(
+        "--markdown", action="store_true", help="the list by family and cost, as docs/method-table.md has it"
+    )
 
 
 def main(args: argparse.Namespace, console: Console) -> int:

@@ -118,7 +118,7 @@ def test_a_method_page_says_what_the_method_is(pages):
 
 def test_the_code_on_made_pages_runs(pages):
     """Python runs, commands are ones the program takes; so are the examples that `--help` ends with."""
-    python = commands = 0
+    parser, python, commands = build_parser(), 0, 0
     for name, text in pages.items():
         for language, block in re.findall(r"^```(python|sh|text)\n(.*?)^```", text, re.M | re.S):
             if language == "python":
@@ -127,7 +127,7 @@ def test_the_code_on_made_pages_runs(pages):
             for line in re.findall(r"^ *(fedspeed [a-z].*)$", block.replace("\\\n", " "), re.M):
                 words = shlex.split(re.sub(r" {3,}.*$| > .*$", "", line), comments=True)[1:]  # remarks stand apart
                 if language == "sh" or (name.startswith("cli/") and "[-h]" not in line):
-                    build_parser().parse_args(words)
+                    parser.parse_args(words)
                     commands += 1
     assert python >= len(METHODS)
     assert commands > 100
