@@ -100,7 +100,12 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
                 f"back end ray: expected the cluster at {address} to have this Ray and Python, found others ({told}); "
                 f"install the same on all nodes"
             ) from None
-        raise _unreachable(address, told) from None
+        if address in (LOCAL, "auto"):
+            raise _unreachable(address, told) from None
+        raise UserError(
+            f"back end ray: expected a Ray cluster at {address}, found somebody else, or one that wants a token "
+            f"({told}); correct --ray-address or $RAY_ADDRESS, or set RAY_AUTH_MODE=token"
+        ) from None
     finally:
         logger.setLevel(before)
 
