@@ -55,7 +55,7 @@ test-flower: $(FLOWER)/.installed ## the tests of deployment: the protocol, then
 	$(FLOWER)/bin/python -m pytest tests/flower -m 'slow or not slow' -n 2 --dist loadfile
 
 test-all: test test-flower $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
-	$(BIN)/python -m pytest -m slow -n $(JOBS)
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadgroup
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(if $(FULL_MEMORY),--full-memory) $(ARGS)

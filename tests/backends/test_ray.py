@@ -35,6 +35,7 @@ from fedspeed.runconfig import config_digest, read_config
 from fedspeed.server import simulate
 
 pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
