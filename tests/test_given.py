@@ -107,7 +107,7 @@ BAD = [
     ({"epochs": 1}, "did you mean 'local_epochs'"),
     ({"K": 5}, "did you mean 'local_steps'"),
     ({"los": 5}, "did you mean 'loss'"),
-    ({"xyzzy": 5}, "unknown keyword of simulate 'xyzzy'; Known: active, backend"),
+    ({"xyzzy": 5}, "unknown keyword of simulate 'xyzzy'; Known: active, allow_mixed, backend"),
 ]
 
 

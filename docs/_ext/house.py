@@ -17,6 +17,7 @@ INLINE = re.compile(r"(``?)(.+?)\1", re.S)
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", docstring)
     app.connect("missing-reference", named)
+    app.connect("doctree-read", dashes)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -79,6 +80,12 @@ def named(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
             found = domain.objects[place]
             return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", place, node, content) if found else None
     return content
+
+
+def dashes(app: Sphinx, tree: nodes.document) -> None:
+    """What Sphinx puts between a parameter and its text, as a dash; smartquotes, which would, spoil --options."""
+    for text in [text for text in tree.findall(nodes.Text) if text.astext() == " -- "]:
+        text.parent.replace(text, nodes.Text(" – "))
 
 
 def mathml(self: Any, node: nodes.math) -> None:
