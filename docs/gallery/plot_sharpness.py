@@ -8,9 +8,9 @@ loss's Hessian, and by the loss along its eigenvector, the direction in which it
 RUN`` does it for a run directory; these are the functions behind it.
 
 **What to see.** Three runs on digits that differ in nothing but rho. Each curve is the training loss on a line
-through the model that was found, shown from its own lowest point: the larger rho, the wider the valley. All three
-reach about the same loss and test accuracy (in the legend), so it is the shape of the minimum that differs, not how
-far training got. How much of that carries over to unseen data depends on the problem; on these digits, little.
+through the model that was found, shown from its own lowest point: the larger rho, the wider the valley. The lowest
+losses are 0.08, 0.07 and 0.05, so rho costs no training loss here, only a second gradient per step. The accuracies in
+the legend are of one seed: this picture says that the minimum is flatter, not that the model is better.
 """
 
 import matplotlib.pyplot as plt

@@ -116,6 +116,7 @@ def test_sharpness_is_the_curvature_that_is_drawn(run):
         second = (along[middle + 1] + along[middle - 1] - 2 * along[middle]) / steps[middle + 1] ** 2
         assert second == pytest.approx(eigenvalue, rel=0.25)
         assert accuracy > 0.85
+        assert 0.04 < along.min() < 0.09  # as the text says
         eigenvalues.append(eigenvalue)
     assert eigenvalues == sorted(eigenvalues, reverse=True)
 
