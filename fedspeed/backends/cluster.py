@@ -119,8 +119,8 @@ class Ray:
             places = {kept.owner.node for job in queue[index] if (kept := self._at_hand(job.client))}
             return 0 if worker.node in places else 1 + bool(places)
 
-        called_ = [f"while it ran {called(chunk)}" for chunk in queue]
-        for chunk, answer in zip(queue, self.crew.stream(called_, send, fits, far), strict=True):
+        doing = [f"while it ran {called(chunk)}" for chunk in queue]
+        for chunk, answer in zip(queue, self.crew.stream(doing, send, fits, far), strict=True):
             if isinstance(answer, RemoteError):
                 raise as_error(answer)
             yield from self._replies(chunk, answer)
@@ -149,11 +149,9 @@ class Ray:
     def _request(self, worker: Worker, chunk: list[Job], drop: list[str]) -> Request:
         clients = [job.client for job in chunk]
         fresh = {i for i in clients if i not in self.touched} if self._starts_at_zero else set()
+        fresh = fresh if has_leaves(self.work.shapes.client) else set(clients)
         near = {i: kept.file for i in clients if (kept := self._at_hand(i)) and kept.owner.node == worker.node}
-        sent = [i for i in clients if i not in fresh and i not in near] if has_leaves(self.work.shapes.client) else []
-        if not has_leaves(self.work.shapes.client):
-            fresh = set(clients)
-        return Request(chunk, fresh, near, sent, drop)
+        return Request(chunk, fresh, near, [i for i in clients if i not in fresh and i not in near], drop)
 
     def _note(self, worker: Worker, answer: Answer, t: int, drops: dict[Worker, list[str]]) -> None:
         """Remember where states are; files that they replace may go."""

@@ -224,7 +224,8 @@ class Crew:
             feed(number)
             while number not in done:
                 for ref in self._wait([*flying]):
-                    hear(ref)
+                    if ref in flying:  # its worker was not lost with another answer
+                        hear(ref)
                 feed(number)
             yield done.pop(number)
 

@@ -92,7 +92,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
                 runtime_env={"working_dir": empty},
                 **own,
             )
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         ray.shutdown()
         told = one_line(error).split("  ")[0][:300]
         if "ersion mismatch" in str(error):
