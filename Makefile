@@ -67,7 +67,7 @@ profile: setup ## where each millisecond of a client's turn goes, beside the mac
 	$(BIN)/python -m benchmarks.profile $(ARGS)
 
 notebooks: setup ## the tutorials as notebooks, in build/notebooks
-	$(BIN)/python docs/notebooks.py docs/tutorials build/notebooks
+	$(BIN)/python docs/_ext/notebooks.py docs/tutorials build/notebooks
 
 soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about an hour; KILLS=12)
 	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \

@@ -6,6 +6,7 @@ to the page that the file became, or to a copy of the file where it is none. A l
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import apipages
 import clipages
 import marks
 import methodpages
+import notebooks
 import recipepages
 import referencepages
 
@@ -29,6 +31,7 @@ LINK = re.compile(
     re.M | re.S,
 )
 """A link; or code, in which nothing is one."""
+TUTORIAL = re.compile(r"/tutorials/\d+-[^/]*\.md$")
 HEADING = re.compile(r"^## (.+)$", re.M)
 
 
@@ -135,13 +138,22 @@ def assemble(folder: Path) -> None:
     for name in TOP:
         stage.page(ROOT / name)
     for path in documents():
-        stage.page(path)
+        tutorial(stage, path) if TUTORIAL.search(path.as_posix()) else stage.page(path)
     for name, content in generated():
         stage.write(name, content)
     for source, text in recipepages.stored():
         stage.page(source, text)
     contents(stage)
     stage.sweep()
+
+
+def tutorial(stage: Stage, path: Path) -> None:
+    """A page that is a notebook, too: the same source, to be downloaded."""
+    here = path.relative_to(ROOT).as_posix()
+    notebook = Path(place(here)).with_suffix(".ipynb")
+    stage.write(notebook.as_posix(), json.dumps(notebooks.convert(path), indent=1) + "\n")
+    text = stage.linked(path.read_text("utf-8"), here, place(here))
+    stage.write(place(here), f"{text}\n[This page as a notebook]({notebook.name})\n")
 
 
 def contents(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -100,6 +101,15 @@ def test_the_search_for_remote_assets_finds_one(tmp_path):
     assert IN_STYLE.search(found.styles)
     assert IN_SCRIPT.search('await fetch("https://a.b")')
     assert not IN_SCRIPT.search('x.setAttribute("xmlns", "http://www.w3.org/2000/svg")')
+
+
+def test_every_tutorial_can_be_had_as_a_notebook(site, pages):
+    tutorials = [path.stem for path in (ROOT / "docs" / "tutorials").glob("[0-9]*.md")]
+    assert len(tutorials) == 8
+    for name in tutorials:
+        path = site / "tutorials" / f"{name}.html"
+        (link,) = [link for link in pages[path].links if link.endswith(f"/{name}.ipynb")]
+        assert json.loads((path.parent / link).read_text())["nbformat"] == 4
 
 
 def test_no_internal_link_or_anchor_is_dead(site, pages):

@@ -26,7 +26,7 @@ import torch
 from fedspeed.cli import main
 
 ROOT = Path(__file__).parents[2]
-notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "notebooks.py")))
+notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "notebooks.py")))
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "troubles.md"]

@@ -1,11 +1,11 @@
 """Notebooks made from the pages: one source, two forms.
 
-    python docs/notebooks.py docs/tutorials build/notebooks        # every NN-*.md of a folder -> NN-*.ipynb
+    python docs/_ext/notebooks.py docs/tutorials build/notebooks        # every NN-*.md of a folder -> NN-*.ipynb
 
 A page is Markdown. Its ```python blocks become code cells, its ```sh blocks cells of the shell that stop at the first
 command that fails, and all else, expected output included, stays Markdown. A Python block whose first line is
 `# NAME.py` is a file that later blocks import or name: its cell writes it. Notebooks are made when they are needed and
-are not committed; the site's `conf.py` calls `convert(path)` for each tutorial and writes what it returns as JSON.
+are not committed; the site has each tutorial's beside it (`assemble.tutorial`).
 `tests/docs/test_tutorials.py` runs the pages with `blocks`, and so runs what a notebook holds.
 """
 
