@@ -50,6 +50,7 @@ class Grid:
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; states are on the devices, so `state` is not asked."""
+        self.book.begin()
         self.t = jobs[0].t if jobs else self.t
         errand = Errand(self, {job.client: job for job in jobs}, "train", to_arrays(down), self._told, self._read)
         for job in jobs:

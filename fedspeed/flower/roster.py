@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .book import Book
+from .book import MOST_N, NAME, Book
 from .terms import ALIKE, differs
 from .wire import Refused, cut, failure
 
 log = logging.getLogger("flwr.fedspeed")
 HELLO = "query.hello"
-MOST_N = 2**53
 TRIES = 3
 """How often a SuperNode is asked that answers with an error of Flower's."""
 
@@ -101,15 +100,7 @@ class Roster:
                 raise Refused("failed", told[1])
             client, n, said = _introduced(reply.content, self.book)
             self._admit(client, node)
-            known = self.book.known.get(client)
-            if known is not None and known["n"] != n:
-                raise Refused("data", f"expected {known['n']} samples as before, found {n}")
-            if self.bind and known is not None and known["key"] != node.key:
-                raise Refused(
-                    "key",
-                    f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "
-                    f"--auth-supernode-private-key has a new key at every start (bind_keys=False allows that)",
-                )
+            self._recognise(client, n, node)
             self._agree(client, said)
         except Refused as error:
             self.book.refuse(error.kind, str(error), node.id, client)
@@ -124,6 +115,32 @@ class Roster:
         if other is not None and other.id != node.id:
             self._second[node] = client
             raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
+
+    def _recognise(self, client: int, n: int, node: Node) -> None:
+        """Raise unless a client is as it was when the run began; before that, let its key forget another index."""
+        other = self.book.bound(node.key) if self.bind else None
+        if not self.book.begun:
+            if other is not None and other != client:
+                del self.book.known[other]
+            return
+        known = self.book.known[client]
+        if other is not None and other != client:
+            raise Refused(
+                "key",
+                f"expected fedspeed-client={other}, to which key {node.key} is bound, found {client}; correct "
+                f"--node-config",
+            )
+        if self.bind and known["key"] != node.key:
+            raise Refused(
+                "key",
+                f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "
+                f"--auth-supernode-private-key has a new key at every start (bind_keys=False allows that); for a new "
+                f"device write its key into {NAME} between two starts",
+            )
+        if known["n"] != n:
+            raise Refused(
+                "data", f"expected {known['n']} samples as before, found {n}; put its data back, or choose another out"
+            )
 
     def _agree(self, client: int, said: Mapping[str, str]) -> None:
         if self.expected is None:
@@ -145,7 +162,7 @@ def _introduced(content: Any, book: Book) -> tuple[int, int, dict[str, str]]:
         raise Refused("malformed", "expected the records about and terms in the answer to hello")
     about, said = content["about"], content["terms"]
     client, n = about.get("client"), about.get("n")
-    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n < MOST_N:
+    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n <= MOST_N:
         raise Refused(
             "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}"
         )
