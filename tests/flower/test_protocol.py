@@ -16,6 +16,7 @@ from flowerloop import Loop  # noqa: E402
 from flowerrun import N, Run, alone, line_of  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.app.error import Error  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
 
 import fedspeed  # noqa: E402
 from fedspeed.cli.methodtext import parse_method  # noqa: E402
@@ -195,6 +196,17 @@ def tampered(kind):
             content["metrics"] = MetricRecord({f"m{i}": 1.0 for i in range(1000)})
         elif kind == "names of metrics":
             content["metrics"] = MetricRecord({"__import__('os')": 1.0})
+        elif kind == "a metric nobody asked for":
+            content["metrics"] = MetricRecord({"epsilon": 1.0})
+        elif kind == "another rate":
+            facts["mean_rate"] = 0.5
+        elif kind == "gradients":
+            facts["grad_evals"] = 1e12
+        elif kind == "undecodable":
+            return [DecodeError("Error parsing message")]
+        elif kind == "no content":
+            reply.__dict__["_content"] = None
+            return [reply]
         elif kind == "duplicate":
             return [Message(content, reply_to=message), Message(content, reply_to=message)]
         return [Message(content, reply_to=message)]
@@ -224,6 +236,11 @@ BAD = {
     "NaN in the facts": "not finite",
     "metrics": "oversized",
     "names of metrics": "malformed",
+    "a metric nobody asked for": "malformed",
+    "another rate": "malformed",
+    "gradients": "malformed",
+    "undecodable": "malformed",
+    "no content": "malformed",
 }
 
 
