@@ -65,6 +65,7 @@ def make_server_app(terms: Terms, side: ServerSide) -> Any:
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
+    app.fedspeed = (terms, side)  # for `fedspeed deploy check`
 
     def main(grid: Any, context: Any) -> None:
         logging.getLogger("flwr").addFilter(in_one_line)
@@ -93,6 +94,11 @@ def run_rounds(grid: Any, terms: Terms, side: ServerSide) -> None:
     data = remote_data(book, side.test() if side.test else None, shape)
     module = terms.module(data)
     roster.compare(terms.statements(data, module))
+    if not roster.at:
+        raise UserError(
+            f"flower: expected devices that run what the server runs, found none (refused: {book.refusals.total()}, in "
+            f"{book.lines}); install the same versions and run the same app everywhere"
+        )
     first = terms.work(data, module)
     counted = Counted(has_leaves(first.hooks.init_client(first.flat.x)))
     place = Place(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,7 +41,7 @@ def test_a_deployed_run_has_the_bits_of_simulate(tmp_path, data, method):
         {"weighting": "samples"},
         {"cohort": "bernoulli", "stragglers": 0.5, "dropout": 0.2},
         {"warmup": "lr=3", "local_steps": 3, "local_epochs": 1},
-        {"state_dtype": "same", "precision": "bfloat16", "lr_decay": 0.0},
+        {"state_dtype": "bfloat16", "precision": "bfloat16", "lr_decay": 0.0},
     ],
     ids=lambda s: "-".join(s),
 )
@@ -114,6 +117,31 @@ def test_a_server_that_is_killed_continues(tmp_path, data):
     assert [refusal["kind"] for refusal in run.refused] == []
 
 
+DIES = """
+import os, sys
+from pathlib import Path
+from flowerrun import Run, unequal
+
+def die(node, message, reply):
+    if message.metadata.message_type == "train" and message.content["job"]["round"] == 5:
+        os._exit(9)
+    return [reply]
+
+Run(Path(sys.argv[1]), unequal(), "scaffold", die, active=4, rounds=6, checkpoint_every=3).go()
+"""
+
+
+def test_a_server_that_is_gone_between_two_checkpoints_of_its_plan(tmp_path, data):
+    """A process that ends without a word in round 6: rounds 4 and 5, which devices know of, are not played again."""
+    where = os.pathsep.join(sys.path)
+    told = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], env=os.environ | {"PYTHONPATH": where})
+    assert told.returncode == 9
+    run = Run(tmp_path, data, "scaffold", active=4, rounds=6, checkpoint_every=3)
+    assert len(run.rows) == 5
+    assert run.go().equals()
+    assert run.refused == []
+
+
 def test_more_rounds_go_on(tmp_path, data):
     run = Run(tmp_path, data, "fedspeed").go(rounds=2)
     assert len(run.rows) == 2
@@ -126,10 +154,12 @@ def test_lost_files_are_told_and_begin_anew(tmp_path, data):
         path.unlink()
     run.go(rounds=3)
     assert [(r["kind"], r["client"], r["round"]) for r in run.refused] == [("lost state", 3, 3)]
+    assert run.equals(rounds=3, forgetting={(2, 3)})
     damaged = next(iter(run.states.glob("*/2@2")))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     run.go(rounds=4)
     assert [(r["kind"], r["client"], r["round"]) for r in run.refused][1:] == [("lost state", 2, 4)]
+    assert run.equals(forgetting={(2, 3), (3, 2)})
 
 
 def test_old_states_are_removed(tmp_path, data):
@@ -328,6 +358,16 @@ def test_another_app_takes_no_part(tmp_path, data, log):
     run.go(timeout=1.0, rounds=1)
     assert "expected method" in line_of(log, "refused")
     assert run.rows[0]["dropped"] == [0]
+
+
+def test_nobody_runs_what_the_server_runs(tmp_path, data):
+    """That is told at once, and no run begins."""
+    run = Run(tmp_path, data, fedspeed.FedSpeed(lam=10))
+    for i in range(N):
+        run.join(i, app=run.app(method=fedspeed.FedSpeed(lam=20)))
+    with pytest.raises(fedspeed.UserError, match=r"expected devices that run what the server runs, .*\(refused: 4"):
+        run.go()
+    assert not (run.out / "config.toml").exists()
 
 
 @pytest.mark.parametrize(

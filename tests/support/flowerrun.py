@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flowerloop import Loop
 from safetensors.torch import load_file
@@ -19,9 +20,18 @@ from fedspeed.flower.server import ServerSide, run_rounds
 from fedspeed.flower.terms import Terms
 from fedspeed.given import given_method, given_plan
 from fedspeed.server import Simulation
+from fedspeed.vec import tree_map
 
 N = 4
 SETTINGS = {"active": 3, "batch_size": 20, "local_epochs": 1, "lr": 0.1, "seed": 3}
+
+
+def unequal():
+    """Digits over clients of unequal sizes, so that job order matters."""
+    whole = fedspeed.load_data("digits", split="iid", clients=1)
+    rows = np.split(np.arange(300), [30, 110, 190])
+    test = (whole.x_test.numpy(), whole.y_test.numpy())
+    return fedspeed.Federated.from_arrays(whole.x.numpy(), whole.y.numpy(), rows, test, classes=10)
 
 
 def alone(data, i):
@@ -66,24 +76,26 @@ class Run:
         path = self.out / "refused.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def simulated(self, failing=()):
-        """The same run by `simulate`; `failing` are (round, client) that are dropped."""
+    def simulated(self, failing=(), forgetting=(), **settings):
+        """The same run by `simulate`; `failing` are (round, client) that are dropped, `forgetting` that begin anew."""
 
         class Without(Serial):
             def run(self, jobs, down, state):
-                for reply in super().run(jobs, down, state):
+                new, t = self.work.hooks.init_client(self.work.flat.x), jobs[0].t
+                own = lambda i: tree_map(torch.clone, new) if (t, i) in forgetting else state(i)  # noqa: E731
+                for reply in super().run(jobs, down, own):
                     bad = (reply.job.t, reply.job.client) in failing
                     yield Failed(reply.job, ClientFailed("dropped")) if bad else reply
 
-        plan = given_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"})
+        plan = given_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"} | settings)
         model = fedspeed.build_model("mlp", self.data, seed=plan.seed)
         place = Place("without", lambda work, *_: Without(work))
         run = Simulation(self.method, model, self.data, replace(plan), place=place)
         return run, list(run)
 
-    def equals(self, failing=()):
+    def equals(self, failing=(), **how):
         """The same vector, and the same records but for times."""
-        run, records = self.simulated(failing)
+        run, records = self.simulated(failing, **how)
         tensors = load_file(self.out / "model.safetensors")
         x = torch.cat([tensors[name].reshape(-1) for name in run.work.flat.names])
         assert torch.equal(x, run.x)
