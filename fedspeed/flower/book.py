@@ -1,8 +1,7 @@
 """What a deployed run writes beside its run directory's own files: who the devices are, and what was refused.
 
 `flower.json` holds what the run is called on devices, and of every client how many samples it has and whose key it is
-bound to; it is written when the first round begins, and never changed. `refused.jsonl` has a line for everything that
-was refused.
+bound to; it is written when the first round begins. `refused.jsonl` has a line for everything that was refused.
 """
 
 from __future__ import annotations
@@ -65,16 +64,27 @@ class Book:
         """Who a client is; until the run begins it may come back as another."""
         if not self.begun:
             self.known[client] = {"n": n, "key": key}
+        elif not self.known[client]["key"]:
+            self.known[client]["key"] = key
+            self._write()
+
+    def release(self, client: int) -> None:
+        """A run that has not begun does not bind a client to the key of a device that it refuses."""
+        if not self.begun:
+            self.known[client]["key"] = ""
 
     def begin(self) -> None:
-        """Write down who the clients are, for good, before the first of them works; the run directory is held."""
+        """Write down who the clients are before the first of them works; the run directory is held."""
         if not self.begun:
-            known = {str(i): self.known[i] for i in sorted(self.known)}
-            whole = json.dumps({"run": self.run, "clients": self.clients, "known": known}) + "\n"
             if self.path.exists():
                 raise UserError(f"{self.path}: another `flwr run` began here meanwhile; start this one again")
-            write(self.path, whole, durable=True)
+            self._write()
             self.begun = True
+
+    def _write(self) -> None:
+        known = {str(i): self.known[i] for i in sorted(self.known)}
+        whole = {"run": self.run, "clients": self.clients, "known": known}
+        write(self.path, json.dumps(whole) + "\n", durable=True)
 
     def refuse(self, kind: str, why: str, node: int, client: int | None = None, t: int | None = None) -> None:
         """Log, count and write down something that was refused."""

@@ -91,11 +91,14 @@ class Roster:
                 self._agree(client, self.said[client])
             except Refused as error:
                 del self.at[client]
+                self.book.release(client)
                 self.book.refuse(error.kind, str(error), node.id, client)
 
     def away(self, client: int) -> bool:
-        """Whether nobody has been a client for so long that it is not waited for; never while somebody is asked."""
-        return client not in self.at and not self._asked and time.monotonic() - self._seen[client] > GRACE
+        """Whether nobody has been a client for so long that it is not waited for; who is just asked may be it."""
+        asked = [self.book.bound(node.key) if self.bind else client for node in self._asked.values()]
+        here = client in self.at or client in asked
+        return not here and time.monotonic() - self._seen[client] > GRACE
 
     def missing(self) -> list[int]:
         """Clients that nobody here is."""
@@ -153,7 +156,7 @@ class Roster:
                 f"expected fedspeed-client={other}, to which key {node.key} is bound, found {client}; correct "
                 f"--node-config",
             )
-        if self.bind and known["key"] != node.key:
+        if self.bind and known["key"] not in ("", node.key):
             raise Refused(
                 "key",
                 f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "

@@ -84,6 +84,20 @@ def test_a_first_start_that_failed_binds_nothing(tmp_path, data):
     assert run.go().equals()
 
 
+def test_a_device_that_runs_something_else_binds_no_key(tmp_path, data):
+    """It has an index of ours when the run begins, and is refused; the right device, with another key, is let in."""
+    run = Run(tmp_path, data, fedspeed.FedSpeed(lam=10), active=4)
+    run.join(3, key=b"wrong", app=run.app(method=fedspeed.FedSpeed(lam=20)))
+    run.go(timeout=1.0, rounds=1)
+    run.join(3)
+    run.go(rounds=2)
+    run.join(3, node=500, key=b"wrong")
+    del run.loop.nodes[103]
+    run.go(timeout=1.0, rounds=3)
+    assert [(r["kind"], r["client"]) for r in run.refused] == [("terms", 3), ("key", 3)]
+    assert [row["dropped"] for row in run.rows] == [[3], [], [3]]
+
+
 def test_a_key_that_is_bound_to_another_index(tmp_path, data):
     run = Run(tmp_path, data, "fedavg", active=4).go(rounds=1)
     del run.loop.nodes[101]
