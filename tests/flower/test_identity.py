@@ -109,7 +109,7 @@ def test_a_key_that_is_bound_to_another_index(tmp_path, data):
 
 
 def test_claimed_samples_cost_no_memory(data):
-    sizes = [30, 80, 80, 2**25]
+    sizes = [30, 80, 80, 2**24]
     tracemalloc.start()
     try:
         made = remote_data(SimpleNamespace(sizes=lambda: sizes), data, {})
