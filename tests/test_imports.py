@@ -395,6 +395,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "givenrun",
         "hashing",
         "method",
+        "methods",
         "metrics",
         "plan",
         "record",

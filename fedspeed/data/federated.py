@@ -228,7 +228,8 @@ class Federated:
     def split_fingerprint(self) -> str:
         """Digest of who owns which row, and what is for validation: two splits are the same if and only if this is."""
         digest = hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=8)
-        digest.update(self.indices.astype("<i8").tobytes())
+        for start in range(0, len(self.indices), 2**20):  # one copy of all could be more than there is memory
+            digest.update(self.indices[start : start + 2**20].astype("<i8").tobytes())
         if self.validation is not None:
             digest.update(b"validation" + self.validation.astype("<i8").tobytes())
         return digest.hexdigest()

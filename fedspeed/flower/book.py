@@ -1,7 +1,7 @@
 """What a deployed run writes beside its run directory's own files: who the devices are, and what was refused.
 
 `flower.json` holds what the run is called on devices, and of every client how many samples it has and whose key it is
-bound to; `refused.jsonl` a line for everything that was refused.
+bound to; it is written when the first round begins. `refused.jsonl` has a line for everything that was refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_json, write
+from ..rundir import RunDir
 from .kept import RUN
 
 log = logging.getLogger("flwr.fedspeed")
 NAME, REFUSED = "flower.json", "refused.jsonl"
+MOST_N, MOST_IN_ALL = 2**28, 2**31
+"""Samples that a client may claim, and all together."""
 
 
 class Book:
@@ -32,17 +35,18 @@ class Book:
     def __init__(self, out: Path, clients: int) -> None:
         self.path, self.lines = out / NAME, out / REFUSED
         self.refusals: Counter[str] = Counter()
+        self.clients = clients
+        self.begun = self.path.exists()
+        if not self.begun and RunDir(out).manifests():
+            raise UserError(
+                f"{out}: expected {NAME} beside its checkpoints, found none: states on devices have the name in it; "
+                f"put it back, or choose another out"
+            )
         found = read_json(self.path)
-        if self.path.exists() and not (
-            RUN.fullmatch(str(found.get("run")))
-            and found.get("clients") == clients
-            and isinstance(found.get("known"), dict)
-            and all(_is_known(about) for about in found["known"].values())
-        ):
+        if self.begun and not _is_book(found, clients):
             raise UserError(
                 f"{self.path}: expected a run of {clients} clients, found another; put it back, or choose another out"
             )
-        self.clients = clients
         self.run: str = found.get("run") or secrets.token_hex(16)
         self.known: dict[int, dict[str, Any]] = {int(i): about for i, about in found.get("known", {}).items()}
 
@@ -52,15 +56,35 @@ class Book:
             return None
         return [int(self.known[i]["n"]) for i in range(self.clients)]
 
+    def bound(self, key: str) -> int | None:
+        """The client that a key is bound to."""
+        return next((i for i, about in self.known.items() if about["key"] == key), None)
+
     def learn(self, client: int, n: int, key: str) -> None:
-        """Write down who a client is, when it is first seen."""
-        if client not in self.known:
+        """Who a client is; until the run begins it may come back as another."""
+        if not self.begun:
             self.known[client] = {"n": n, "key": key}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            known = {str(i): self.known[i] for i in sorted(self.known)}
-            write(
-                self.path, json.dumps({"run": self.run, "clients": self.clients, "known": known}) + "\n", durable=True
-            )
+        elif not self.known[client]["key"]:
+            self.known[client]["key"] = key
+            self._write()
+
+    def release(self, client: int) -> None:
+        """A run that has not begun does not bind a client to the key of a device that it refuses."""
+        if not self.begun:
+            self.known[client]["key"] = ""
+
+    def begin(self) -> None:
+        """Write down who the clients are before the first of them works; the run directory is held."""
+        if not self.begun:
+            if self.path.exists():
+                raise UserError(f"{self.path}: another `flwr run` began here meanwhile; start this one again")
+            self._write()
+            self.begun = True
+
+    def _write(self) -> None:
+        known = {str(i): self.known[i] for i in sorted(self.known)}
+        whole = {"run": self.run, "clients": self.clients, "known": known}
+        write(self.path, json.dumps(whole) + "\n", durable=True)
 
     def refuse(self, kind: str, why: str, node: int, client: int | None = None, t: int | None = None) -> None:
         """Log, count and write down something that was refused."""
@@ -84,5 +108,18 @@ class Book:
         )
 
 
+def _is_book(found: dict[str, Any], clients: int) -> bool:
+    """Whether a file holds all clients of a run, and nothing else."""
+    known = found.get("known")
+    return (
+        RUN.fullmatch(str(found.get("run"))) is not None
+        and found.get("clients") == clients
+        and isinstance(known, dict)
+        and sorted(known) == sorted(map(str, range(clients)))
+        and all(_is_known(about) for about in known.values())
+    )
+
+
 def _is_known(about: Any) -> bool:
-    return isinstance(about, dict) and type(about.get("n")) is int and isinstance(about.get("key"), str)
+    n, key = (about.get("n"), about.get("key")) if isinstance(about, dict) else (None, None)
+    return type(n) is int and 0 < n <= MOST_N and isinstance(key, str)

@@ -27,22 +27,24 @@ def checks(
         yield private_key(key)
     if superlink is not None:
         yield reachable(superlink, root)
-    terms, data, name = app_of(folder)
+    terms, data, clients, name = app_of(folder)
     yield f"{folder}: {name}, {terms.method.label}, {terms.plan.rounds} rounds"
     if client is not None:
-        from .device import loaded
+        from .device import loaded, own_part
 
-        found = loaded(data, client, {"fedspeed-client": client})
-        n = found.sizes[client if found.clients > client else 0]
-        yield f"client {client}: {n} samples of shape {found.shape}, {found.classes or 'no'} classes"
+        if not 0 <= client < clients:
+            raise UserError(f"deploy: expected --client in 0..{clients - 1}, found {client}")
+        found = own_part(loaded(data, client, {"fedspeed-client": client}), client, clients)
+        yield f"client {client}: {found.sizes[client]} samples of shape {found.shape}, {found.classes or 'no'} classes"
 
 
-def app_of(folder: Path) -> tuple[Any, Any, str]:
-    """The terms and the data function of an app, and its name; its code is executed."""
+def app_of(folder: Path) -> tuple[Any, Any, int, str]:
+    """The terms and the data function of an app, how many clients it has, and its name; its code is executed."""
     try:
         project = tomllib.loads(read_bytes(folder / "pyproject.toml").decode())
         components = project["tool"]["flwr"]["app"]["components"]
         server, client = (str(components[name]).partition(":") for name in ("serverapp", "clientapp"))
+        name = str(project.get("project", {}).get("name", folder.name))
         terms = {k.replace("-", "_"): v for k, v in project["tool"]["flwr"]["app"].get("config", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -53,7 +55,7 @@ def app_of(folder: Path) -> tuple[Any, Any, str]:
     try:
         module = load_text(path, read_bytes(path), "app")
         made = getattr(module, client[2]).fedspeed
-        getattr(module, server[2])
+        clients = int(getattr(module, server[2]).fedspeed[1].clients)
     except UserError:
         raise
     except Exception as error:
@@ -61,7 +63,7 @@ def app_of(folder: Path) -> tuple[Any, Any, str]:
             f"deploy: expected {client[2]} = client_app(...) and {server[2]} = server_app(...) in {path}, found "
             f"{one_line(error)}"
         ) from None
-    return made[0].configured(terms), made[1], str(project.get("project", {}).get("name", folder.name))
+    return made[0].configured(terms), made[1], clients, name
 
 
 def reachable(address: str, root: Path | None) -> str:

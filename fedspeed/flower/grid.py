@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..evaluate import Score
 from .book import Book
 from .counted import Counted
 from .roster import Node, Roster
-from .wire import Refused, Vector, cut, failure, read_reply, read_sums, to_arrays
+from .wire import Refused, Vector, cut, failure, pulled, read_reply, read_sums, refusal, server_metrics, to_arrays
 
 log = logging.getLogger("flwr.fedspeed")
 TRIES = 3
@@ -50,6 +51,7 @@ class Grid:
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Replies in job order; states are on the devices, so `state` is not asked."""
+        self.book.begin()
         self.t = jobs[0].t if jobs else self.t
         errand = Errand(self, {job.client: job for job in jobs}, "train", to_arrays(down), self._told, self._read)
         for job in jobs:
@@ -70,19 +72,23 @@ class Grid:
     def close(self) -> None:
         """Nothing to stop: SuperLink and SuperNodes are Flower's."""
 
+    @cached_property
+    def _taken(self) -> set[str]:
+        return server_metrics(self.work)
+
     def _told(self, job: Job) -> dict[str, Any]:
         counted, before = self.counted.of(job.client)
         return {"lr": job.lr, "K": job.K, "counted": counted, "before": before}
 
     def _read(self, content: Any, job: Job) -> Reply:
-        told = read_reply(content, self.book.run, job, self.work)
+        told = read_reply(content, self.book.run, job, self.work, self._taken)
         if told.lost:
             node = self.roster.at[job.client].id if job.client in self.roster.at else 0
             self.book.note_lost(node, job.client, job.t)
         return told.reply
 
     def _sums(self, content: Any, job: Job) -> Sums:
-        loss, right = read_sums(content, self.book.run, job)
+        loss, right = read_sums(content, self.book.run, job, self.work)
         return Sums(job.client, np.array([loss]), np.array([right]))
 
 
@@ -116,6 +122,9 @@ class Errand:
         while client not in self.done:
             self._send()
             self._receive()
+            for i in [i for i in self.waiting if self.at.roster.away(i)]:
+                log.warning("fedspeed: client %d: no SuperNode is this client; the round goes on without it", i)
+                self._fail(i, "no SuperNode is this client")
             if client not in self.done:
                 if time.monotonic() > self.end:
                     self._give_up()
@@ -131,10 +140,14 @@ class Errand:
         under_way = {i for i, _ in self.sent.values()}
         to = [(i, roster.at[i]) for i in self.waiting if i not in under_way and i in roster.at]
         messages = [self._message(self.waiting[i], node) for i, node in to]
-        if messages:
-            for (i, node), key in zip(to, self.at.grid.push_messages(messages), strict=True):
-                if key:
-                    self.sent[key] = (i, node)
+        keys = list(self.at.grid.push_messages(messages)) if messages else []
+        if not keys:  # Flower gives none at all if the SuperLink, or what is before it, finds a message too large
+            for i, node in to:
+                self._again(self.waiting[i], node, "the message is too large for the SuperLink, see Flower's log")
+            return
+        for (i, node), key in zip(to, keys, strict=True):
+            if key:
+                self.sent[key] = (i, node)
 
     def _message(self, job: Job, node: Node) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
@@ -145,8 +158,15 @@ class Errand:
         return Message(content, node.id, self.kind, ttl=max(1.0, self.end - time.monotonic()), group_id=str(job.t + 1))
 
     def _receive(self) -> None:
-        for reply in self.at.grid.pull_messages(list(self.sent)) if self.sent else ():
-            self._take(reply)
+        for key, (client, node) in list(self.sent.items()):
+            try:
+                replies = pulled(self.at.grid, key)
+            except Refused as error:
+                del self.sent[key]
+                self._refuse(client, node, error)
+                continue
+            for reply in replies:
+                self._take(reply)
 
     def _take(self, reply: Any) -> None:
         """One reply: counted once, or refused."""
@@ -168,9 +188,12 @@ class Errand:
                 raise Refused("diverged" if told[0] == Diverged.__name__ else "failed", told[1])
             self.done[client] = self.read(reply.content, job)
             del self.waiting[client]
-        except Refused as error:
-            self.at.book.refuse(error.kind, str(error), node.id, client, job.t)
-            self._fail(client, str(error))
+        except Exception as error:
+            self._refuse(client, node, refusal(error))
+
+    def _refuse(self, client: int, node: Node, error: Refused) -> None:
+        self.at.book.refuse(error.kind, str(error), node.id, client, self.waiting[client].t)
+        self._fail(client, str(error))
 
     def _again(self, job: Job, node: Node, why: str) -> None:
         self.tries[job.client] += 1

@@ -7,7 +7,9 @@ So a state changes if and only if its reply was counted, whatever is lost, kille
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from ..errors import UserError
 from ..hashing import flush
 from ..rundir import NUMBER, state_name
-from ..statefile import read_state, write_state
+from ..statefile import no_room, read_state, write_state
 
 NEVER = -1
 """The round counted last of a client that has never been counted."""
@@ -49,22 +51,37 @@ class Kept:
         self.dtype = dtype
 
     def read(self, counted: int, like: Any) -> Any | None:
-        """The state of the round that was counted last; None if its file is not there, or is damaged."""
+        """The state of the round that was counted last; None if its file is not there, or is damaged. One that cannot
+        be read just now (a disk that is away, no permission) is not lost: it raises."""
         try:
             return read_state(self._path(counted), like)
-        except UserError:
+        except UserError as error:
+            if isinstance(error.__context__, OSError) and not isinstance(error.__context__, FileNotFoundError):
+                raise
             return None
 
     def write(self, t: int, state: Any) -> None:
-        """The state after round t, on the disk when this returns; beside those there are."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_state(self._path(t), state, self.dtype)
-        flush(self._path(t))
-        flush(self.folder)
+        """The state after round t, on the disk when this returns; beside those there are.
+
+        A message that was sent again may be worked off by another process at the same time, so each writes a file of
+        its own before it gets its name.
+        """
+        made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
+        part = self._path(t).with_name(f"{state_name(self.client, t)}.{secrets.token_hex(8)}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_state(part, state, self.dtype)
+            flush(part)
+            os.replace(part, self._path(t))
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise no_room(self._path(t), error) from None
+        for folder in (self.folder, *(folder.parent for folder in made)):
+            flush(folder)
 
     def drop(self, before: int) -> None:
-        """Remove the states of rounds that nobody can ask for any more."""
-        names = re.compile(f"{self.client}@({NUMBER})")
+        """Remove the states of rounds that nobody can ask for any more, and what a kill left of them."""
+        names = re.compile(rf"{self.client}@({NUMBER})(\.[0-9a-f]{{16}}(\.part)?)?")
         for path in self.folder.glob(f"{self.client}@*"):
             found = names.fullmatch(path.name)
             if found and int(found[1]) < before:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .book import Book
+from .book import MOST_N, NAME, Book
 from .terms import ALIKE, differs
-from .wire import Refused, cut, failure
+from .wire import Refused, cut, failure, pulled, refusal
 
 log = logging.getLogger("flwr.fedspeed")
 HELLO = "query.hello"
-MOST_N = 2**53
 TRIES = 3
 """How often a SuperNode is asked that answers with an error of Flower's."""
+AGAIN = 60.0
+"""Seconds after which a SuperNode is asked again that failed to say who it is: its data may be there by then."""
+GRACE = 120.0
+"""Seconds after which a client is away that no SuperNode is; one that was killed is let in again after a minute."""
 
 
 class Node(NamedTuple):
@@ -45,6 +49,8 @@ class Roster:
         self._met: set[Node] = set()  # asked, and perhaps refused
         self._second: dict[Node, int] = {}  # refused because another is that client
         self._tries: Counter[Node] = Counter()
+        self._later: dict[Node, float] = {}  # failed to say who it is, and when it is asked again
+        self._seen: dict[int, float] = dict.fromkeys(range(book.clients), time.monotonic())  # client -> when last
 
     def look(self) -> None:
         """See who came and went, ask those who are new, and hear what they say."""
@@ -55,18 +61,27 @@ class Roster:
         self._asked = {message: node for message, node in self._asked.items() if node in online}
         self._met -= {node for node, client in self._second.items() if client not in self.at}
         self._second = {node: client for node, client in self._second.items() if client in self.at}
+        now = time.monotonic()
+        self._met -= {node for node, when in self._later.items() if when <= now}
+        self._later = {node: when for node, when in self._later.items() if when > now and node in online}
         new = sorted(online - self._met)
-        if new:
-            messages = [self._question(node) for node in new]
-            for node, message in zip(new, self.grid.push_messages(messages), strict=True):
-                if message:
-                    self._asked[message] = node
-                    self._met.add(node)
-        if self._asked:
-            for reply in self.grid.pull_messages(list(self._asked)):
-                message = reply.metadata.reply_to_message_id
-                if message in self._asked:
-                    self._hear(self._asked.pop(message), reply)
+        keys = list(self.grid.push_messages([self._question(node) for node in new])) if new else []
+        if new and not keys:  # Flower gives none at all then
+            log.warning("fedspeed: the SuperLink, or what is before it, finds a hello too large; raise its limit")
+        for node, message in zip(new, keys, strict=bool(keys)):
+            if message:
+                self._asked[message] = node
+                self._met.add(node)
+        for message, node in list(self._asked.items()):
+            try:
+                replies = pulled(self.grid, message)
+            except Refused as error:
+                del self._asked[message]
+                self.book.refuse(error.kind, str(error), node.id)
+                continue
+            for reply in replies[:1]:
+                self._hear(self._asked.pop(message), reply)
+        self._seen |= dict.fromkeys(self.at, time.monotonic())
 
     def compare(self, expected: Mapping[str, str]) -> None:
         """From now on devices must agree with these statements; those who are there and do not are refused."""
@@ -76,7 +91,14 @@ class Roster:
                 self._agree(client, self.said[client])
             except Refused as error:
                 del self.at[client]
+                self.book.release(client)
                 self.book.refuse(error.kind, str(error), node.id, client)
+
+    def away(self, client: int) -> bool:
+        """Whether nobody has been a client for so long that it is not waited for; who is just asked may be it."""
+        asked = [self.book.bound(node.key) if self.bind else client for node in self._asked.values()]
+        here = client in self.at or client in asked
+        return not here and time.monotonic() - self._seen[client] > GRACE
 
     def missing(self) -> list[int]:
         """Clients that nobody here is."""
@@ -101,18 +123,13 @@ class Roster:
                 raise Refused("failed", told[1])
             client, n, said = _introduced(reply.content, self.book)
             self._admit(client, node)
-            known = self.book.known.get(client)
-            if known is not None and known["n"] != n:
-                raise Refused("data", f"expected {known['n']} samples as before, found {n}")
-            if self.bind and known is not None and known["key"] != node.key:
-                raise Refused(
-                    "key",
-                    f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "
-                    f"--auth-supernode-private-key has a new key at every start (bind_keys=False allows that)",
-                )
+            self._recognise(client, n, node)
             self._agree(client, said)
-        except Refused as error:
-            self.book.refuse(error.kind, str(error), node.id, client)
+        except Exception as error:
+            found = refusal(error)
+            if found.kind == "failed" and node in self._met:
+                self._later[node] = time.monotonic() + AGAIN
+            self.book.refuse(found.kind, str(found), node.id, client)
             return
         self.at[client], self.said[client] = node, said
         self.book.learn(client, n, node.key)
@@ -125,6 +142,32 @@ class Roster:
             self._second[node] = client
             raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
 
+    def _recognise(self, client: int, n: int, node: Node) -> None:
+        """Raise unless a client is as it was when the run began; before that, let its key forget another index."""
+        other = self.book.bound(node.key) if self.bind else None
+        if not self.book.begun:
+            if other is not None and other != client:
+                del self.book.known[other]
+            return
+        known = self.book.known[client]
+        if other is not None and other != client:
+            raise Refused(
+                "key",
+                f"expected fedspeed-client={other}, to which key {node.key} is bound, found {client}; correct "
+                f"--node-config",
+            )
+        if self.bind and known["key"] not in ("", node.key):
+            raise Refused(
+                "key",
+                f"expected the SuperNode with key {known['key']}, found {node.key}; a SuperNode without "
+                f"--auth-supernode-private-key has a new key at every start (bind_keys=False allows that); for a new "
+                f"device write its key into {NAME} between two starts",
+            )
+        if known["n"] != n:
+            raise Refused(
+                "data", f"expected {known['n']} samples as before, found {n}; put its data back, or choose another out"
+            )
+
     def _agree(self, client: int, said: Mapping[str, str]) -> None:
         if self.expected is None:
             return
@@ -133,7 +176,7 @@ class Roster:
             raise Refused("terms", f"{why}; install the same versions and run the same app on server and devices")
         for name in ALIKE:
             if said.get(name) != self.expected[name]:
-                ours, theirs = self.expected[name], said.get(name)
+                ours, theirs = self.expected[name], cut(said.get(name, "nothing"))
                 log.warning("fedspeed: client %d has %s %s, the server %s: other last bits", client, name, theirs, ours)
 
 
@@ -145,7 +188,7 @@ def _introduced(content: Any, book: Book) -> tuple[int, int, dict[str, str]]:
         raise Refused("malformed", "expected the records about and terms in the answer to hello")
     about, said = content["about"], content["terms"]
     client, n = about.get("client"), about.get("n")
-    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n < MOST_N:
+    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n <= MOST_N:
         raise Refused(
             "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}"
         )

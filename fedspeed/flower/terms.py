@@ -15,7 +15,8 @@ from ..environment import environment
 from ..errors import UserError
 from ..given import flat_model, given_model, given_plan, pick_device
 from ..givenrun import loss_name, module_digest
-from ..method import Method
+from ..method import Method, nested
+from ..methods import DP
 from ..metrics import reports
 from ..plan import Plan
 from ..runconfig import PLACEMENT
@@ -52,6 +53,11 @@ class Terms:
             raise UserError(
                 f"flower: {self.method.label} changes states once the mean is known (settle), when they are on the "
                 f"devices; take another method"
+            )
+        if any(isinstance(inside, DP) for inside in nested(self.method)):
+            raise UserError(
+                f"flower: {self.method.label}: expected a method without dp, found it: its noise is a function of the "
+                f"seed, which every device has and can subtract; leave out +dp"
             )
         if plan.engine == "block":
             raise UserError("flower: engine must be loop, found block; a device runs one client")

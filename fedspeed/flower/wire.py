@@ -7,14 +7,15 @@ expected ones before a byte of it is looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from ..client import Facts, Job, Reply, Work
-from ..errors import UserError
-from ..method import Nothing
+from ..errors import UserError, one_line
+from ..method import Nothing, Round
 from ..metrics import numbers
 from ..statefile import encode, names
 from ..uploads import upload_digests
@@ -26,6 +27,10 @@ FACTS = ("K", "n", "train_loss", "drift", "grad_evals", "mean_rate")
 MOST_METRICS = 64
 MOST_TEXT = 2_000
 """Numbers of its own that a client may report, and characters of a text that comes from a device."""
+MOST_GRADIENTS = 64
+"""Gradients that a client may have taken in a step."""
+AWAY = ("httpx", "httpcore")
+"""Modules whose errors say that the SuperLink does not answer, not that a reply is wrong."""
 
 
 class Refused(ValueError):
@@ -34,6 +39,24 @@ class Refused(ValueError):
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
         self.kind = kind
+
+
+def refusal(error: Exception) -> Refused:
+    """An error while something of a device's was read, as a refusal: nothing that it sends may end the run."""
+    return error if isinstance(error, Refused) else Refused("malformed", f"cannot be read ({cut(one_line(error))})")
+
+
+def pulled(grid: Any, message: str) -> list[Any]:
+    """The replies to one message that have come; raise `Refused` for one that cannot be decoded.
+
+    Flower decodes all that it pulls at a time, so one is: another device's reply is not lost with it.
+    """
+    try:
+        return list(grid.pull_messages([message]))
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in AWAY:
+            raise
+        raise refusal(error) from None
 
 
 class Told(NamedTuple):
@@ -112,10 +135,13 @@ def to_reply(reply: Reply, run: str, lost: bool) -> Any:
     )
 
 
-def read_reply(content: Any, run: str, job: Job, work: Work) -> Told:
+def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[str] = ()) -> Told:
     """The reply to a job; raise `Refused` unless it is one, of this run, round and client, whole and finite.
 
-    What can be known here is computed here: the steps, the bytes and the digest of what was sent.
+    What can be known here is computed here: the steps and their rates, the bytes and the digest of what was sent.
+
+    Args:
+        taken: names of metrics that a client may not report, see `server_metrics`.
     """
     from flwr.app import ConfigRecord, MetricRecord
 
@@ -130,9 +156,13 @@ def read_reply(content: Any, run: str, job: Job, work: Work) -> Told:
     for name, value in expected.items():
         if facts[name] != value:
             raise Refused("malformed", f"expected {name} = {value}, found {facts[name]:g}")
-    if facts["drift"] < 0 or facts["grad_evals"] < 0 or not 0 <= facts["mean_rate"] < math.inf:
-        raise Refused("malformed", "expected drift, grad_evals and mean_rate of at least 0")
-    metrics = _metrics(content["metrics"])
+    most = MOST_GRADIENTS * expected["K"]
+    if facts["drift"] < 0 or not 0 <= facts["grad_evals"] <= most:
+        raise Refused("malformed", f"expected a drift of at least 0 and grad_evals in 0..{most}")
+    mean_rate = _mean_rate(work.at(job.t), expected["K"])
+    if not math.isclose(facts["mean_rate"], mean_rate, rel_tol=1e-9):
+        raise Refused("malformed", f"expected mean_rate = {mean_rate:g}, found {facts['mean_rate']:g}")
+    metrics = _metrics(content["metrics"], taken if "client_metrics" in work.hooks.reporting else None)
     up = from_arrays(content["up"], work.shapes.up)
     up = tree_map(lambda a: a.to(work.flat.device), up)
     done = Facts(
@@ -144,21 +174,42 @@ def read_reply(content: Any, run: str, job: Job, work: Work) -> Told:
         sent=work.hooks.sent(up),
         metrics=metrics or None,
         digest=upload_digests(up)[0],
-        mean_rate=facts["mean_rate"],
+        mean_rate=mean_rate,
     )
     return Told(Reply(job, up, Nothing(), done), bool(content["about"].get("lost")))
 
 
-def read_sums(content: Any, run: str, job: Job) -> tuple[float, float]:
+def server_metrics(work: Work) -> set[str]:
+    """Names that a method reports at the server, found by one call at x^0: a client may not report them too."""
+    hooks = work.hooks
+    if not {"metrics", "client_metrics"} <= hooks.reporting:
+        return set()
+    mean = tree_map(lambda a: torch.zeros(a.shape, dtype=a.dtype, device=work.flat.device), work.shapes.up)
+    server = hooks.init_server(work.flat.x.clone())
+    try:
+        return set(hooks.metrics(server, mean, Round(0, 1.0, 1.0, 1.0, 1.0, work.plan.seed, 1)))
+    except UserError:  # it cannot do with a mean of zeros
+        return set()
+
+
+def read_sums(content: Any, run: str, job: Job, work: Work) -> tuple[float, float]:
     """Sums of loss and right answers over a client's data (NaN where there are no classes)."""
     from flwr.app import ConfigRecord, MetricRecord
 
     _only(content, {"about": ConfigRecord, "sums": MetricRecord})
     _of_this(content["about"], run, job)
     sums = content["sums"]
-    if sorted(sums) != ["loss", "right"] or not all(type(value) in (int, float) for value in sums.values()):
+    if sorted(sums) != ["loss", "right"]:
         raise Refused("malformed", f"expected sums of loss and right answers, found {_listed(sums)}")
-    return float(sums["loss"]), float(sums["right"])
+    loss = _number("loss", sums["loss"])
+    if loss < 0 and work.loss is cross_entropy:
+        raise Refused("malformed", f"expected a loss of at least 0, found {loss:g}")
+    if work.data.classes is None:
+        return loss, math.nan
+    right, n = _number("right", sums["right"]), int(work.data.sizes[job.client])
+    if not 0 <= right <= n:
+        raise Refused("malformed", f"expected 0..{n} right answers, found {right:g}")
+    return loss, right
 
 
 def failure(content: Any) -> tuple[str, str] | None:
@@ -203,10 +254,18 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _metrics(told: Any) -> dict[str, float]:
+def _mean_rate(work: Work, K: int) -> float:
+    return sum(work.hooks.rates(K)) / K if "rate" in work.hooks.reporting else 1.0
+
+
+def _metrics(told: Any, taken: Collection[str] | None) -> dict[str, float]:
+    """What a client reports, if its method has it report anything (`taken` is not None)."""
     refused: Callable[[str], UserError] = lambda why: UserError(f"metrics: a device {why}")  # noqa: E731
     if len(told) > MOST_METRICS or any(len(str(name)) > MOST_METRICS for name in told):
         raise Refused("oversized", f"metrics: expected at most {MOST_METRICS}, with names as short, found more")
+    other = list(told) if taken is None else [name for name in told if name in taken]
+    if other:
+        raise Refused("malformed", f"metrics: expected none of these of a client, found {_listed(other)}")
     try:
         return numbers(dict(told), refused)
     except UserError as error:

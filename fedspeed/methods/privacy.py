@@ -67,7 +67,8 @@ class DP(Wrapper):
     fixed size drawn without replacement and neighbours that differ in all data of one client: its upload may go from
     any v to any other, so the sensitivity is 2 clip and the accountant is told noise / 2. It needs averages in
     which clients count equally, and says nothing of what a simulation records beside the model (losses, drift).
-    Noise comes from the run's seed, for results that can be repeated: who deploys takes another source.
+    Noise comes from the run's seed, for results that can be repeated; whoever has the seed can subtract it, so a
+    deployed run (`fedspeed.flower`) refuses this.
 
     Args:
         base: the method inside; `fedspeed+dp:noise=1,clip=0.5` on the command line.

@@ -132,9 +132,15 @@ def test_what_is_missing_is_one_line(app, tmp_path, capsys):
     assert "expected a certificate in" in refused(
         capsys, *check, "--superlink", free, "--root-certificates", tmp_path / "text"
     )
+    for client in (3, -1):
+        assert f"expected --client in 0..2, found {client}" in refused(capsys, *check, "--client", client)
     assert "client 0 has no data (RuntimeError: the disk is away)" in _without_data(app, capsys)
     (app / "app.py").write_text("import no_such_module")
     assert "found ModuleNotFoundError" in refused(capsys, *check) or "no_such_module" in refused(capsys, *check)
+    project = (app / "pyproject.toml").read_text()
+    flwr = project[project.index("[tool.flwr.app]") :]
+    (app / "pyproject.toml").write_text('project = "x"\n' + flwr)
+    assert "pyproject.toml with [tool.flwr.app.components]" in refused(capsys, *check)
     (app / "pyproject.toml").unlink()
     assert "pyproject.toml with [tool.flwr.app.components]" in refused(capsys, *check)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -74,6 +76,43 @@ def test_what_cannot_be_read_is_lost(kept, damage):
     else:
         path.write_bytes(path.read_bytes().replace(b'"c"', b'"h"'))
     assert value(kept, 2) is None
+
+
+def test_what_cannot_be_read_just_now_is_not_lost(kept):
+    """A folder in its place stands for a disk that answers with an error: the turn fails, no state is made anew."""
+    kept.write(2, state(1.0))
+    path = kept.folder / "7@2"
+    path.rename(kept.folder / "aside")
+    path.mkdir()
+    with pytest.raises(UserError, match="IsADirectoryError"):
+        value(kept, 2)
+    path.rmdir()
+    (kept.folder / "aside").rename(path)
+    assert value(kept, 2) == 1.0
+
+
+def test_two_processes_that_write_the_same_state(kept, monkeypatch):
+    """A message that was sent again: the second writes all of its file just before the first gives its own its name."""
+    replace, inside = os.replace, []
+
+    def slow(part, path):
+        if not inside:
+            inside.append(part)
+            kept.write(4, state(1.0))
+        replace(part, path)
+
+    monkeypatch.setattr("os.replace", slow)
+    kept.write(4, state(1.0))
+    assert value(kept, 4) == 1.0
+    assert [path.name for path in kept.folder.iterdir()] == ["7@4"]
+
+
+def test_what_a_kill_left_is_removed(kept):
+    kept.write(4, state(1.0))
+    for name in (f"7@2.{'ab' * 8}", f"7@2.{'ab' * 8}.part", f"7@4.{'cd' * 8}.part"):
+        (kept.folder / name).write_bytes(b"half")
+    kept.drop(before=4)
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["7@4", f"7@4.{'cd' * 8}.part"]
 
 
 def test_only_what_nobody_can_ask_for_is_removed(kept, tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,105 +16,16 @@ flwr = pytest.importorskip("flwr", reason="make test-flower has it")
 
 import torch  # noqa: E402
 from flowerloop import Loop  # noqa: E402
+from flowerrun import N, Run, alone, line_of  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.app.error import Error  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
 
 import fedspeed  # noqa: E402
-from fedspeed.backends import Place  # noqa: E402
-from fedspeed.backends.serial import Serial  # noqa: E402
 from fedspeed.cli.methodtext import parse_method  # noqa: E402
-from fedspeed.client import Failed  # noqa: E402
-from fedspeed.errors import ClientFailed  # noqa: E402
 from fedspeed.flower import client_app, server_app  # noqa: E402
-from fedspeed.flower.server import ServerSide, run_rounds  # noqa: E402
-from fedspeed.flower.terms import Terms  # noqa: E402
-from fedspeed.given import given_method, given_plan  # noqa: E402
-from fedspeed.server import Simulation  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*", "ignore::DeprecationWarning:flwr.*")
-N = 4
-SETTINGS = {"active": 3, "batch_size": 20, "local_epochs": 1, "lr": 0.1, "seed": 3}
-
-
-@pytest.fixture(scope="module")
-def data():
-    """Digits over clients of unequal sizes, so that job order matters."""
-    whole = fedspeed.load_data("digits", split="iid", clients=1)
-    rows = np.split(np.arange(300), [30, 110, 190])
-    test = (whole.x_test.numpy(), whole.y_test.numpy())
-    return fedspeed.Federated.from_arrays(whole.x.numpy(), whole.y.numpy(), rows, test, classes=10)
-
-
-def alone(data, i):
-    """The data of one client, as a device has them."""
-    rows = data.rows(i)
-    return fedspeed.Federated.from_arrays(data.x[rows].numpy(), data.y[rows].numpy(), [range(len(rows))], classes=10)
-
-
-class Run:
-    """A deployed run: start what is needed, `go`, look."""
-
-    def __init__(self, tmp_path, data, method, fault=None, **settings):
-        self.out, self.states, self.data = tmp_path / "run", tmp_path / "states", data
-        self.settings = SETTINGS | {"rounds": 4} | settings
-        self.method = given_method(method)
-        self.loop = Loop(fault)
-        for i in range(N):
-            self.join(i)
-
-    def app(self, **changes):
-        how = {"method": self.method, "model": "mlp", "data": lambda i, _: alone(self.data, i)} | changes
-        settings = {k: v for k, v in self.settings.items() if k != "rounds"}
-        return client_app(how["method"], how["model"], how["data"], **settings)
-
-    def join(self, i, node=None, key=None, app=None, config=None, run_config=None):
-        config = {"fedspeed-client": i, "fedspeed-states": str(self.states)} if config is None else config
-        self.loop.join(100 + i if node is None else node, app or self.app(), config, key, run_config)
-
-    def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, config=None, **settings):
-        plan = given_plan(None, self.settings | settings)
-        terms = Terms(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
-        side = ServerSide(N, (lambda: self.data) if test else None, self.out, timeout, wait, 0.01, bind_keys)
-        run_rounds(self.loop, terms, side)
-        return self
-
-    @property
-    def rows(self):
-        return [json.loads(line) for line in (self.out / "rounds.jsonl").read_text().splitlines()]
-
-    @property
-    def refused(self):
-        path = self.out / "refused.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def simulated(self, failing=()):
-        """The same run by `simulate`; `failing` are (round, client) that are dropped."""
-
-        class Without(Serial):
-            def run(self, jobs, down, state):
-                for reply in super().run(jobs, down, state):
-                    bad = (reply.job.t, reply.job.client) in failing
-                    yield Failed(reply.job, ClientFailed("dropped")) if bad else reply
-
-        plan = given_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"})
-        model = fedspeed.build_model("mlp", self.data, seed=plan.seed)
-        place = Place("without", lambda work, *_: Without(work))
-        run = Simulation(self.method, model, self.data, replace(plan), place=place)
-        return run, list(run)
-
-    def equals(self, failing=()):
-        """The same vector, and the same records but for times."""
-        run, records = self.simulated(failing)
-        tensors = load_file(self.out / "model.safetensors")
-        x = torch.cat([tensors[name].reshape(-1) for name in run.work.flat.names])
-        assert torch.equal(x, run.x)
-        for row, record in zip(self.rows, records, strict=True):
-            wanted = {k: v for k, v in json.loads(json.dumps(record.to_dict())).items() if "seconds" not in k}
-            assert {k: row[k] for k in wanted} == wanted
-        return True
-
-
 METHODS = ["fedavg", "fedspeed", "scaffold", "feddyn", "fedadmm", "fedcm", "fedlesam", "fedsmoo", "fedadam"]
 
 
@@ -128,7 +41,7 @@ def test_a_deployed_run_has_the_bits_of_simulate(tmp_path, data, method):
         {"weighting": "samples"},
         {"cohort": "bernoulli", "stragglers": 0.5, "dropout": 0.2},
         {"warmup": "lr=3", "local_steps": 3, "local_epochs": 1},
-        {"state_dtype": "same", "precision": "bfloat16", "lr_decay": 0.0},
+        {"state_dtype": "bfloat16", "precision": "bfloat16", "lr_decay": 0.0},
     ],
     ids=lambda s: "-".join(s),
 )
@@ -136,9 +49,7 @@ def test_settings_too(tmp_path, data, settings):
     assert Run(tmp_path, data, "fedspeed", **settings).go().equals()
 
 
-@pytest.mark.parametrize(
-    "method", ["fedspeed+topk:0.1", "fedspeed+clip:1", "scaffold+quantise:8", "fedavg+dp:noise=0.1"]
-)
+@pytest.mark.parametrize("method", ["fedspeed+topk:0.1", "fedspeed+clip:1", "scaffold+quantise:8"])
 def test_wrappers_too(tmp_path, data, method):
     assert Run(tmp_path, data, parse_method(method)).go().equals()
 
@@ -206,6 +117,31 @@ def test_a_server_that_is_killed_continues(tmp_path, data):
     assert [refusal["kind"] for refusal in run.refused] == []
 
 
+DIES = """
+import os, sys
+from pathlib import Path
+from flowerrun import Run, unequal
+
+def die(node, message, reply):
+    if message.metadata.message_type == "train" and message.content["job"]["round"] == 5:
+        os._exit(9)
+    return [reply]
+
+Run(Path(sys.argv[1]), unequal(), "scaffold", die, active=4, rounds=6, checkpoint_every=3).go()
+"""
+
+
+def test_a_server_that_is_gone_between_two_checkpoints_of_its_plan(tmp_path, data):
+    """A process that ends without a word in round 6: rounds 4 and 5, which devices know of, are not played again."""
+    where = os.pathsep.join(sys.path)
+    told = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], env=os.environ | {"PYTHONPATH": where})
+    assert told.returncode == 9
+    run = Run(tmp_path, data, "scaffold", active=4, rounds=6, checkpoint_every=3)
+    assert len(run.rows) == 5
+    assert run.go().equals()
+    assert run.refused == []
+
+
 def test_more_rounds_go_on(tmp_path, data):
     run = Run(tmp_path, data, "fedspeed").go(rounds=2)
     assert len(run.rows) == 2
@@ -218,10 +154,12 @@ def test_lost_files_are_told_and_begin_anew(tmp_path, data):
         path.unlink()
     run.go(rounds=3)
     assert [(r["kind"], r["client"], r["round"]) for r in run.refused] == [("lost state", 3, 3)]
+    assert run.equals(rounds=3, forgetting={(2, 3)})
     damaged = next(iter(run.states.glob("*/2@2")))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     run.go(rounds=4)
     assert [(r["kind"], r["client"], r["round"]) for r in run.refused][1:] == [("lost state", 2, 4)]
+    assert run.equals(forgetting={(2, 3), (3, 2)})
 
 
 def test_old_states_are_removed(tmp_path, data):
@@ -288,6 +226,17 @@ def tampered(kind):
             content["metrics"] = MetricRecord({f"m{i}": 1.0 for i in range(1000)})
         elif kind == "names of metrics":
             content["metrics"] = MetricRecord({"__import__('os')": 1.0})
+        elif kind == "a metric nobody asked for":
+            content["metrics"] = MetricRecord({"epsilon": 1.0})
+        elif kind == "another rate":
+            facts["mean_rate"] = 0.5
+        elif kind == "gradients":
+            facts["grad_evals"] = 1e12
+        elif kind == "undecodable":
+            return [DecodeError("Error parsing message")]
+        elif kind == "no content":
+            reply.__dict__["_content"] = None
+            return [reply]
         elif kind == "duplicate":
             return [Message(content, reply_to=message), Message(content, reply_to=message)]
         return [Message(content, reply_to=message)]
@@ -317,6 +266,11 @@ BAD = {
     "NaN in the facts": "not finite",
     "metrics": "oversized",
     "names of metrics": "malformed",
+    "a metric nobody asked for": "malformed",
+    "another rate": "malformed",
+    "gradients": "malformed",
+    "undecodable": "malformed",
+    "no content": "malformed",
 }
 
 
@@ -338,21 +292,6 @@ def test_a_reply_counts_once(tmp_path, data):
     run = Run(tmp_path, data, "fedspeed", tampered("duplicate"), active=4, rounds=2).go()
     assert {r["kind"] for r in run.refused} == {"duplicate"}
     assert run.equals()
-
-
-def line_of(caplog, word):
-    found = [record.getMessage() for record in caplog.records if word in record.getMessage()]
-    assert found, [record.getMessage() for record in caplog.records]
-    assert all("\n" not in line for line in found)
-    return found[0]
-
-
-@pytest.fixture
-def log(caplog):
-    caplog.set_level(logging.INFO, "flwr.fedspeed")
-    logging.getLogger("flwr").propagate = True
-    yield caplog
-    logging.getLogger("flwr").propagate = False
 
 
 def test_two_nodes_that_are_one_client(tmp_path, data, log):
@@ -419,6 +358,16 @@ def test_another_app_takes_no_part(tmp_path, data, log):
     run.go(timeout=1.0, rounds=1)
     assert "expected method" in line_of(log, "refused")
     assert run.rows[0]["dropped"] == [0]
+
+
+def test_nobody_runs_what_the_server_runs(tmp_path, data):
+    """That is told at once, and no run begins."""
+    run = Run(tmp_path, data, fedspeed.FedSpeed(lam=10))
+    for i in range(N):
+        run.join(i, app=run.app(method=fedspeed.FedSpeed(lam=20)))
+    with pytest.raises(fedspeed.UserError, match=r"expected devices that run what the server runs, .*\(refused: 4"):
+        run.go()
+    assert not (run.out / "config.toml").exists()
 
 
 @pytest.mark.parametrize(
@@ -506,6 +455,14 @@ def test_scores_on_devices(tmp_path, data):
 def test_methods_that_settle_are_refused(tmp_path, data):
     with pytest.raises(fedspeed.UserError, match="flower: afedpd changes states once the mean"):
         Run(tmp_path, data, "afedpd").go()
+
+
+@pytest.mark.parametrize("method", ["fedavg+dp:noise=0.1", "fedspeed+dp:noise=1,where=clients"])
+def test_noise_that_every_device_can_compute_is_refused(data, method):
+    found = parse_method(method)
+    app = client_app(found, "mlp", lambda i, _: data)
+    with pytest.raises(fedspeed.UserError, match="its noise is a function of the seed"):
+        app.fedspeed[0].configured({})
 
 
 @pytest.mark.parametrize(

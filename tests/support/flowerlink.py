@@ -64,7 +64,8 @@ class Federation:
         self.processes: dict[str, subprocess.Popen] = {}
 
     def _here(self, text: str) -> str:
-        return text.replace("127.0.0.1:9092", f"127.0.0.1:{self.port}").replace("--port 9092", f"--port {self.port}")
+        text = text.replace("127.0.0.1:9092", f"127.0.0.1:{self.port}").replace("--port 9092", f"--port {self.port}")
+        return text.replace("/var/lib/fedspeed", str(self.app / "states"))
 
     def commands(self, start: str | tuple[str, ...]) -> list[str]:
         """The README's commands that begin so."""

@@ -18,7 +18,8 @@ def travelled(content: RecordDict) -> RecordDict:
 
 
 class Loop:
-    """What a ServerApp is given as its grid; `fault(node, message, reply)` gives the replies that arrive."""
+    """What a ServerApp is given as its grid; `fault(node, message, reply)` gives the replies that arrive, or what
+    Flower raises when one is pulled."""
 
     def __init__(self, fault=None) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -63,4 +64,8 @@ class Loop:
         return found
 
     def pull_messages(self, names):
-        return [reply for name in list(names) for reply in self.replies.pop(name, [])]
+        found = [reply for name in list(names) for reply in self.replies.pop(name, [])]
+        for reply in found:
+            if isinstance(reply, Exception):
+                raise reply
+        return found
