@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -82,6 +83,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.ERROR)
+    ends = signal.getsignal(signal.SIGTERM)  # Ray would put its own in its place
     try:
         with safe_path(), tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,6 +110,8 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
         ) from None
     finally:
         logger.setLevel(before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ends)
 
 
 def require_reachable(address: str) -> None:

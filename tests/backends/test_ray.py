@@ -25,6 +25,7 @@ from fedspeed.backends import mixture
 from fedspeed.backends.handshake import Bits, bits, differences, judge
 from fedspeed.backends.parcel import Parcel, seal
 from fedspeed.backends.session import require_reachable
+from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, UserError
@@ -145,13 +146,18 @@ def test_where_ray_is_does_not_make_another_run(tmp_path):
     assert not [key for key in plain.to_dict() if "ray" in key or "mixed" in key]
 
 
-def test_a_run_directory_neither_holds_an_address_nor_decides_one(tmp_path):
+def test_a_run_directory_neither_holds_an_address_nor_decides_one(tmp_path, capsys):
     """Whoever is named there would be sent code, and sends some."""
     run_config(Config(rounds=1, clients=4, ray_address="10.0.0.1:6379", backend="serial"), tmp_path / "run")
     stored = tmp_path / "run" / "config.toml"
     assert "10.0.0.1" not in stored.read_text()
     stored.write_text('ray_address = "10.0.0.1:6379"\n' + stored.read_text())
     assert read_config(tmp_path / "run").ray_address == ""
+    again = ["run", str(stored), "--backend", "ray", "--quiet", "--out", str(tmp_path / "again")]
+    for given in (again, ["slurm", *again[1:]], ["sweep", *again[1:], "--grid", "lr=0.1"]):  # not as a config either
+        assert main(given) == 2
+        assert "ray_address: expected on the command line or in $RAY_ADDRESS" in capsys.readouterr().err
+        assert not (tmp_path / "again").exists()
 
 
 def test_shares_of_gpus_fit_the_device():
@@ -437,6 +443,19 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
     assert len(ours) == 2
     until(lambda: not any(map(lives, ours)), seconds=60)
     until(lambda: not any(map(lives, below)))  # Ray's own agents take a minute
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_told_to_end_says_so_as_on_every_back_end(tmp_path):
+    """Ray has a handler of its own for this signal."""
+    out = tmp_path / "run"
+    given = [*FEDSPEED, "run", *SMALL, "--rounds", "4000", "--backend", "ray", "--workers", "1", "--quiet"]
+    driver = subprocess.Popen([*given, "--out", str(out)], start_new_session=True)
+    lines = out / "rounds.jsonl"
+    until(lambda: driver.poll() is not None or (lines.exists() and lines.read_text()))
+    driver.terminate()
+    assert driver.wait(60) == 143
+    assert json.loads((out / "summary.json").read_text())["status"] == "terminated"
 
 
 @pytest.mark.slow
