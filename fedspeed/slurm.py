@@ -13,14 +13,18 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 from .config import Config
 from .errors import UserError
-from .files import write
-from .runconfig import write_config
+from .files import read_toml, write
+from .runconfig import PLACEMENT, as_stored, write_config
 from .slurmtext import HEAD, RAY, RUN
 
 FOLDER = "slurm"
@@ -173,13 +177,26 @@ def _run(job: Job) -> str:
 
 
 def prepare(job: Job, configs: Mapping[str, Config]) -> Path:
-    """Write the configs of the runs, with copies of the code that they name, and the script; its place."""
+    """Write the configs of the runs, with copies of the code that they name, and the script; its place. A config that
+    is there already stays what it is, but for where it is computed: a job that waits may be about to read it."""
+    for name in job.names:
+        path = job.folder / f"{name}.toml"
+        if path.exists() and _bits(read_toml(path)) != _bits(tomllib.loads(tomli_w.dumps(as_stored(configs[name])))):
+            raise UserError(
+                f"slurm: {path} holds another config, which a job that waits may be about to read; choose another "
+                f"--out, or remove it if there is none"
+            )
     job.folder.mkdir(parents=True, exist_ok=True)
     for name in job.names:
         write_config(job.folder, configs[name], f"{name}.toml")
     path = job.folder / SCRIPT
     write(path, script(job))
     return path
+
+
+def _bits(tables: dict[str, Any]) -> dict[str, Any]:
+    """A config's tables without where it is computed."""
+    return {key: value for key, value in tables.items() if key not in PLACEMENT}
 
 
 def submit(path: Path) -> str:

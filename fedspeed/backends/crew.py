@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..environment import bits_environment
+from ..environment import bits_environment, cores
 from ..errors import UserError, one_line
 from ..plan import Plan
 from .handshake import bits, judge
@@ -58,6 +59,9 @@ class Crew:
         self.ray, self.allow_mixed = ray, plan.allow_mixed
         share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
+        if alone and workers > cores():
+            told = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
+            warnings.warn(f"{told}; to join a cluster give --ray-address", stacklevel=4)
         self.workers: list[Worker] = []
         self.mixed: list[str] = []
         self._joining: dict[Any, tuple[Worker, str]] = {}  # answer to come -> who, and the question
@@ -147,7 +151,9 @@ class Crew:
             worker.node = answer
             self._joining[worker.actor.prepare.remote(*self._work)] = worker, "prepare"
         elif answer is not None:
-            raise as_error(answer)
+            self._refused.append(f"node {worker.host}: {as_error(answer)}")
+            warnings.warn(f"back end ray: {self._refused[-1]}; this worker is not used", stacklevel=2)
+            self._discard(worker)
         else:
             self.workers.append(worker)
 
@@ -190,11 +196,12 @@ class Crew:
         def feed(number: int) -> None:
             """Give work to everybody who has room for some."""
             while waiting:
-                free = [worker for worker in self.workers if len(worker.flights) < FLIGHTS]
-                near = [i for i in waiting if i < number + AHEAD * self.size]
-                if not free or not near:
+                worker = min(self.workers, key=lambda worker: len(worker.flights), default=None)
+                if worker is None or len(worker.flights) >= FLIGHTS:
                     return
-                worker = min(free, key=lambda worker: len(worker.flights))
+                near = waiting[: bisect_left(waiting, number + AHEAD * self.size)]
+                if not near:
+                    return
                 index = number if near[0] == number else min(near, key=lambda i: (far(worker, i), i))
                 flying[send(worker, index)] = worker, index
                 worker.flights.append(index)

@@ -21,7 +21,7 @@ REACH = 5.0
 """Seconds in which an address must take a connection."""
 _LOCK = threading.Lock()
 _users = 0  # of a connection that is ours; 0 if there is none
-_alone = False  # whether that is a Ray of our own
+_address = ""  # of that connection; LOCAL for a Ray of our own
 
 
 class Joined(NamedTuple):
@@ -52,9 +52,10 @@ def join(address: str, gpus: float) -> Joined:
         address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; "" for `$RAY_ADDRESS`, and without one a Ray of our own.
         gpus: of a Ray of our own. It has no CPUs, which nobody counts there: it would start a process for each.
     """
-    global _users, _alone
+    global _users, _address
     ray = import_ray()
-    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    if address in ("", "auto"):  # as Ray itself takes it
+        address = os.environ.get("RAY_ADDRESS") or address or LOCAL
     with _LOCK:
         if not _users and ray.is_initialized():
             return Joined(ours=False, alone=False)
@@ -62,9 +63,14 @@ def join(address: str, gpus: float) -> Joined:
             require_reachable(address)
             own = {"num_cpus": 0, "num_gpus": gpus, "include_dashboard": False} if address == LOCAL else {}
             _connect(ray, address, own)
-            _alone = address == LOCAL
+            _address = address
+        elif address != _address:
+            raise UserError(
+                f"back end ray: expected one cluster for all runs of a process, got {address} beside {_address}; close "
+                f"those runs first, or start another process"
+            )
         _users += 1
-        return Joined(ours=True, alone=_alone)
+        return Joined(ours=True, alone=_address == LOCAL)
 
 
 def leave(joined: Joined) -> None:

@@ -153,8 +153,8 @@ def test_near_its_time_limit_a_run_is_saved_and_queued_again_and_ends_with_the_s
     assert main(["run", "exp.toml", "--rounds", "400", "--out", "s/exp-s0", "--quiet"]) == 0
     assert bits("j") == bits("s")
     assert Path("scontrol.calls").read_text() == "requeue 5_0\n"
-    written("exp.toml", "--rounds", "100000", "--seeds", "1")
-    Path("j/exp-s0").rename("first")
+    Path("j").rename("first")
+    written("exp.toml", "--rounds", "100000")
     assert stopped_by(signal.SIGUSR1)[0] >= 128
     assert Path("scontrol.calls").read_text() == "requeue 5_0\nrequeue 7\n"
 
@@ -227,6 +227,16 @@ def test_another_run_in_its_place_is_refused(capsys):
     assert main(["slurm", "exp.toml", "--out", "j"]) == 2
     assert "holds a run of another config" in capsys.readouterr().err
     assert not Path("j/slurm").exists()
+
+
+def test_a_config_that_a_job_may_wait_for_is_not_replaced(capsys):
+    written("exp.toml")
+    before = Path("j/slurm/exp-s0.toml").read_text()
+    assert main(["slurm", "exp.toml", "--lr", "0.7", "--out", "j"]) == 2
+    assert "exp-s0.toml holds another config" in capsys.readouterr().err
+    assert Path("j/slurm/exp-s0.toml").read_text() == before
+    written("exp.toml", "--backend", "process")  # the same bits
+    assert 'backend = "process"' in Path("j/slurm/exp-s0.toml").read_text()
 
 
 def test_names_with_spaces_and_quotes_stay_words(tmp_path):
