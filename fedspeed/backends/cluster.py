@@ -77,8 +77,18 @@ class Ray:
             leave(joined)
             raise
         self._finalizer = weakref.finalize(self, close, self.crew, joined)
+        self._gather: Callable[[], None] | None = lambda: self.crew.gather(
+            packed.work, seal(list(packed.data.values())), setup
+        )
+        if not getattr(plan, "until", ()):  # else another may need all of the cluster before us: `stretches`
+            self._begin()
+
+    def _begin(self) -> None:
+        """Hire everybody, if that is not done yet."""
+        gather, self._gather = self._gather, None
         try:
-            self.crew.gather(packed.work, seal(list(packed.data.values())), setup)
+            if gather:
+                gather()
         except BaseException:
             self.close()
             raise
@@ -97,6 +107,7 @@ class Ray:
         """Replies in job order. What a reply holds lies in Ray's memory, and is gone when the next is asked for."""
         if not jobs:
             return
+        self._begin()
         broadcast = self.crew.put(seal(list(tree_leaves(down))))
         queue = list(self.engine.chunks(jobs))
         for client in [i for i, kept in self._kept.items() if kept.t >= jobs[0].t]:  # of a round that failed
@@ -177,6 +188,7 @@ class Ray:
 
     def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
         """The answers for a vector and some pieces, in order, whoever gave them."""
+        self._begin()
         vector = self.crew.put(seal([x.to(self.work.flat.dtype)]))
         count = min(len(pieces), self.size)
         shares = [pieces[w::count] for w in range(count)]

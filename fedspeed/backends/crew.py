@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from bisect import bisect_left
 from collections import Counter
@@ -29,6 +28,8 @@ RETRIES = 3
 """How often a chunk is run again because its worker was lost, before the run stops."""
 PATIENCE = 120.0
 """Seconds in which a first worker, or one for all that were lost, must be there."""
+LINGER = 15.0
+"""Seconds after the last word of anybody in which others may say hello before the run begins with those it has."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -81,7 +82,13 @@ class Crew:
         """How many workers the cluster has room for, of those that are wanted; without a number, all it has."""
         total = self.ray.cluster_resources()
         shares = {"CPU": plan.ray_cpus, "GPU": plan.ray_gpus}
-        room = min([int(total.get(kind, 0) / share + 1e-6) for kind, share in shares.items() if share] or [workers])
+        asked = {kind: share for kind, share in shares.items() if share}
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]  # a worker is on one of them
+        room = (
+            sum(min(int(node.get(kind, 0) / share + 1e-6) for kind, share in asked.items()) for node in nodes)
+            if asked
+            else workers
+        )
         wanted = workers if plan.workers else plan.active
         if not room:
             found = ", ".join(f"{total.get(kind, 0):g} {kind}" for kind in shares)
@@ -108,9 +115,13 @@ class Crew:
         self._work = self.put(packed), self.put(data), setup
         for _ in range(self.size):
             self._hire()
-        deadline = time.monotonic() + PATIENCE
-        while self._joining and (left := deadline - time.monotonic()) > 0:
-            for ref in self.ray.wait(list(self._joining), timeout=left)[0]:
+        while self._joining:
+            starting = any(asked != "hello" for _, asked in self._joining.values())
+            patience = PATIENCE if starting or not self.workers else LINGER
+            ready = self.ray.wait(list(self._joining), timeout=patience)[0]
+            if not ready:
+                break
+            for ref in ready:
                 self._next_question(ref)
         if not self.workers:
             raise self._nobody()

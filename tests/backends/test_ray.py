@@ -343,6 +343,19 @@ def test_workers_whose_bits_differ_are_refused_or_recorded(cluster, monkeypatch,
     assert mixture(object()) == {}
 
 
+@pytest.mark.slow
+def test_first_rounds_with_other_settings_need_the_cluster_once(cluster, tmp_path):
+    """Those who run them, and those who run the rest, take all of it in turn."""
+    tables = {"rounds": 3, "clients": 8, "active": 4, "local_steps": 1, "until": {"2": {"lr": 0.05}}}
+    placed = {"backend": "ray", "workers": 3, "ray_address": cluster.address}
+    found, wanted = (
+        run_config(Config.from_dict(tables | how), tmp_path / str(how["backend"]))
+        for how in (placed, {"backend": "serial"})
+    )
+    assert found["digests"] == wanted["digests"]
+    assert found["workers"] == 3
+
+
 def anonymous() -> int:
     """Bytes of this process's own memory: Ray's, which is bounded by itself, aside."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
