@@ -26,7 +26,7 @@ from .observe import Observer
 from .report.difference import flat
 from .report.runs import RunFiles
 from .report.standing import score_of
-from .runconfig import PLACEMENT, as_stored, named_code, read_config, same_run, trusted
+from .runconfig import PLACEMENT, as_stored, named_code, placement, read_config, same_run, trusted
 from .rundir import RunDir
 from .stopping import over
 
@@ -215,7 +215,7 @@ def make_run(
         if RunDir(folder).config_file.exists() and not overwrite:
             code = bool(named_code(config.to_dict()))
             calls |= {"rounds": config.rounds, "data_dir": config.data_dir, "max_time": config.max_time}
-            resume(folder, allow_code=code, **calls)
+            resume(folder, allow_code=code, placement=placement(config), **calls)
         else:
             run_config(config, folder, overwrite=overwrite, **calls)
     except Diverged as error:

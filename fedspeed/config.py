@@ -17,7 +17,7 @@ from .files import read_toml as read_toml
 from .files import refuse_depth
 from .method import Method
 from .methods import FedSpeed, build
-from .plan import Plan, course, federation, local_work
+from .plan import OURS_TO_SAY, Plan, course, federation, local_work
 from .presets import PRESETS, RELEASED, released
 from .schedule import require_schedulable
 from .stopping import RULES
@@ -144,8 +144,7 @@ class Config(Plan):
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
             raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")
-        bad = [a for a in self.targets if not 0 < a < 1]
-        if bad:
+        if bad := [a for a in self.targets if not 0 < a < 1]:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
         self._settle_clients()
@@ -193,8 +192,7 @@ class Config(Plan):
         """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
         refuse_depth(given)
         given = apply_preset(given)
-        version = given.pop("format", CONFIG_FORMAT)
-        if version != CONFIG_FORMAT:
+        if (version := given.pop("format", CONFIG_FORMAT)) != CONFIG_FORMAT:
             fix = "use the fedspeed that wrote it"
             raise UserError(f"config: expected format {CONFIG_FORMAT}, found {version!r}; {fix}")
         for key in ("model", "data"):
@@ -208,8 +206,7 @@ class Config(Plan):
             given["method"] = build(_table(given["method"], "method"))
         for key in ("model", "data"):
             if key in given:
-                table = _table(given[key], key)
-                given[key] = Spec.from_table(key, table)
+                given[key] = Spec.from_table(key, _table(given[key], key))
         if "targets" in given:
             if not isinstance(given["targets"], list | tuple):
                 raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")
@@ -239,7 +236,10 @@ class Config(Plan):
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a config file. Relative paths in it start from its own folder, whatever the current one is."""
-    return resolved(read_toml(path), path.parent)
+    tables = read_toml(path)
+    for name in tables.keys() & set(OURS_TO_SAY):
+        raise UserError(f"{path}: {name}: expected on the command line or in $RAY_ADDRESS, found in a file; remove it")
+    return resolved(tables, path.parent)
 
 
 def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:

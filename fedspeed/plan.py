@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -221,6 +221,12 @@ class Plan(Params):
     def method_at(self, method: Method, t: int) -> Method:
         """The method of round t = 0, 1, ..., its warm-up in force."""
         return method_at(method, self.warmup, t)
+
+
+PLACEMENT = tuple(field.name for field in fields(Plan) if field.metadata.get("placement"))
+"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
+OURS_TO_SAY = ("ray_address",)
+"""Settings that no file decides and no run directory holds: whose cluster is trusted with code is the user's to say."""
 
 
 def _spelled(given: str) -> str:

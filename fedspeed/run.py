@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +132,7 @@ def resume(
     allow_code: bool = False,
     rounds: int = 0,
     data_dir: str = "",
+    placement: Mapping[str, Any] | None = None,
     **rules: Any,
 ) -> dict[str, Any]:
     """Continue a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
@@ -144,11 +145,12 @@ def resume(
         allow_code: also if the directory's config names Python files, which are then executed.
         rounds: how many the run is to have in all; 0 for as many as its config says.
         data_dir: where the data are now, if they were moved.
+        placement: where it is computed from now on, `{"backend": "ray", "workers": 8}`; the rest as its config says.
         rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
     """
     out, watching = Path(out), Observers(observers)
     config = changed(longer(read_config(out, allow_code), rounds), rules)
-    config = replace(config, data_dir=data_dir or config.data_dir)
+    config = replace(config, data_dir=data_dir or config.data_dir, **(placement or {}))
     run = RunDir(out)
     done = over(run, config)
     if done is not None:

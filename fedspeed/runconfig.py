@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from .config import CODED, Config, rename_code, resolved
 from .environment import bits_environment
 from .errors import UserError
 from .files import read_bytes, write
+from .plan import OURS_TO_SAY
+from .plan import PLACEMENT as PLACEMENT
 from .presets import paper_decay
 from .rundir import CODE, CONFIG, RunDir
 from .stopping import RULES
@@ -27,11 +29,6 @@ from .usercode import code_digest, file_of, text_of
 
 if TYPE_CHECKING:
     from .server import Simulation
-
-PLACEMENT = tuple(field.name for field in fields(Config) if field.metadata.get("placement"))
-"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
-OURS_TO_SAY = ("ray_address",)
-"""Settings that a run directory neither holds nor decides: whose cluster is trusted with code is the user's to say."""
 
 
 def read_config(out: Path, allow_code: bool = False) -> Config:
@@ -183,6 +180,11 @@ def same_run(stored: Config, given: Config) -> bool:
     given = replace(given, data_dir=stored.data_dir)  # the data count, not where they are: a resume looks at them
     rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
     return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
+
+
+def placement(config: Config) -> dict[str, Any]:
+    """Where a config says that a run is computed, for a run that goes on."""
+    return {name: getattr(config, name) for name in PLACEMENT if name not in RULES}
 
 
 def _timeless(tables: dict[str, Any]) -> dict[str, Any]:

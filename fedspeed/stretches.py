@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
 from .method import Method, nested
+from .plan import PLACEMENT, Plan
 from .stopping import RULES
 
 if TYPE_CHECKING:
     from .config import Config
-    from .plan import Plan
     from .server import Simulation
 
 Until = tuple[tuple[int, dict[str, Any]], ...]
@@ -91,6 +91,8 @@ def read_until(given: Any, rounds: int) -> Until:
     for key, over in given.items():
         for name in over.keys() & FIXED.keys():
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+        for name in over.keys() & set(PLACEMENT):  # nor may a run directory name a cluster here
+            raise UserError(f"config: until.{key}.{name}: {name} says where rounds are computed, not what they had")
         if "method" in over and not _fields_alone(over["method"]):  # a name might be a file's, which nobody allowed
             raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
     return tuple(sorted((int(key), over) for key, over in given.items()))

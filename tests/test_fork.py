@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 
 import pytest
 import torch
@@ -324,7 +325,8 @@ def test_labels_of_methods_in_wrappers_name_what_is_unusual():
 
 @pytest.mark.parametrize("until", ["3", {"x": {}}, {"9": {"lr": 0.1}}, {"0": {"lr": 0.1}}, {"3": 0.1},
                                    {"3": {"seed": 1}}, {"3": {"lr": -1.0}}, {"3": {"nothing": 1}}, {"9" * 5000: {}},
-                                   {"3": {"method": "fedavg"}}, {"3": {"until": {}}}])  # fmt: skip
+                                   {"3": {"method": "fedavg"}}, {"3": {"until": {}}},
+                                   {"3": {"backend": "ray", "ray_address": "10.0.0.1:6379"}}])  # fmt: skip
 def test_a_config_says_what_its_first_rounds_had_or_is_refused(until):
     assert Config.from_dict({**SMALL, "until": {"3": {"lr": 0.5}}}).earlier(2).lr == 0.5
     with pytest.raises(UserError) as refused:
@@ -386,3 +388,18 @@ def test_first_rounds_of_somebodys_run_execute_nothing(parents, tmp_path, capsys
     assert main(["verify", str(run)]) == 2
     assert "until.3.method: expected fields of the run's own method, found another" in capsys.readouterr().err
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("command", [["resume"], ["verify", "--all"], ["replay", "--round", "1", "--client", "0"]])
+def test_first_rounds_of_somebodys_run_are_sent_to_no_cluster(parents, tmp_path, capsys, command):
+    """Whoever is named there would be sent code, and sends some."""
+    run = tmp_path / "run"
+    shutil.copytree(parents / "fedspeed", run)
+    with socket.create_server(("127.0.0.1", 0)) as somebody, (run / "config.toml").open("a") as file:
+        file.write(f'[until.3]\nbackend = "ray"\nray_address = "127.0.0.1:{somebody.getsockname()[1]}"\n')
+        file.flush()
+        assert main([command[0], str(run), *command[1:]]) == 2
+        somebody.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            somebody.accept()
+    assert "says where rounds are computed" in capsys.readouterr().err

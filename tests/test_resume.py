@@ -49,6 +49,21 @@ def bytes_of(saved, client: int) -> bytes:
     return saved.log.read_bytes()[entry.start : entry.start + entry.length]
 
 
+@pytest.mark.parametrize("command", ["resume", "run"])
+def test_a_run_goes_on_elsewhere_if_it_is_told_to(tmp_path, command):
+    """A job that is queued again has other nodes; a run begun on a cluster may go on without one."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    run_config(config(), whole)
+    with pytest.raises(Stop):
+        run_config(config(), out, observers=[stop_after(2)])
+    given = ["--backend", "process", "--workers", "2", "--quiet"]
+    begun = ["run", str(out / "config.toml"), "--resume", "auto", "--out", str(out)]
+    assert main([*(["resume", str(out)] if command == "resume" else begun), *given]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["backend"], summary["workers"]) == ("process", 2)
+    assert summary["digests"] == json.loads((whole / "summary.json").read_text())["digests"]
+
+
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedspeed", "fedsmoo", "afedpd"])
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, method, states):

@@ -65,6 +65,7 @@ class Ray:
         self.engine = make_engine(work)
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(work.flat.x)))
         self._kept: dict[int, Kept] = {}
+        self._drops: dict[Worker, list[str]] = {}  # files that nobody will ask for, told with the next request
         keep = has_leaves(work.shapes.client) and plan.state_dtype == "same" and "settle" not in work.hooks.reporting
         private = [] if type(work.flat.model).__module__.startswith("fedspeed.") else ["x_test"]
         named = {name: outline(a) for name, a in packed.data.items()}
@@ -76,8 +77,18 @@ class Ray:
             leave(joined)
             raise
         self._finalizer = weakref.finalize(self, close, self.crew, joined)
+        self._gather: Callable[[], None] | None = lambda: self.crew.gather(
+            packed.work, seal(list(packed.data.values())), setup
+        )
+        if not getattr(plan, "until", ()):  # else another may need all of the cluster before us: `stretches`
+            self._begin()
+
+    def _begin(self) -> None:
+        """Hire everybody, if that is not done yet."""
+        gather, self._gather = self._gather, None
         try:
-            self.crew.gather(packed.work, seal(list(packed.data.values())), setup)
+            if gather:
+                gather()
         except BaseException:
             self.close()
             raise
@@ -96,23 +107,24 @@ class Ray:
         """Replies in job order. What a reply holds lies in Ray's memory, and is gone when the next is asked for."""
         if not jobs:
             return
+        self._begin()
         broadcast = self.crew.put(seal(list(tree_leaves(down))))
         queue = list(self.engine.chunks(jobs))
-        self._kept = {i: kept for i, kept in self._kept.items() if kept.t < jobs[0].t}  # of a round that failed
-        drops: dict[Worker, list[str]] = {}
+        for client in [i for i, kept in self._kept.items() if kept.t >= jobs[0].t]:  # of a round that failed
+            self._drop(client)
 
         def send(worker: Worker, index: int) -> Any:
-            request = self._request(worker, queue[index], drops.pop(worker, []))
+            request = self._request(worker, queue[index], self._drops.pop(worker, []))
             leaves = [leaf for i in request.sent for leaf in tree_leaves(state(i))]
             return worker.actor.run.remote(broadcast, self.crew.put(seal(leaves)), request)
 
         def fits(worker: Worker, answer: Any) -> bool:
             if isinstance(answer, Missing):
                 for client in answer.clients:
-                    self._kept.pop(client, None)
+                    self._drop(client)
                 return False
             if isinstance(answer, Answer):
-                self._note(worker, answer, jobs[0].t, drops)
+                self._note(worker, answer, jobs[0].t)
             return True
 
         def far(worker: Worker, index: int) -> int:
@@ -153,12 +165,16 @@ class Ray:
         near = {i: kept.file for i in clients if (kept := self._at_hand(i)) and kept.owner.node == worker.node}
         return Request(chunk, fresh, near, [i for i in clients if i not in fresh and i not in near], drop)
 
-    def _note(self, worker: Worker, answer: Answer, t: int, drops: dict[Worker, list[str]]) -> None:
+    def _drop(self, client: int) -> None:
+        """Forget where a client's state is; its file may go."""
+        kept = self._kept.pop(client, None)
+        if kept is not None and kept.owner in self.crew.workers:
+            self._drops.setdefault(kept.owner, []).append(kept.file)
+
+    def _note(self, worker: Worker, answer: Answer, t: int) -> None:
         """Remember where states are; files that they replace may go."""
         for client in answer.kept:
-            before = self._kept.get(client)
-            if before is not None:
-                drops.setdefault(before.owner, []).append(before.file)
+            self._drop(client)
             self._kept[client] = Kept(worker, str(Path(worker.folder) / state_name(client, t)), t)
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
@@ -172,6 +188,7 @@ class Ray:
 
     def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
         """The answers for a vector and some pieces, in order, whoever gave them."""
+        self._begin()
         vector = self.crew.put(seal([x.to(self.work.flat.dtype)]))
         count = min(len(pieces), self.size)
         shares = [pieces[w::count] for w in range(count)]

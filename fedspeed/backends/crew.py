@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..environment import bits_environment
+from ..environment import bits_environment, cores
 from ..errors import UserError, one_line
 from ..plan import Plan
 from .handshake import bits, judge
@@ -28,6 +28,8 @@ RETRIES = 3
 """How often a chunk is run again because its worker was lost, before the run stops."""
 PATIENCE = 120.0
 """Seconds in which a first worker, or one for all that were lost, must be there."""
+LINGER = 15.0
+"""Seconds after the last word of anybody in which others may say hello before the run begins with those it has."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -58,6 +60,9 @@ class Crew:
         self.ray, self.allow_mixed = ray, plan.allow_mixed
         share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
+        if alone and workers > cores():
+            told = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
+            warnings.warn(f"{told}; to join a cluster give --ray-address", stacklevel=4)
         self.workers: list[Worker] = []
         self.mixed: list[str] = []
         self._joining: dict[Any, tuple[Worker, str]] = {}  # answer to come -> who, and the question
@@ -77,7 +82,13 @@ class Crew:
         """How many workers the cluster has room for, of those that are wanted; without a number, all it has."""
         total = self.ray.cluster_resources()
         shares = {"CPU": plan.ray_cpus, "GPU": plan.ray_gpus}
-        room = min([int(total.get(kind, 0) / share + 1e-6) for kind, share in shares.items() if share] or [workers])
+        asked = {kind: share for kind, share in shares.items() if share}
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]  # a worker is on one of them
+        room = (
+            sum(min(int(node.get(kind, 0) / share + 1e-6) for kind, share in asked.items()) for node in nodes)
+            if asked
+            else workers
+        )
         wanted = workers if plan.workers else plan.active
         if not room:
             found = ", ".join(f"{total.get(kind, 0):g} {kind}" for kind in shares)
@@ -104,9 +115,13 @@ class Crew:
         self._work = self.put(packed), self.put(data), setup
         for _ in range(self.size):
             self._hire()
-        deadline = time.monotonic() + PATIENCE
-        while self._joining and (left := deadline - time.monotonic()) > 0:
-            for ref in self.ray.wait(list(self._joining), timeout=left)[0]:
+        while self._joining:
+            starting = any(asked != "hello" for _, asked in self._joining.values())
+            patience = PATIENCE if starting or not self.workers else LINGER
+            ready = self.ray.wait(list(self._joining), timeout=patience)[0]
+            if not ready:
+                break
+            for ref in ready:
                 self._next_question(ref)
         if not self.workers:
             raise self._nobody()
@@ -147,7 +162,9 @@ class Crew:
             worker.node = answer
             self._joining[worker.actor.prepare.remote(*self._work)] = worker, "prepare"
         elif answer is not None:
-            raise as_error(answer)
+            self._refused.append(f"node {worker.host}: {as_error(answer)}")
+            warnings.warn(f"back end ray: {self._refused[-1]}; this worker is not used", stacklevel=2)
+            self._discard(worker)
         else:
             self.workers.append(worker)
 
@@ -190,11 +207,12 @@ class Crew:
         def feed(number: int) -> None:
             """Give work to everybody who has room for some."""
             while waiting:
-                free = [worker for worker in self.workers if len(worker.flights) < FLIGHTS]
-                near = [i for i in waiting if i < number + AHEAD * self.size]
-                if not free or not near:
+                worker = min(self.workers, key=lambda worker: len(worker.flights), default=None)
+                if worker is None or len(worker.flights) >= FLIGHTS:
                     return
-                worker = min(free, key=lambda worker: len(worker.flights))
+                near = waiting[: bisect_left(waiting, number + AHEAD * self.size)]
+                if not near:
+                    return
                 index = number if near[0] == number else min(near, key=lambda i: (far(worker, i), i))
                 flying[send(worker, index)] = worker, index
                 worker.flights.append(index)

@@ -17,6 +17,7 @@ import torch
 
 from ..client import Facts, Failed, Job, Reply, Work
 from ..clientscores import Sums, score_clients
+from ..devices import exact
 from ..engines import Engine, make_engine
 from ..errors import UserError
 from ..evaluate import Score, score_slice
@@ -167,7 +168,8 @@ class Node:
         if self._device.type != "cpu" or not built_in(self.work.method):  # a user's hook may write to it
             leaves = [a.to(self._device, copy=True) for a in leaves]
         try:
-            replies = self.engine.run(request.jobs, tree_of(self.work.shapes.down, leaves), state)
+            with exact(self._device):
+                replies = self.engine.run(request.jobs, tree_of(self.work.shapes.down, leaves), state)
         except Exception as error:
             return remote_error(error)
         return self._answer(replies)
@@ -211,7 +213,8 @@ class Node:
         work = self.work
         try:
             vector = self._vector(x)
-            return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
+            with exact(self._device):
+                return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
         except Exception as error:
             return remote_error(error)
 
@@ -220,7 +223,8 @@ class Node:
         work = self.work
         try:
             vector = self._vector(x)
-            return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
+            with exact(self._device):
+                return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
         except Exception as error:
             return remote_error(error)
 

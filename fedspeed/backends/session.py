@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -20,7 +21,7 @@ REACH = 5.0
 """Seconds in which an address must take a connection."""
 _LOCK = threading.Lock()
 _users = 0  # of a connection that is ours; 0 if there is none
-_alone = False  # whether that is a Ray of our own
+_address = ""  # of that connection; LOCAL for a Ray of our own
 
 
 class Joined(NamedTuple):
@@ -51,9 +52,10 @@ def join(address: str, gpus: float) -> Joined:
         address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; "" for `$RAY_ADDRESS`, and without one a Ray of our own.
         gpus: of a Ray of our own. It has no CPUs, which nobody counts there: it would start a process for each.
     """
-    global _users, _alone
+    global _users, _address
     ray = import_ray()
-    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    if address in ("", "auto"):  # as Ray itself takes it
+        address = os.environ.get("RAY_ADDRESS") or address or LOCAL
     with _LOCK:
         if not _users and ray.is_initialized():
             return Joined(ours=False, alone=False)
@@ -61,9 +63,14 @@ def join(address: str, gpus: float) -> Joined:
             require_reachable(address)
             own = {"num_cpus": 0, "num_gpus": gpus, "include_dashboard": False} if address == LOCAL else {}
             _connect(ray, address, own)
-            _alone = address == LOCAL
+            _address = address
+        elif address != _address:
+            raise UserError(
+                f"back end ray: expected one cluster for all runs of a process, got {address} beside {_address}; close "
+                f"those runs first, or start another process"
+            )
         _users += 1
-        return Joined(ours=True, alone=_alone)
+        return Joined(ours=True, alone=_address == LOCAL)
 
 
 def leave(joined: Joined) -> None:
@@ -82,6 +89,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.ERROR)
+    ends = signal.getsignal(signal.SIGTERM)  # Ray would put its own in its place
     try:
         with safe_path(), tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,6 +116,8 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
         ) from None
     finally:
         logger.setLevel(before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ends)
 
 
 def require_reachable(address: str) -> None:

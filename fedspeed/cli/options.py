@@ -81,6 +81,22 @@ def given_rules(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in RULES}
 
 
+PLACES = ("backend", "workers", "ray_address")
+
+
+def places(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that go on with a run: where it is computed from now on."""
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    group = parser.add_argument_group("machine", "what is not given is as the run's config says")
+    for name in PLACES:
+        _add(group, name, fields[name])
+
+
+def given_places(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of them."""
+    return {name: value for name in PLACES if (value := getattr(args, name)) is not None}
+
+
 def allow_code(parser: argparse.ArgumentParser) -> None:
     """The option of commands that read a run directory, which may be somebody else's."""
     parser.add_argument(

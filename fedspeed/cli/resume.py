@@ -27,6 +27,7 @@ examples:
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --rounds 2000
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --stop-at accuracy=0.9
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --backend process --workers 4
 """
 
 
@@ -42,6 +43,7 @@ def shared(parser: argparse.ArgumentParser) -> None:
     """Options of `resume` and `extend`."""
     parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
     options.rules(parser)
+    options.places(parser)
     options.allow_code(parser)
     options.log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -63,6 +65,6 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
-        summary = resume(out, **given, **rules, **watch)
+        summary = resume(out, placement=options.given_places(args), **given, **rules, **watch)
     run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)
     return 0

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..illness import Doctor
 from ..presets import paper_decay
 from ..run import resume, run_config
-from ..runconfig import read_config, same_run, trusted
+from ..runconfig import placement, read_config, same_run, trusted
 from ..rundir import RunDir
 from ..stopping import over
 from . import methodtext, options
@@ -65,7 +65,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
         watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
         if going_on:
             given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
-            summary = resume(out, allow_code=True, rounds=config.rounds, **given, **watch)
+            given |= {"rounds": config.rounds, "placement": placement(config)}
+            summary = resume(out, allow_code=True, **given, **watch)
         else:
             summary = run_config(config, out, overwrite=args.overwrite, **watch)
     report(args, console, config, summary, out)

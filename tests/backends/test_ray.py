@@ -25,6 +25,7 @@ from fedspeed.backends import mixture
 from fedspeed.backends.handshake import Bits, bits, differences, judge
 from fedspeed.backends.parcel import Parcel, seal
 from fedspeed.backends.session import require_reachable
+from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, UserError
@@ -145,13 +146,18 @@ def test_where_ray_is_does_not_make_another_run(tmp_path):
     assert not [key for key in plain.to_dict() if "ray" in key or "mixed" in key]
 
 
-def test_a_run_directory_neither_holds_an_address_nor_decides_one(tmp_path):
+def test_a_run_directory_neither_holds_an_address_nor_decides_one(tmp_path, capsys):
     """Whoever is named there would be sent code, and sends some."""
     run_config(Config(rounds=1, clients=4, ray_address="10.0.0.1:6379", backend="serial"), tmp_path / "run")
     stored = tmp_path / "run" / "config.toml"
     assert "10.0.0.1" not in stored.read_text()
     stored.write_text('ray_address = "10.0.0.1:6379"\n' + stored.read_text())
     assert read_config(tmp_path / "run").ray_address == ""
+    again = ["run", str(stored), "--backend", "ray", "--quiet", "--out", str(tmp_path / "again")]
+    for given in (again, ["slurm", *again[1:]], ["sweep", *again[1:], "--grid", "lr=0.1"]):  # not as a config either
+        assert main(given) == 2
+        assert "ray_address: expected on the command line or in $RAY_ADDRESS" in capsys.readouterr().err
+        assert not (tmp_path / "again").exists()
 
 
 def test_shares_of_gpus_fit_the_device():
@@ -298,6 +304,8 @@ def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkey
             assert a.train_loss == b.train_loss
             assert torch.equal(run.x, serial.x)
             first = list(made)
+            held = [file for worker in run.backend.crew.workers for file in Path(worker.folder).iterdir()]
+            assert len(held) <= 2 * 12  # of this round, and those of the last that nobody was told to drop yet
             if t == 0:
                 assert all(request.fresh and not request.kept for request in first)
             if t == 1:
@@ -333,6 +341,19 @@ def test_workers_whose_bits_differ_are_refused_or_recorded(cluster, monkeypatch,
     assert summary["environment"]["mixed"].endswith(f"cpu {real.cpu} instead of ANOTHER")
     assert "allow_mixed = true" in (tmp_path / "mixed" / "config.toml").read_text()
     assert mixture(object()) == {}
+
+
+@pytest.mark.slow
+def test_first_rounds_with_other_settings_need_the_cluster_once(cluster, tmp_path):
+    """Those who run them, and those who run the rest, take all of it in turn."""
+    tables = {"rounds": 3, "clients": 8, "active": 4, "local_steps": 1, "until": {"2": {"lr": 0.05}}}
+    placed = {"backend": "ray", "workers": 3, "ray_address": cluster.address}
+    found, wanted = (
+        run_config(Config.from_dict(tables | how), tmp_path / str(how["backend"]))
+        for how in (placed, {"backend": "serial"})
+    )
+    assert found["digests"] == wanted["digests"]
+    assert found["workers"] == 3
 
 
 def anonymous() -> int:
@@ -437,6 +458,19 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
     assert len(ours) == 2
     until(lambda: not any(map(lives, ours)), seconds=60)
     until(lambda: not any(map(lives, below)))  # Ray's own agents take a minute
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_told_to_end_says_so_as_on_every_back_end(tmp_path):
+    """Ray has a handler of its own for this signal."""
+    out = tmp_path / "run"
+    given = [*FEDSPEED, "run", *SMALL, "--rounds", "4000", "--backend", "ray", "--workers", "1", "--quiet"]
+    driver = subprocess.Popen([*given, "--out", str(out)], start_new_session=True)
+    lines = out / "rounds.jsonl"
+    until(lambda: driver.poll() is not None or (lines.exists() and lines.read_text()))
+    driver.terminate()
+    assert driver.wait(60) == 143
+    assert json.loads((out / "summary.json").read_text())["status"] == "terminated"
 
 
 @pytest.mark.slow

@@ -126,9 +126,10 @@ def test_an_array_makes_the_runs_of_a_sweep_and_a_second_time_does_nothing(capsy
     assert "1 run, 2 more are done; into " in capsys.readouterr().out
 
 
-def stopped_by(sign: signal.Signals) -> tuple[int, str]:
+def stopped_by(sign: signal.Signals, **more: str) -> tuple[int, str]:
     """What the task of `j` ends with, and says, if it is sent a signal when its run has a checkpoint."""
-    with subprocess.Popen(["bash", "j/slurm/job.sh"], env=environment(), stdout=subprocess.PIPE, text=True) as process:
+    env = {**environment(), **more}
+    with subprocess.Popen(["bash", "j/slurm/job.sh"], env=env, stdout=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 60
         while not RunDir("j/exp-s0").manifests():
             assert process.poll() is None
@@ -142,16 +143,20 @@ def stopped_by(sign: signal.Signals) -> tuple[int, str]:
 def test_near_its_time_limit_a_run_is_saved_and_queued_again_and_ends_with_the_same_bits():
     stub("scontrol", "")
     written("exp.toml", "--rounds", "400")
-    code, said = stopped_by(signal.SIGUSR1)
+    code, said = stopped_by(signal.SIGUSR1, SLURM_ARRAY_JOB_ID="5")
     assert code >= 128  # ended by a signal
-    assert Path("scontrol.calls").read_text() == "requeue 7\n"
+    assert Path("scontrol.calls").read_text() == "requeue 5_0\n"  # not 7, which may be the number of the whole array
     assert "the run goes on when the job is queued again" in said
     part = len(RunDir("j/exp-s0").records())
     assert 0 < part < 400
     assert run_task(0).returncode == 0
     assert main(["run", "exp.toml", "--rounds", "400", "--out", "s/exp-s0", "--quiet"]) == 0
     assert bits("j") == bits("s")
-    assert Path("scontrol.calls").read_text() == "requeue 7\n"
+    assert Path("scontrol.calls").read_text() == "requeue 5_0\n"
+    Path("j").rename("first")
+    written("exp.toml", "--rounds", "100000")
+    assert stopped_by(signal.SIGUSR1)[0] >= 128
+    assert Path("scontrol.calls").read_text() == "requeue 5_0\nrequeue 7\n"
 
 
 def test_a_job_that_is_cancelled_saves_and_does_not_queue_itself_again():
@@ -222,6 +227,16 @@ def test_another_run_in_its_place_is_refused(capsys):
     assert main(["slurm", "exp.toml", "--out", "j"]) == 2
     assert "holds a run of another config" in capsys.readouterr().err
     assert not Path("j/slurm").exists()
+
+
+def test_a_config_that_a_job_may_wait_for_is_not_replaced(capsys):
+    written("exp.toml")
+    before = Path("j/slurm/exp-s0.toml").read_text()
+    assert main(["slurm", "exp.toml", "--lr", "0.7", "--out", "j"]) == 2
+    assert "exp-s0.toml holds another config" in capsys.readouterr().err
+    assert Path("j/slurm/exp-s0.toml").read_text() == before
+    written("exp.toml", "--backend", "process")  # the same bits
+    assert 'backend = "process"' in Path("j/slurm/exp-s0.toml").read_text()
 
 
 def test_names_with_spaces_and_quotes_stay_words(tmp_path):

@@ -1,0 +1,115 @@
+"""The parts of an sbatch script that are the same for every job, in shell: `slurm` puts them together."""
+
+from __future__ import annotations
+
+HEAD = """\
+#!/bin/bash
+# Written by `fedspeed slurm`. To submit it: sbatch FILE. A task that was stopped, or failed, continues when it is
+# submitted again; tasks that are done end at once.
+"""
+"""What it is."""
+
+
+RAY = """
+# a Ray cluster of this job alone, which only those who know its token can use: the head on the first node, where this
+# script runs, and a member on each other node. The head's address is the one that the last node sees.
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[-1]}" getent ahostsv4 "${nodes[0]}" | awk 'NR == 1 { print $1 }')
+port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
+address=$head:$port
+scratch=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/ray-$SLURM_JOB_ID
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+members=()
+
+member() {
+  local node=$1
+  shift
+  srun --nodes=1 --ntasks=1 --nodelist="$node" "$python" -m ray.scripts.scripts start --block --disable-usage-stats \\
+    --num-cpus "$SRUN_CPUS_PER_TASK" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" --temp-dir "$scratch" "$@" &
+  members+=($!)
+}
+
+joined() {  # waits until so many members are there; a member that ends meanwhile ends it all
+  "$python" - "$head" "$port" "$1" <<'END' &
+import socket, sys, time
+
+host, port, wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+end, there = time.monotonic() + 300, 0
+while there < wanted:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(address=f"{host}:{port}", logging_level="error", log_to_driver=False)
+        there = sum(node["Alive"] for node in ray.nodes())
+    except OSError:
+        pass
+    if time.monotonic() > end:
+        sys.exit(f"slurm: the Ray cluster at {host}:{port} has {there} of {wanted} members after five minutes")
+    time.sleep(1)
+END
+  local watch=$!
+  wait -n "$watch" "${members[@]}"
+  if kill -0 "$watch" 2>/dev/null; then
+    echo "slurm: a member of the Ray cluster could not start; what it said is above"
+    kill "$watch"
+    return 1
+  fi
+  wait "$watch"
+}
+
+cleanup() {
+  kill -TERM "${members[@]}" 2>/dev/null
+  wait
+  srun --ntasks-per-node=1 rm -rf -- "$scratch"
+}
+trap cleanup EXIT
+
+member "${nodes[0]}" --head --node-ip-address "$head" --port "$port" --include-dashboard false \\
+  --dashboard-agent-listen-port $((port + 1))
+joined 1 || exit 1
+for node in "${nodes[@]:1}"; do
+  member "$node" --address "$address" --dashboard-agent-listen-port $((port + 2))
+done
+joined "${#nodes[@]}" || exit 1
+"""
+"""The cluster."""
+
+
+RUN = """
+saved() {  # the round of the newest checkpoint
+  find "$run/checkpoints" -name '*.json' -printf '%f\\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
+}
+
+stop() {  # as Ctrl-C does: the run keeps what is done
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+}
+child=
+again=
+task=$SLURM_JOB_ID
+# of an array's tasks the last has the whole array's number
+[ -z "${SLURM_ARRAY_JOB_ID:-}" ] || task=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+before=$(saved)
+trap 'again=yes; stop' USR1  # the time is nearly up
+trap stop TERM               # somebody cancels the job, or Slurm takes its place, and queues it again by itself
+
+COMMAND &
+child=$!
+while kill -0 "$child" 2>/dev/null; do
+  wait "$child"  # returns early when a signal comes
+done
+wait "$child"
+code=$?
+if [ "$again" ] && [ "$code" -ge 128 ]; then  # ended by a signal
+  if [ "$(saved)" != "$before" ]; then
+    echo "slurm: the time limit is near; the run goes on when the job is queued again"
+    scontrol requeue "$task"
+  else
+    echo "slurm: the time limit is near and no checkpoint was written; not queued again: it needs more --time"
+  fi
+fi
+exit "$code"
+"""
+"""A run, started or continued, and what is done when it is stopped."""
