@@ -88,7 +88,7 @@ def test_loop_block_and_workers_agree(method):
         with package(EQUAL, method, Plan.from_fields({**PLAN.fields(), **changes})) as run:
             return [record.bytes_up for record in run], run.x
 
-    loop, block, far = ended(engine="loop"), ended(engine="block"), ended(backend="process", workers=2)
+    loop, block, far = ended(engine="loop"), ended(engine="block"), ended(engine="loop", backend="process", workers=2)
     vectors = 2 if isinstance(method.base, Scaffold) else 1
     each = 2 + 3 * 8 if isinstance(method, TopK) else 8 + 5  # 12 entries: 2 bytes of places; or a scale, and 36 bits
     assert loop[0] == block[0] == far[0] == [4 * vectors * each] * 3
