@@ -10,7 +10,7 @@ from pathlib import Path
 from ..config import Config, read_toml
 from ..errors import UserError
 from . import facts
-from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key
+from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key, scale
 from .runs import Run
 from .stored import Store
 from .table import Cell, Sheet, Tables, cell_name
@@ -97,6 +97,7 @@ class Reproduction:
             values=dict(recipe.values), seeds=len(self._seeds(recipe)), figure=recipe.figure,
             curves=(recipe.curve,) if isinstance(recipe.curve, str) else recipe.curve,
             partial=partial, papers_scale=papers_scale(self.preset), printed=recipe.printed,
+            scale=scale(self.preset) if recipe.kind == "runs" else "",
         )  # fmt: skip
 
     def _cells(self, recipe: Recipe) -> Iterator[Cell]:

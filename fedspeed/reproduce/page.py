@@ -27,6 +27,7 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
     parts = [f"# {sheet.title}\n", f"{where}; preset `{sheet.preset}`.\n"]
     parts += [f"**Claim.** {sheet.claim.strip()}\n"] * bool(sheet.claim.strip())
     parts += [f"**Setting.** {sheet.about.strip()}\n"] * bool(sheet.about.strip())
+    parts += [f"**Scale.** {sheet.scale}\n"] * bool(sheet.scale)
     parts += ["## Results\n", *results(sheet)]
     if verdicts:
         parts.append("## Verdicts\n")

@@ -164,6 +164,11 @@ def papers_scale(preset: str) -> bool:
     return bool(settings(preset).get("papers_scale"))
 
 
+def scale(preset: str) -> str:
+    """What a preset says of its own scale beside the paper's; "" if nothing."""
+    return " ".join(str(settings(preset).get("note", "")).split())
+
+
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every recipe by name, in order of value."""

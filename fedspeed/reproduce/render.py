@@ -11,7 +11,7 @@ from ..report.tables import markdown
 from . import Reproduction, facts, page
 from .claims import SOURCES
 from .plot import figure
-from .recipes import Recipe, papers_scale, recipes
+from .recipes import Recipe, papers_scale, recipes, scale
 from .table import Cell, Sheet
 from .verdicts import DIVERGED, FAILS, HOLDS, UNDECIDED, Verdict, judge
 
@@ -22,8 +22,8 @@ CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
 def judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
     """A recipe's sheet, and the verdicts on the claims that its preset is asked."""
     sheet = work.sheet(recipe)
-    scale, cells = papers_scale(work.preset), recipe.cell_names(work.preset)
-    return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked(work.preset, cells, scale)]
+    full, cells = papers_scale(work.preset), recipe.cell_names(work.preset)
+    return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked(work.preset, cells, full)]
 
 
 def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
@@ -81,7 +81,9 @@ def index(work: Reproduction) -> Path | None:
         walk += ["\n".join(page.results(sheet, details=False))]
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
         walk += ["\n", markdown(CLAIMS, list(page.claims(told)))] if told else []
-    text = [f"# Reproduction, preset `{work.preset}`\n\n", *_in_short(short), "## Recipes\n\n"]
+    text = [f"# Reproduction, preset `{work.preset}`\n\n"]
+    text += [f"{words}\n\n" for words in (scale(work.preset),) if words]
+    text += [*_in_short(short), "## Recipes\n\n"]
     text += [markdown(("recipe", "what", "the paper's claims", "ours"), summary), _spent(work), f"\n{WALK}\n\n"]
     text += [f"Of each claim the contrast that is furthest from holding. {page.HOW}\n", *walk]
     with work.store.alone():

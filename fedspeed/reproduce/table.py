@@ -205,6 +205,7 @@ class Sheet:
         partial: the runs had part of a data set only, so they decide nothing.
         papers_scale: whether the preset is the paper's own setting, so that sizes are judged and not only signs.
         printed: further numbers of the paper, by row: of `COLUMN - COLUMN` (differences), or of other words.
+        scale: what the preset says of its scale beside the paper's.
     """
 
     name: str
@@ -226,6 +227,7 @@ class Sheet:
     partial: bool = False
     papers_scale: bool = False
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    scale: str = ""
 
     def __post_init__(self) -> None:
         """Refuse metrics that no result gives, before anything is computed."""

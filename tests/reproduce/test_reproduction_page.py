@@ -9,7 +9,7 @@ import pytest
 
 from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.page import markdown
-from fedspeed.reproduce.recipes import find_recipe, recipes, settings
+from fedspeed.reproduce.recipes import find_recipe, recipes, scale, settings
 from fedspeed.reproduce.render import judged
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,32 @@ def test_the_page_leads_to_what_is_there():
     assert named <= set(recipes())
 
 
+def correction(setting):
+    """Pictures per client, local steps K, and gamma at lam = 10."""
+    n = setting["data"].get("train_size", 50000) // setting["clients"]
+    K = setting["local_epochs"] * -(-n // setting["batch_size"])
+    return n, K, f"{1 - (1 - setting['lr'] / 10) ** K:.3f}"
+
+
+@pytest.mark.parametrize("preset", ["cnn", "mlp", "mlp-he"])
+def test_what_a_preset_says_of_its_scale_is_that_of_its_settings(preset):
+    told = scale(preset)
+    steps = re.search(r"K = (\d+) local steps at 10% of the clients and (\d+) at 2%, .* has (\d+) and (\d+);", told)
+    gammas = re.search(r" is ([\d.]+) and ([\d.]+) at lam = 10 .*, where the paper's is ([\d.]+) and ([\d.]+)\.", told)
+    places = [(preset, "base"), (preset, "lowpart"), ("paper", "C10-100"), ("paper", "C10-500")]
+    expected = [correction(settings(name)[place]) for name, place in places]
+    assert [int(k) for k in steps.groups()] == [K for _, K, _ in expected]
+    assert list(gammas.groups()) == [gamma for *_, gamma in expected]
+
+
+@pytest.mark.parametrize(("preset", "place", "paper"), [
+    ("mlp-full", "base", "C10-100"), ("mlp-full", "lowpart", "C10-500"), ("cnn-full", "base", "C10-100"),
+])  # fmt: skip
+def test_presets_that_claim_the_papers_correction_have_it(preset, place, paper):
+    assert "and so K and gamma" in scale(preset)
+    assert correction(settings(preset)[place]) == correction(settings("paper")[paper])
+
+
 def test_the_table_of_what_is_matched_is_that_of_the_settings():
     named = {"paper": {"10%": "C10-100", "2%": "C10-500"}, "`paper-2pct`": {"": "C10-500"}}
     lines = re.findall(r"^\| (?:`?paper|`cnn|`mlp)[^|]*\| \d+ of .*$", PAGE.read_text("utf-8"), re.M)
@@ -51,9 +77,8 @@ def test_the_table_of_what_is_matched_is_that_of_the_settings():
         preset, _, share = what.partition(" (")[0].partition(", ")
         places = named.get(preset, {"10%": "base", "2%": "lowpart"})
         setting = settings(preset.strip("`"))[places[share]]
-        n = setting["data"].get("train_size", 50000) // setting["clients"]
-        K = setting["local_epochs"] * -(-n // setting["batch_size"])
+        n, K, expected = correction(setting)
         assert clients == f"{setting['active']} of {setting['clients']}"
         assert (int(pictures), int(steps), int(rounds)) == (n, K, setting["rounds"])
-        assert float(gamma) == round(1 - (1 - setting["lr"] / 10) ** K, 3)
+        assert gamma == expected
         assert float(visits) == setting["rounds"] * setting["active"] / setting["clients"]

@@ -103,6 +103,11 @@ def test_the_papers_rounds_are_for_its_own_target():
         assert judge(claim, made).contrasts[0].paper == beside
 
 
+def test_a_page_says_of_what_scale_it_is():
+    assert "\n**Scale.** Half of it.\n" in page.markdown(replace(SHEET, scale="Half of it."), [])
+    assert "**Scale.**" not in page.markdown(SHEET, [])
+
+
 def test_times_are_shown_with_a_warning():
     assert page.UNTIMED in page.markdown(sheet({"A": finals(1, 2)}, show=("seconds_per_round",)), [])
     assert page.UNTIMED not in page.markdown(sheet({"A": finals(1, 2)}), [])
