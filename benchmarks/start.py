@@ -1,6 +1,6 @@
 """Why ResNet-18-GN does not start: curvature of the loss at its first vector, and what becomes of its features.
 
-python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR]
+python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR] [--figure FILE]
 
 The setting is that of `fedspeed reproduce start --preset paper-2pct-start`: CIFAR-10, 10 of 500 clients, Dir-0.6,
 batch 20, K = 10, rate 0.1. First a lower bound of the Hessian's largest eigenvalue at the start beside 2/lr, above
@@ -8,7 +8,8 @@ which plain descent grows, and the curvature along one direction that is known i
 feature (what enters the last layer, averaged over pictures) and u a unit vector over classes. Moving the last layer's
 weights by u m^T / ||m|| adds u ||m|| to the logits of every picture alike, so the curvature there is about u^T (diag
 p - p p^T) u ||m||^2. Then FedSpeed with several rho from both starts: norm of the mean feature and spread of features
-around it, after every block.
+around it, after every block. Last, both as the tables and the figure of docs/paper-scale.md. What is stored in the
+folder is not measured again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import nn
 
 from fedspeed.config import Config, Spec
 from fedspeed.models import STARTS, Block
+from fedspeed.report.tables import markdown
 from fedspeed.reproduce.recipes import find_recipe
 from fedspeed.run import prepare
 from fedspeed.server import Simulation
@@ -149,13 +151,70 @@ def course(start: str, rho: float, rounds: int) -> Iterator[dict[str, Any]]:
             yield {"start": start, "rho": rho, "round": record.round, "features": found, "loss": record.train_loss}
 
 
+def read(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file that `main` wrote."""
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def tables(folder: Path) -> tuple[str, str]:
+    """Curvature at the first vector, a line per start and seed; spread / mean of the last features over rounds."""
+    header = ("start", "seed", "loss", "largest eigenvalue", "along the mean feature", "closed form", "2/lr")
+    names = ("eigenvalue", "along_mean", "closed_form", "limit")
+    lines = [
+        (a["start"], str(a["seed"]), f"{a['loss']:.2f}", *(f"{a[name]:.0f}" for name in names))
+        for a in sorted(read(folder / "curvature.jsonl"), key=lambda a: a["start"])
+    ]
+    shown = (0, 1, 2, 5, 10)
+    found = [
+        (start, f"{rho:g}", *(f"{_ratio(line['features'][-1]):.3f}" for line in course if line["round"] in shown))
+        for (start, rho), course in courses(folder).items()
+    ]
+    return markdown(header, lines), markdown(("start", "rho", *(f"round {t}" for t in shown)), found)
+
+
+def courses(folder: Path) -> dict[tuple[str, float], list[dict[str, Any]]]:
+    """What `course` found, by start and rho."""
+    found = (read(file) for start in STARTS for file in sorted(folder.glob(f"{start}-*.jsonl")))
+    return dict(sorted(((lines[0]["start"], lines[0]["rho"]), lines) for lines in found))
+
+
+def _ratio(found: list[float]) -> float:
+    mean, spread = found
+    return spread / mean
+
+
+def figure(folder: Path, path: Path) -> None:
+    """Spread / mean block by block at first and at last, and of the last features round by round."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
+    colours = dict(zip(STARTS, ("tab:red", "tab:blue"), strict=True))
+    for (start, rho), lines in courses(folder).items():
+        strong = 0.35 + 0.65 * rho / 0.1
+        last = [_ratio(line["features"][-1]) for line in lines]
+        right.plot([a["round"] for a in lines], last, color=colours[start], alpha=strong, label=f"{start}, rho {rho:g}")
+        for line, style in ((lines[0], "--"), (lines[-1], "-")) if rho == 0.1 else ():
+            blocks = [_ratio(found) for found in line["features"][:-1]]
+            left.plot(blocks, style, color=colours[start], marker=".", label=f"{start}, round {line['round']}")
+    left.set(
+        xlabel="residual blocks passed", ylabel="spread / mean of features", yscale="log", title="FedSpeed, rho 0.1"
+    )
+    right.set(xlabel="round", title="what enters the last layer")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    drawn.savefig(path, dpi=120, metadata={"Software": None})
+
+
 def main() -> None:
-    """Print a line per measurement, and keep them as JSON lines; what is there already is not made again."""
+    """Print a line per measurement, keep them as JSON lines, then print the tables and draw the figure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rho", default="0,0.01,0.05,0.1", help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="of the curvature at the start; default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("results/start"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/start"), help="default: %(default)s")
+    parser.add_argument("--figure", type=Path, default=Path("docs/figures/start.png"), help="default: %(default)s")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "curvature.jsonl"
@@ -173,6 +232,8 @@ def main() -> None:
                     last = line["features"][-1]
                     print(f"{start} rho {rho:g} round {line['round']}: mean {last.mean:.3g}, spread {last.spread:.3g}")
                 file.write_text("\n".join(lines) + "\n")
+    print("", *tables(args.out), sep="\n")
+    figure(args.out, args.figure)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fedspeed.models import untrim
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import checkpoint, machine, report, stock  # noqa: E402
+from benchmarks import checkpoint, machine, report, start, stock  # noqa: E402
 from benchmarks.contenders.ours import MODELS  # noqa: E402
 from benchmarks.contests import CONTESTS, OURS, Entry  # noqa: E402
 from benchmarks.goals import goals  # noqa: E402
@@ -167,3 +167,23 @@ def test_scale_measures_what_it_says(tmp_path):
     assert row["peak_rss"] >= row["imported_rss"] > 0
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
     assert scale.table([row]).splitlines()[2].startswith("| scaffold | 40 | 10 | memory | yes |")
+
+
+MEASURED = ROOT / "benchmarks" / "results" / "start"
+
+
+def test_the_page_on_the_start_shows_what_was_measured(tmp_path):
+    page = (ROOT / "docs" / "paper-scale.md").read_text("utf-8")
+    for table in start.tables(MEASURED):
+        assert table in page, "python -m benchmarks.start"
+    start.figure(MEASURED, tmp_path / "start.png")
+    assert (tmp_path / "start.png").stat().st_size > 10_000
+
+
+def test_curvature_along_the_mean_feature_is_the_closed_form():
+    """u^T (diag p - p p^T) u ||m||^2 of the outputs and features alone, against a product with the Hessian."""
+    found = start.read(MEASURED / "curvature.jsonl")
+    assert {(a["start"], a["seed"]) for a in found} == {(s, seed) for s in start.STARTS for seed in range(3)}
+    for a in found:
+        assert a["along_mean"] == pytest.approx(a["closed_form"], rel=0.01)
+        assert a["eigenvalue"] >= a["along_mean"], "the largest is no smaller than any"
