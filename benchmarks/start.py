@@ -1,6 +1,6 @@
 """Why ResNet-18-GN does not start: curvature of the loss at its first vector, and what becomes of its features.
 
-python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR] [--figure FILE]
+python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR]
 
 The setting is that of `fedspeed reproduce start --preset paper-2pct-start`: CIFAR-10, 10 of 500 clients, Dir-0.6,
 batch 20, K = 10, rate 0.1. First a lower bound of the Hessian's largest eigenvalue at the start beside 2/lr, above
@@ -27,6 +27,7 @@ from torch import nn
 
 from fedspeed.config import Config, Spec
 from fedspeed.models import STARTS, Block
+from fedspeed.report import figures
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce.recipes import find_recipe
 from fedspeed.run import prepare
@@ -156,26 +157,28 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
+def courses(folder: Path) -> dict[tuple[str, float], list[dict[str, Any]]]:
+    """What `course` found, by start and rho."""
+    found = (read(file) for start in STARTS for file in folder.glob(f"{start}-*.jsonl"))
+    return dict(sorted(((lines[0]["start"], lines[0]["rho"]), lines) for lines in found))
+
+
 def tables(folder: Path) -> tuple[str, str]:
     """Curvature at the first vector, a line per start and seed; spread / mean of the last features over rounds."""
-    header = ("start", "seed", "loss", "largest eigenvalue", "along the mean feature", "closed form", "2/lr")
+    header = ("start", "seed", "loss", "largest eigenvalue, at least", "along the mean feature", "closed form", "2/lr")
     names = ("eigenvalue", "along_mean", "closed_form", "limit")
     lines = [
         (a["start"], str(a["seed"]), f"{a['loss']:.2f}", *(f"{a[name]:.0f}" for name in names))
         for a in sorted(read(folder / "curvature.jsonl"), key=lambda a: a["start"])
     ]
-    shown = (0, 1, 2, 5, 10)
-    found = [
-        (start, f"{rho:g}", *(f"{_ratio(line['features'][-1]):.3f}" for line in course if line["round"] in shown))
-        for (start, rho), course in courses(folder).items()
+    found = courses(folder)
+    last = min(lines[-1]["round"] for lines in found.values())
+    shown = [t for t in (0, 1, 2, 5, 10, 20, 50) if t <= last]
+    ratios = [
+        (start, f"{rho:g}", *(f"{_ratio(rounds[t]['features'][-1]):.3f}" for t in shown))
+        for (start, rho), rounds in found.items()
     ]
-    return markdown(header, lines), markdown(("start", "rho", *(f"round {t}" for t in shown)), found)
-
-
-def courses(folder: Path) -> dict[tuple[str, float], list[dict[str, Any]]]:
-    """What `course` found, by start and rho."""
-    found = (read(file) for start in STARTS for file in sorted(folder.glob(f"{start}-*.jsonl")))
-    return dict(sorted(((lines[0]["start"], lines[0]["rho"]), lines) for lines in found))
+    return markdown(header, lines), markdown(("start", "rho", *(f"round {t}" for t in shown)), ratios)
 
 
 def _ratio(found: list[float]) -> float:
@@ -183,28 +186,27 @@ def _ratio(found: list[float]) -> float:
     return spread / mean
 
 
-def figure(folder: Path, path: Path) -> None:
-    """Spread / mean block by block at first and at last, and of the last features round by round."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = drawn.subplots(1, 2, sharey=True)
-    colours = dict(zip(STARTS, ("tab:red", "tab:blue"), strict=True))
-    for (start, rho), lines in courses(folder).items():
-        strong = 0.35 + 0.65 * rho / 0.1
-        last = [_ratio(line["features"][-1]) for line in lines]
-        right.plot([a["round"] for a in lines], last, color=colours[start], alpha=strong, label=f"{start}, rho {rho:g}")
-        for line, style in ((lines[0], "--"), (lines[-1], "-")) if rho == 0.1 else ():
-            blocks = [_ratio(found) for found in line["features"][:-1]]
-            left.plot(blocks, style, color=colours[start], marker=".", label=f"{start}, round {line['round']}")
-    left.set(
-        xlabel="residual blocks passed", ylabel="spread / mean of features", yscale="log", title="FedSpeed, rho 0.1"
-    )
-    right.set(xlabel="round", title="what enters the last layer")
+def draw(folder: Path) -> Path:
+    """start.png: spread / mean block by block, at first and at last, with the largest rho; of the last features round
+    by round."""
+    found = courses(folder)
+    rhos = sorted({rho for _, rho in found})
+    figure, whole = figures.new_figure(9, 3.4)
+    whole.remove()
+    left, right = figure.subplots(1, 2, sharey=True)
+    for (start, rho), lines in found.items():
+        colour, line = figures.COLOURS[STARTS.index(start)], figures.LINES[rhos.index(rho) % len(figures.LINES)]
+        last = [_ratio(at["features"][-1]) for at in lines]
+        right.plot([at["round"] for at in lines], last, color=colour, linestyle=line, label=f"{start}, rho {rho:g}")
+        for at, line in ((lines[0], "--"), (lines[-1], "-")) if rho == rhos[-1] else ():
+            blocks = [_ratio(layer) for layer in at["features"][:-1]]
+            left.plot(blocks, color=colour, linestyle=line, marker=".", label=f"{start}, round {at['round']}")
+    left.set(xlabel="residual blocks passed", ylabel="spread / mean of features", title=f"FedSpeed, rho {rhos[-1]:g}")
+    right.set(xlabel="round", yscale="log", title="what enters the last layer")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    drawn.savefig(path, dpi=120, metadata={"Software": None})
+    return figures.save_as(figure, folder / "start.png", "png")
 
 
 def main() -> None:
@@ -213,15 +215,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rho", default="0,0.01,0.05,0.1", help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="of the curvature at the start; default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/start"), help="default: %(default)s")
-    parser.add_argument("--figure", type=Path, default=Path("docs/figures/start.png"), help="default: %(default)s")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/results/start"),
+        help="what is there already is not measured again; default: %(default)s",
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "curvature.jsonl"
     if not file.exists():
         found = [curvature(start, seed)._asdict() for seed in range(args.seeds) for start in STARTS]
-        file.write_text("".join(json.dumps(a) + "\n" for a in found))
-    print(file.read_text(), end="")
+        file.write_text("".join(json.dumps(a) + "\n" for a in found), "utf-8")
     for start in STARTS:
         for rho in map(float, args.rho.split(",")):
             file = args.out / f"{start}-{rho:g}.jsonl"
@@ -231,9 +236,8 @@ def main() -> None:
                     lines.append(json.dumps(line))
                     last = line["features"][-1]
                     print(f"{start} rho {rho:g} round {line['round']}: mean {last.mean:.3g}, spread {last.spread:.3g}")
-                file.write_text("\n".join(lines) + "\n")
-    print("", *tables(args.out), sep="\n")
-    figure(args.out, args.figure)
+                file.write_text("\n".join(lines) + "\n", "utf-8")
+    print(*tables(args.out), draw(args.out), sep="\n")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def run_key(config: Config, digest: str) -> str:
 
 
 @cache
-def settings(preset: str) -> Mapping[str, Tables]:
+def settings(preset: str) -> Mapping[str, Any]:
     """The named settings of a preset; `paper-main` and the like use those of `paper` where they have none."""
     found = read_toml(FOLDER / "settings.toml")
     own = {**found.get(preset.partition("-")[0], {}), **found.get(preset, {})}
@@ -166,7 +166,7 @@ def papers_scale(preset: str) -> bool:
 
 def scale(preset: str) -> str:
     """What a preset says of its own scale beside the paper's; "" if nothing."""
-    return " ".join(str(settings(preset).get("note", "")).split())
+    return " ".join(str(settings(preset).get("scale", "")).split())
 
 
 @cache

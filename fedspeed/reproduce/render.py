@@ -82,7 +82,7 @@ def index(work: Reproduction) -> Path | None:
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
         walk += ["\n", markdown(CLAIMS, list(page.claims(told)))] if told else []
     text = [f"# Reproduction, preset `{work.preset}`\n\n"]
-    text += [f"{words}\n\n" for words in (scale(work.preset),) if words]
+    text += [f"{scale(work.preset)}\n\n"] * bool(scale(work.preset))
     text += [*_in_short(short), "## Recipes\n\n"]
     text += [markdown(("recipe", "what", "the paper's claims", "ours"), summary), _spent(work), f"\n{WALK}\n\n"]
     text += [f"Of each claim the contrast that is furthest from holding. {page.HOW}\n", *walk]

@@ -194,8 +194,7 @@ class Sheet:
 
     Args:
         paper: where in the paper; "" for our own finding.
-        metric: the primary metric, the one the paper's numbers are in.
-        show: other metrics of the table.
+        metric: the primary metric, the one the paper's numbers are in; `show`: the others of the table.
         targets: accuracies in (0, 1) of `rounds_to_A` etc.
         cells: by cell name, see `cell_name`.
         values: the paper's numbers by cell name; strings such as ">1500" for never reached.
