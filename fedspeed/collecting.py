@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .client import Failed, Job, Reply
 from .plan import Plan
 from .uploads import Uploads
-from .vec import Mean, accurate
+from .vec import Mean, accurate, one_thread
 
 if TYPE_CHECKING:
     from .server import Simulation
@@ -35,7 +35,8 @@ def collect(run: Simulation, jobs: list[Job], down: Any, lost: set[int], active:
             lost.add(reply.job.client)
             continue
         if reply.facts.share:
-            mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
+            with one_thread():  # a second one would wait for cores that train clients
+                mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
         bytes_up += reply.facts.sent
         run.symptoms.client(reply.client, first=not replies)
         run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.reporting)
