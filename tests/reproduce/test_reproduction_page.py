@@ -79,3 +79,21 @@ def test_the_table_of_what_is_matched_is_that_of_the_settings():
         assert (int(pictures), int(steps), int(rounds)) == (n, K, setting["rounds"])
         assert gamma == expected
         assert float(visits) == setting["rounds"] * setting["active"] / setting["clients"]
+
+
+def test_the_long_runs_are_told_as_they_are_stored():
+    """docs/paper-scale.md: accuracy by round, and on all test pictures at the end."""
+    text = (ROOT / "docs" / "paper-scale.md").read_text("utf-8").partition("## How far they are")[2]
+    rounds = [int(t.replace(",", "")) for t in re.search(r"^\| round \| (.*) \|$", text, re.M)[1].split(" | ")]
+    stored = {
+        r["config"]["method"]["name"]: r
+        for r in Reproduction("paper-2pct", STORED / "paper-2pct").store.results().values()
+    }
+    assert set(stored) == {"fedspeed", "fedavg"}, "the page has a line for each"
+    for name, result in stored.items():
+        lines = re.findall(rf"^\| {name} \| (.*) \|$", text, re.M | re.I)
+        numbers, curve = (line.split(" | ") for line in lines)
+        assert numbers[4] == f"{100 * result['final']['accuracy']:.2f}%"
+        seen = dict(zip(result["rounds"]["round"], result["rounds"]["test_accuracy"], strict=True))
+        assert len(curve) == len(rounds)
+        assert [float(a) for a in curve] == pytest.approx([100 * seen[t] for t in rounds], abs=0.051)
