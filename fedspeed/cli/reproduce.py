@@ -97,7 +97,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
             write_progress(work)
             console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
-        work.store.pack()
+    work.store.pack()
     told = []
     for recipe in chosen:
         sheet, verdicts = judged(work, recipe)

@@ -35,19 +35,26 @@ def figure(sheet: Sheet, stem: Path) -> list[Path]:
 
 
 def _curves(sheet: Sheet) -> Any:
-    """One panel per curve and column: mean over seeds, every seed thin behind it; one that diverged ends in a cross."""
+    """One panel per curve and column: mean over seeds, every seed thin behind it; one that diverged ends in a cross.
+
+    Rows and columns without a run are left out.
+    """
     for name in sheet.curves:
         if name not in CURVES:
             raise unknown("curve", name, CURVES)
-    pairs = list(product(drawn(sheet), sheet.columns))
-    picture, panels = _panels(len(pairs), 3 if len(pairs) == len(sheet.columns) else len(sheet.columns))
+    run = [(row, column) for row, column in product(sheet.rows, sheet.columns) if _results(sheet, row, column)]
+    columns = [column for column in sheet.columns if any(column == other for _, other in run)]
+    pairs = list(product(drawn(sheet), columns))
+    picture, panels = _panels(len(pairs), 3 if len(pairs) == len(columns) else len(columns))
     crossed = False
     for panel, (kind, column) in zip(panels, pairs, strict=True):
         scale = 100 if kind == "test_accuracy" else 1
-        for i, row in enumerate(sheet.rows):
-            cell = sheet.cell(row, column)
-            seeds = [_curve(result, kind, scale) for result in cell.results] if cell else []
-            for curve, result in zip(seeds, cell.results if cell else (), strict=True):
+        for i, row in enumerate(sheet.rows):  # a row has its colour whichever others were run
+            if not any(row == other for other, _ in run):
+                continue
+            results = _results(sheet, row, column)
+            seeds = [_curve(result, kind, scale) for result in results]
+            for curve, result in zip(seeds, results, strict=True):
                 panel.plot(list(curve), list(curve.values()), **style(i), alpha=0.25, linewidth=0.7)
                 if curve and is_diverged(result):
                     panel.plot(*list(curve.items())[-1], "x", color=style(i)["color"], markersize=8, markeredgewidth=2)
@@ -56,11 +63,16 @@ def _curves(sheet: Sheet) -> Any:
             marks = marker(i, len(mean), len(sheet.rows))
             panel.plot(
                 [t for t, _, _ in mean], [value for _, value, _ in mean], **style(i), **marks, linewidth=1.6, label=row
-            )  # also if empty: one legend for all
+            )  # also if empty here: one legend for all
         panel.set(title=column, xlabel="communication round", ylabel=CURVES[kind])
     if crossed:
         panels[0].plot([], [], "x", color="grey", markersize=8, markeredgewidth=2, label="diverged")
     return _finish(picture, panels, sheet)
+
+
+def _results(sheet: Sheet, row: str, column: str) -> list[Any]:
+    cell = sheet.cell(row, column)
+    return list(cell.results) if cell else []
 
 
 def drawn(sheet: Sheet) -> list[str]:

@@ -87,6 +87,8 @@ class Store:
 
     def pack(self) -> None:
         """Take the new results into the one file: the same bytes for the same results."""
+        if not self._new():
+            return
         with self.alone():
             new = self._new()
             if not new:

@@ -422,6 +422,14 @@ def test_what_is_done_is_not_made_again_and_renders_the_same_bytes(smoke, monkey
     assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()} == before
 
 
+def test_render_packs_what_a_stopped_command_left(smoke, tmp_path):
+    for result in Store(smoke).results().values():
+        Store(tmp_path).put(result)
+    assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--quiet", "--out", str(tmp_path)]) == 0
+    assert not (tmp_path / "runs").exists()
+    assert Store(tmp_path).packed.read_bytes() == Store(smoke).packed.read_bytes()
+
+
 @pytest.mark.slow
 def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_path):
     given = ["reproduce", "table7", "--preset", "smoke", "--seeds", "1", "--out", str(smoke), "--again", "--quiet"]

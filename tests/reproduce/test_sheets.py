@@ -283,6 +283,16 @@ def test_curves_are_means_over_seeds(monkeypatch, tmp_path):
     assert colours[0]["FedAvg"] == colours[1]["FedAvg"] != colours[0]["FedSpeed"]
 
 
+def test_rows_and_columns_without_a_run_are_not_drawn_and_leave_the_others_their_colours(monkeypatch, tmp_path):
+    whole = panels(sheet(DRAWN, COLUMNS), monkeypatch, tmp_path)
+    table = {name: [] if name.startswith("FedSpeed") or name.endswith("IID") else runs for name, runs in DRAWN.items()}
+    (axes,) = panels(sheet(table, COLUMNS), monkeypatch, tmp_path)
+    assert axes.get_title() == "Dir-0.6"
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["FedAvg"]
+    before, after = ({line.get_label(): line.get_color() for line in panel.lines} for panel in (whole[1], axes))
+    assert after["FedAvg"] == before["FedAvg"]
+
+
 @pytest.mark.parametrize("kind", ["lines", "bars"])
 def test_the_papers_numbers_have_a_panel_of_their_own(kind, monkeypatch, tmp_path):
     paper = {"FedAvg/IID": 77.01, "FedAvg/Dir-0.6": ">1500", "FedSpeed/IID": "not given"}
