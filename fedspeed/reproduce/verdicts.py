@@ -222,16 +222,18 @@ def _compares(expression: Expression, sheet: Sheet) -> bool:
 
 
 def _rank(name: str, others: list[str], metric: str, sheet: Sheet) -> str:
-    """From the best: the highest accuracy, the lowest of anything else."""
+    """From the best: the highest accuracy, the lowest of anything else; `1 to 4 of 4` where others have the same."""
     sign = 1 if UNITS.get(metric) == "%" else -1
     means = {cell: _mean(sheet.cells[cell], metric, sheet) for cell in (name, *others)}
     known = {cell: sign * mean for cell, mean in means.items() if mean is not None}
     if name not in known or len(known) < 2:
         return ""
     place = 1 + sum(value > known[name] for value in known.values())
+    last = sum(value >= known[name] for value in known.values())
+    places = f"{place} to {last}" if last > place else str(place)
     cell = sheet.cells[name]
     where = f" on {cell.column}" if len(sheet.columns) > 1 else ""
-    return f"{cell.row} {place} of {len(known)}{where}"
+    return f"{cell.row} {places} of {len(known)}{where}"
 
 
 def _mean(cell: Cell, metric: str, sheet: Sheet) -> float | None:

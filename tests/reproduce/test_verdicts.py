@@ -364,6 +364,15 @@ def test_ranks_are_of_the_means_from_the_best():
     assert found.ranks == ("B 1 of 3",), "the lowest loss is the best"
 
 
+def test_a_rank_that_others_share_is_said_as_such():
+    """None reaches the target: nobody is first."""
+    table = {name: [result(0, 50.0, [40.0, 50.0])] for name in "ABC"} | {"D": [result(0, 90.0, [70.0, 90.0])]}
+    made = sheet(table, metric="rounds_to_80", show=(), targets=(0.8,))
+    for rivals, expected in ((["B", "C"], "A 1 to 3 of 3"), (["B", "C", "D"], "A 2 to 4 of 4")):
+        found = judge(Claim("c", each={"m": rivals}, holds_if=("{m} - A > 0",)), made)
+        assert found.ranks == (expected,)
+
+
 def test_ratios_are_differences_of_logarithms():
     """Halved and a bit; divided by four and a bit: A's factor is the larger, though its difference is the smaller."""
     table = {"A/x": [2000, 2100, 1900], "A/y": [500, 510, 490], "B/x": [8000, 8100, 7900], "B/y": [4000, 4200, 3900]}
