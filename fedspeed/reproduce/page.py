@@ -230,7 +230,8 @@ def said(verdict: Verdict) -> str:
 def _cost(sheet: Sheet) -> str:
     """Seeds, runs and their time; a run that stands in several cells counts once."""
     runs = {result["key"]: result for cell in sheet.cells.values() for result in cell.results if "summary" in result}
-    seeds = f"{sheet.seeds} seed{'s' * (sheet.seeds != 1)} per cell"
+    fewer = any(0 < len(cell.results) < sheet.seeds for cell in sheet.cells.values())
+    seeds = f"{'up to ' * fewer}{sheet.seeds} seed{'s' * (sheet.seeds != 1)} per cell"
     if not runs and any(cell.results for cell in sheet.cells.values()):
         return f"{seeds}; counted, nothing was trained."
     seconds = sum(map(_seconds, runs.values()))

@@ -53,6 +53,15 @@ def test_a_run_that_stands_in_two_cells_is_counted_once():
     assert "9 runs, 288 seconds" in page.markdown(sheet(table, COLUMNS), [])
 
 
+def test_a_page_says_how_many_seeds_it_has():
+    few = sheet({"A": finals(50.0, 51.0, 52.0), "B": finals(50.0)}, seeds=3)
+    for made, told in (
+        (few, "\n\nup to 3 seeds per cell, 4 runs"),
+        (replace(few, seeds=1), "\n\n1 seed per cell, 4 runs"),
+    ):
+        assert told in page.markdown(made, [])
+
+
 def test_a_page_says_which_code_made_the_runs():
     runs = [result(0, 50.0), result(1, 51.0, commit="abc"), result(2, 52.0, commit="abc")]
     assert " Commits: abc (2 runs), not recorded (1 runs)." in page.markdown(sheet({"A": runs}), [])
