@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 import time
 from collections.abc import Sequence
@@ -196,7 +197,7 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
     import tempfile
 
     from ..reproduce import Reproduction
-    from ..reproduce.runs import same
+    from ..reproduce.runs import apart
 
     bad = compared = 0
     with tempfile.TemporaryDirectory() as place:
@@ -208,13 +209,22 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
             _make(second, f"{recipe.name} again", second.missing(stored), args, console)
             for run in stored:
                 first, now = work.store.get(run.key), second.store.get(run.key)
-                equal = first is not None and now is not None and same(first, now)
-                compared, bad = compared + 1, bad + (not equal)
-                if not equal:
+                far = apart(first, now) if first and now else math.inf
+                compared, bad = compared + 1, bad + (far > 0)
+                if far > 0:
                     commit = (first and first.get("commit")) or "not recorded"
-                    console.print(f"{run.label}: the numbers differ (stored by commit: {commit})")
+                    where = " and ".join(_cpu(result) for result in (first, now))
+                    console.print(
+                        f"{run.label}: the numbers differ (stored by commit: {commit}; processors: {where}), "
+                        f"relatively by at most {far:.1e}"
+                    )
     console.print(f"{compared} runs made again: {compared - bad} have the same numbers, {bad} do not")
     return 1 if bad or not compared else 0
+
+
+def _cpu(result: Any) -> str:
+    """On what kind of processor a run was made, by which sums are rounded."""
+    return str(((result or {}).get("summary", {}).get("environment") or {}).get("cpu", "not recorded"))
 
 
 def _list(console: Console) -> None:

@@ -228,11 +228,22 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
         return ""
 
 
-def same(a: Result, b: Result) -> bool:
-    """Whether two results hold the same numbers: rounds and final scores, but for times."""
+def apart(stored: Result, now: Result) -> float:
+    """How far a run that was made again is from the stored one: its numbers' largest difference, relative to them.
 
-    def numbers(result: Result) -> Any:
-        rounds = {name: values for name, values in result["rounds"].items() if name != "seconds"}
-        return result["final"], rounds, result["status"]
+    0 if they are the same, times aside; it may have measured more. inf if it ended otherwise, or lacks numbers.
+    """
+    rounds = [name for name in stored["rounds"] if name != "seconds"]
+    if stored["status"] != now["status"] or not {*rounds} <= now["rounds"].keys():
+        return math.inf
+    pairs = [(value, now["final"].get(name)) for name, value in stored["final"].items()]
+    for name in rounds:
+        if len(stored["rounds"][name]) != len(now["rounds"][name]):
+            return math.inf
+        pairs += zip(stored["rounds"][name], now["rounds"][name], strict=True)
+    return max((_apart(a, b) for a, b in pairs if a != b), default=0.0)
 
-    return bool(numbers(a) == numbers(b))
+
+def _apart(a: Any, b: Any) -> float:
+    numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (a, b))
+    return abs(a - b) / (abs(a) or abs(b)) if numbers else math.inf

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +26,7 @@ from fedspeed.errors import UserError
 from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
-from fedspeed.reproduce.runs import Run, commit, make, same
+from fedspeed.reproduce.runs import Run, apart, commit, make
 from fedspeed.reproduce.stored import Store
 from fedspeed.tuning.cost import gradients
 
@@ -126,7 +128,8 @@ def test_the_loss_of_the_servers_model_is_recorded_where_it_is_asked(tmp_path):
     """At every evaluated round, on all clients' data; the last is the final training loss."""
     (run,) = runs(1)
     plain, (found,) = made([run], tmp_path / "a")[0], made([replace(run, measure=("server_loss",))], tmp_path / "b")
-    assert same(plain, {**found, "rounds": {k: v for k, v in found["rounds"].items() if k != "server_loss"}})
+    assert apart(plain, found) == 0, "it has measured more"
+    assert apart(found, plain) == math.inf, "it lacks what was measured"
     losses = found["rounds"]["server_loss"]
     assert len(losses) == len(found["rounds"]["round"]) > 1
     assert losses[-1] == pytest.approx(found["final"]["train_loss"], rel=1e-6)
@@ -215,7 +218,7 @@ def test_held_out_must_be_a_number_of_clients():
 def test_runs_side_by_side_are_those_made_one_by_one(tmp_path):
     given = runs()
     first, second = made(given, tmp_path / "a", jobs=2), made(given, tmp_path / "b", jobs=1)
-    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    assert all(apart(a, b) == 0 for a, b in zip(first, second, strict=True))
     assert first[0]["final"] != first[1]["final"]
     assert [path.name for path in (tmp_path / "a" / "work").iterdir()] == [".runs.lock"]
 
@@ -236,7 +239,7 @@ def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
     make(given, store, 1, kill, lambda run: None)
     assert killed
     undisturbed = made(given, tmp_path / "b", jobs=1)
-    assert all(same(store.get(run.key), other) for run, other in zip(given, undisturbed, strict=True))
+    assert all(apart(store.get(run.key), other) == 0 for run, other in zip(given, undisturbed, strict=True))
 
 
 def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
@@ -264,7 +267,7 @@ def test_a_killed_reproduce_goes_on_where_it_was(tmp_path):
     after, undisturbed = (Store(tmp_path / folder).results() for folder in "ab")
     assert {key: after[key] for key in before} == before, "made again: another time would be there"
     assert set(after) == set(undisturbed)
-    assert all(same(after[key], undisturbed[key]) for key in after)
+    assert all(apart(after[key], undisturbed[key]) == 0 for key in after)
 
 
 # --- results as files ---
@@ -422,6 +425,19 @@ def test_what_is_done_is_not_made_again_and_renders_the_same_bytes(smoke, monkey
     assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.is_file()} == before
 
 
+def test_how_far_a_run_made_again_is_from_the_stored_one():
+    stored = {
+        "status": "finished",
+        "final": {"loss": 2.0},
+        "rounds": {"round": [1, 2], "loss": [4.0, None], "seconds": [1]},
+    }
+    assert apart(stored, {**stored, "rounds": {**stored["rounds"], "seconds": [9]}}) == 0
+    assert apart(stored, {**stored, "final": {"loss": 2.5}}) == 0.25
+    assert apart(stored, {**stored, "rounds": {**stored["rounds"], "loss": [3.0, None]}}) == 0.25
+    for other in ({"status": "diverged"}, {"final": {}}, {"rounds": {"round": [1, 2]}}, {"final": {"loss": math.nan}}):
+        assert apart(stored, {**stored, **other}) == math.inf
+
+
 def test_render_packs_what_a_stopped_command_left(smoke, tmp_path):
     for result in Store(smoke).results().values():
         Store(tmp_path).put(result)
@@ -439,7 +455,9 @@ def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_p
     for result in Store(smoke).results().values():
         Store(other).put({**result, "final": {**result["final"], "accuracy": result["final"]["accuracy"] + 1e-9}})
     assert main([str(other) if word == str(smoke) else word for word in given]) == 1
-    assert "the numbers differ (stored by commit: " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the numbers differ (stored by commit: " in told
+    assert re.search(r"relatively by at most \d\.\de-09", told), "1e-9 of an accuracy"
 
 
 @pytest.mark.parametrize(
