@@ -43,14 +43,15 @@ def _curves(sheet: Sheet) -> Any:
         if name not in CURVES:
             raise unknown("curve", name, CURVES)
     run = [(row, column) for row, column in product(sheet.rows, sheet.columns) if _results(sheet, row, column)]
-    columns = [column for column in sheet.columns if any(column == other for _, other in run)]
+    rows, found = ({place[k] for place in run} for k in (0, 1))
+    columns = [column for column in sheet.columns if column in found]
     pairs = list(product(drawn(sheet), columns))
     picture, panels = _panels(len(pairs), 3 if len(pairs) == len(columns) else len(columns))
     crossed = False
     for panel, (kind, column) in zip(panels, pairs, strict=True):
         scale = 100 if kind == "test_accuracy" else 1
         for i, row in enumerate(sheet.rows):  # a row has its colour whichever others were run
-            if not any(row == other for other, _ in run):
+            if row not in rows:
                 continue
             results = _results(sheet, row, column)
             seeds = [_curve(result, kind, scale) for result in results]

@@ -87,7 +87,7 @@ class Store:
 
     def pack(self) -> None:
         """Take the new results into the one file: the same bytes for the same results."""
-        if not self._new():
+        if not self._new():  # nor a folder for the lock, where there is nothing
             return
         with self.alone():
             new = self._new()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -138,6 +138,7 @@ EQUALITIES = [  # id, one method, the other, the plan under which they are the s
     ("FedSAM", FedSpeed(prox=False, correction=False), FedSAM(), PLAN),
     ("I22", FedSpeed(lam=2, rho=0), FedDyn(alpha=0.5), PLAN),
     ("I22 full", FedSpeed(lam=2, rho=0), FedDyn(alpha=0.5), FULL),
+    ("I22 weight decay", FedSpeed(lam=2, rho=0), FedDyn(alpha=0.5), replace(PLAN, weight_decay=0.1)),
     ("I25", FedSpeed(lam=2, rho=0, server="active"), FedDyn(alpha=0.5), FULL),
     ("I26", FedADMM(lam=2), FedDyn(alpha=0.5), FULL),
     ("I26 active", FedADMM(lam=2, variant="active"), FedADMM(lam=2), FULL),
