@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
@@ -68,6 +69,18 @@ def merged(method: Method, own: dict[str, float], replies: Iterable[Reply]) -> d
             f"{type(method).__name__}: metrics and client_metrics both report {twice}; give one of them another name"
         )
     return {name: sum(values) / len(values) for name, values in found.items()} | own
+
+
+def norms(method: Method, server: Any) -> dict[str, float]:
+    """Return the norms of x and of the server's running mean (`x_norm`, `H_norm`) for a method that keeps one.
+
+    The server adds its running mean to x in every round, so these two numbers show whether it has settled.
+    """
+    if method.running_mean is None:
+        return {}
+    place = method.running_mean[1]
+    name = place.rpartition(".")[2]
+    return {"x_norm": float(server.x.norm()), f"{name}_norm": float(attrgetter(place)(server).norm())}
 
 
 def average(replies: list[Reply], name: str) -> float:

@@ -148,17 +148,23 @@ class Block(nn.Module):
 STARTS = ("usual", "zero-residual")
 
 
-def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual", trim: bool = False) -> nn.Module:
+def resnet18_gn(
+    shape: Shape, outputs: int, groups: int = 2, init: str = "usual", trim: bool = False, keep_norm: bool = False
+) -> nn.Module:
     """ResNet-18 as in the paper: 7x7 stride-2 stem, max-pool, every batch norm a group norm of 2 groups.
 
     11,181,642 parameters for three channels and 10 classes. Convolutions start from He's normal (fan out), as usual;
     with `init="zero-residual"` the last norm of each block has weight zero, so that a block starts as its shortcut.
     `trim` leaves out taps that never meet a pixel: on 32x32 pictures 6,946,816 parameters, whose gradient is always
     zero. What is left is the same network from the same seed (`fedspeed/trim.py`); on 64x64 pictures no tap is dead.
+    `keep_norm` adds one parameter to a trimmed network that stands for them in norms of the whole vector, so that
+    `clip_mode="released"` clips as on the untrimmed network.
     """
     channels, _, _ = _image(shape, "resnet18_gn")
     if init not in STARTS:
         raise unknown("init of model resnet18_gn", init, STARTS)
+    if keep_norm and not trim:
+        raise UserError("model resnet18_gn: keep_norm expects trim=true, found trim=false; without it no norm is lost")
     layers: list[nn.Module] = [
         Layout(),
         nn.Conv2d(channels, 64, 7, 2, 3, bias=False),
@@ -176,7 +182,7 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2, init: str = "usual"
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, Block) and init == "zero-residual":
             nn.init.zeros_(module.norm2.weight)
-    return trimmed(net, shape) if trim else net
+    return trimmed(net, shape, keep_norm) if trim else net
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

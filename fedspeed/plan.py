@@ -81,7 +81,8 @@ class Plan(Params):
     )
     stop_at: str = course(
         "",
-        about="the score at which the run stops: accuracy=0.8, loss=0.3, train_loss, validation_accuracy or _loss",
+        about="the score at which the run stops: accuracy=0.8, loss=0.3, train_loss, validation_accuracy or _loss; "
+        "accuracy=0.8,mean=5 waits for the mean of the last five scores",
         later=True,
     )
     patience: int = course(

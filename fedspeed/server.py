@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .backends import Place, open_backend
-from .carried import whole
+from .carried import of_method, whole
 from .client import Work
 from .clientmetrics import ClientMetrics
 from .collecting import collect, sent, weight
@@ -25,7 +25,7 @@ from .interrupts import together
 from .jobs import turns
 from .metering import Meter
 from .method import Method, Round
-from .metrics import average, merged, steps_of
+from .metrics import average, merged, norms, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
@@ -218,7 +218,8 @@ class Simulation(ShownSimulation):
             result = work.hooks.received(mean.result(), told)
             settle(self.states, work.hooks, result, told)
             server = work.hooks.update(self.server, result, told)
-            metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
+            told_of = merged(self.method, work.hooks.metrics(server, result, told), replies)
+            metrics = norms(self.method, of_method(server)) | told_of
             del mean, result
             update_norm = distance(server.x, self.server.x)
         if not all_finite(server):

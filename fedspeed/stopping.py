@@ -54,18 +54,23 @@ class Stop(NamedTuple):
 
 
 def goal_text(given: str) -> str:
-    """`stop_at` in its one form, `accuracy=0.8`; "" for none.
+    """Return `stop_at` in its one form, `accuracy=0.8` or `accuracy=0.8,mean=5`; "" for none.
 
     Example:
         >>> goal_text("test_accuracy >= 0.80"), goal_text("loss<=0.3"), goal_text("none")
         ('accuracy=0.8', 'loss=0.3', '')
+        >>> goal_text("accuracy=0.8, mean=5")
+        'accuracy=0.8,mean=5'
     """
     if given.strip() in ("", NONE):
         return ""
-    found = re.fullmatch(r"\s*(\w+)\s*(=|==|>=|<=)\s*([^\s=<>]+)\s*", given)
+    found = re.fullmatch(r"\s*(\w+)\s*(=|==|>=|<=)\s*([^\s=<>,]+)\s*(?:,\s*mean\s*=\s*([1-9][0-9]{0,5}))?\s*", given)
     if not found:
-        raise UserError(f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3, got {given!r}")
-    name, sign, number = found.groups()
+        raise UserError(
+            f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3 (accuracy=0.8,mean=5: the mean of "
+            f"five scores), got {given!r}"
+        )
+    name, sign, number, of = found.groups()
     name = name.removeprefix("test_")
     if name not in SCORES:
         raise unknown("score of stop_at", name, SCORES)
@@ -82,7 +87,7 @@ def goal_text(given: str) -> str:
         raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {number}{hint}")
     if not abs(goal) < MOST:
         raise UserError(f"stop_at: expected a number as the goal of {name} such as 0.3, got {number!r}")
-    return f"{name}={goal!r}"
+    return f"{name}={goal!r}" + (f",mean={int(of)}" if of and int(of) > 1 else "")
 
 
 def up(score: str) -> bool:
@@ -94,11 +99,11 @@ def goal_accuracy(goal: str) -> list[float]:
     """The accuracy at which runs stop, for tables that tell what it took; nothing for other scores.
 
     Example:
-        >>> goal_accuracy("accuracy=0.8"), goal_accuracy("loss=0.3"), goal_accuracy("")
+        >>> goal_accuracy("accuracy=0.8,mean=5"), goal_accuracy("loss=0.3"), goal_accuracy("")
         ([0.8], [], [])
     """
     try:
-        return [float(goal.removeprefix("accuracy="))] if goal.startswith("accuracy=") else []
+        return [float(goal.removeprefix("accuracy=").partition(",")[0])] if goal.startswith("accuracy=") else []
     except ValueError:  # of a config that was edited
         return []
 
@@ -170,8 +175,9 @@ class Stopping:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.goal, _, goal = plan.stop_at.partition("=")
-        self.target = float(goal or 0)
+        goal, _, of = plan.stop_at.partition(",mean=")
+        self.goal, _, target = goal.partition("=")
+        self.target, self.mean_of = float(target or 0), int(of or 1)
         self.budget = seconds(plan.max_time)
         self.after = 0  # of a fork, the rounds of another run: no rule ends it there
         self.replay([])
@@ -183,6 +189,7 @@ class Stopping:
         self.best = (0, math.nan)  # the round, and its score
         self.stale = 0  # scored rounds since then
         self.used = 0.0
+        self.scores: list[float] = []  # the last `mean_of` values of the goal's score
         self.begin()
         for record in records:
             self.see(record)
@@ -212,14 +219,24 @@ class Stopping:
         stale = self._stale(record) if self.plan.patience and due else ""
         self.fired = None  # a rule that came later than a round says nothing of it
         t, goal = record.round, self.target
-        value = _value(record, self.goal) if self.goal else None
+        value = self._mean(record)
         if value is not None and (value >= goal if up(self.goal) else value <= goal):
-            why = f"{self.goal} {value:.6g} {'>=' if up(self.goal) else '<='} {goal:g} in round {t}"
+            what = self.goal if self.mean_of == 1 else f"mean of {self.mean_of} scores of {self.goal}"
+            why = f"{what} {value:.6g} {'>=' if up(self.goal) else '<='} {goal:g} in round {t}"
             self.fired = Stop("stop_at", self.plan.stop_at, t, why)
         elif stale:
             self.fired = Stop("patience", rules(self.plan)["patience"], t, f"{stale}, in round {t}")
         elif self.budget and self.used >= self.budget:
             self.fired = Stop("max_time", self.plan.max_time, t, f"{self.plan.max_time} used up in round {t}")
+
+    def _mean(self, record: Record) -> float | None:
+        """Return the mean of the goal's last `mean_of` scores; None in a round without a score, or before there are as
+        many."""
+        value = _value(record, self.goal) if self.goal else None
+        if value is None:
+            return None
+        self.scores = [*self.scores, value][-self.mean_of :]
+        return math.fsum(self.scores) / self.mean_of if len(self.scores) == self.mean_of else None
 
     def _stale(self, record: Record) -> str:
         """Why patience is at its end, if it is."""

@@ -12,8 +12,12 @@ values move by weight decay and a method's linear terms alone, and nothing reads
   FedDyn, FedADMM, FedPD, FedSpeed, FedSMOO, FedACG, ...), of what weight decay did for those that carry a past movement
   (SCAFFOLD, FedGamma, FedCM, MoFedSAM, FedWMSAM): another scale wherever it clips.
 
-There the trimmed run is the method on the smaller network. Drift, update norms and bytes in records are of the shorter
-vector everywhere.
+There the trimmed run is the method on the smaller network, unless `keep_norm` adds one parameter, `dead_norm`: its
+value is the norm of the dead values at the start, and its gradient is zero. Dead values only ever move along their start, by
+linear updates, so this one number moves as they would and every norm of the whole vector is that of the untrimmed
+network, to rounding. (FedAdam divides element by element, so its own copy of dead values moves otherwise; nothing in
+FedAdam reads them.) Without it drift, update norms and bytes in
+records are of the shorter vector everywhere.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from torch import nn
 
 from .errors import UserError
 from .layers import Bilinear, bilinear, convolve, special
+
+DEAD_NORM = "dead_norm"
+"""The parameter that `keep_norm` adds."""
 
 
 def live(side: int, taps: int, stride: int, padding: int) -> range:
@@ -102,8 +109,11 @@ class TrimmedConv(nn.Module):
         return bilinear(self.size[0], self.stride[0], dtype, live=True) if self.square else None
 
 
-def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+def trimmed(net: nn.Module, shape: tuple[int, ...], keep_norm: bool = False) -> nn.Module:
     """The network, every convolution that has dead taps on inputs of this shape or a fast rule kept tap by tap.
+
+    Args:
+        keep_norm: add the parameter `dead_norm`, which stands for all dead values in norms of the whole vector.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False))
@@ -118,14 +128,24 @@ def trimmed(net: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
     hooks = [module.register_forward_pre_hook(note) for module in convolutions.values()]
     with torch.no_grad():
-        net(torch.zeros(1, *shape))
+        net(torch.zeros(1, *shape, dtype=next(net.parameters()).dtype))
     for hook in hooks:
         hook.remove()
+    dead = []
     for name, module in convolutions.items():
         smaller = TrimmedConv(module, sizes[module])
         if smaller.pays:
             net.set_submodule(name, smaller)
+            dead.append(_square(module.weight) - _square(smaller.weight))
+    if keep_norm:
+        norm = torch.stack(dead).sum(0, keepdim=True).clamp_(min=0).sqrt()
+        net.register_parameter(DEAD_NORM, nn.Parameter(norm.to(next(net.parameters()).dtype)))
     return net
+
+
+def _square(weight: torch.Tensor) -> torch.Tensor:
+    """Return the squared norm of a weight, summed in float64."""
+    return weight.detach().double().square().sum()
 
 
 def untrim(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
@@ -143,6 +163,7 @@ def untrim(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) ->
         <All keys matched successfully>
     """
     full = dict(model.state_dict() if state is None else state)
+    full.pop(DEAD_NORM, None)
     for name, module in model.named_modules():
         if isinstance(module, TrimmedConv):
             key = f"{name}.weight" if name else "weight"

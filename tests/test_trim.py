@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -211,13 +212,13 @@ EVERY = [
 ]
 
 
-def small_net(trim):
+def small_net(trim, keep_norm=False):
     """Two residual blocks on 2x2 pictures: stride 2 to 1x1, then 1x1."""
     torch.manual_seed(5)
     net = nn.Sequential(
         Conv(2, 4), Block(4, 8, 2, 2), Block(8, 8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-    )
-    return (trimmed(net, SMALL) if trim else net).double()
+    ).double()
+    return trimmed(net, SMALL, keep_norm) if trim else net
 
 
 def pictures(shape, clients=4, each=6):
@@ -243,7 +244,7 @@ def both(method, net, data, plan):
     return a, b, float((end - start).norm())
 
 
-def apart(method, weight_decay, **settings):
+def apart(method, weight_decay, net=small_net, **settings):
     """How far trimmed and untrimmed runs of the small net end from each other, relative to the way."""
     plan = Plan(
         rounds=3,
@@ -255,7 +256,7 @@ def apart(method, weight_decay, **settings):
         backend="serial",
         **settings,
     )
-    a, b, way = both(method, small_net, pictures(SMALL), plan)
+    a, b, way = both(method, net, pictures(SMALL), plan)
     assert way > 1e-3
     return float((a - b).norm()) / way
 
@@ -291,6 +292,26 @@ def test_released_clipping_counts_what_dead_taps_hold(method, weight_decay):
     found = apart(method, weight_decay, clip=0.1, clip_mode="released")
     least = 1e-10 if method.name == "fedgmt" else 1e-8  # its past movement counts a tenth, and there is no prox term
     assert found > least if other else found < 1e-10
+
+
+@pytest.mark.parametrize("method", [m for m in EVERY if m.id in READS_X | READS_PAST_MOVEMENT])
+def test_one_parameter_stands_for_all_dead_taps_in_norms(method):
+    """With it the released clipping, and the methods that measure how far a model moved, are those of the full net."""
+    net = partial(small_net, keep_norm=True)
+    assert apart(method, 0.02, net, clip=0.1, clip_mode="released") < 1e-10
+
+
+def test_the_extra_parameter_is_the_norm_of_the_dead_taps():
+    torch.manual_seed(3)
+    full = resnet18_gn(CIFAR, 10)
+    torch.manual_seed(3)
+    small = resnet18_gn(CIFAR, 10, trim=True, keep_norm=True)
+    norms = [float(sum(p.detach().double().square().sum() for p in net.parameters())) ** 0.5 for net in (full, small)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-7)
+    assert float(small.dead_norm.detach()) > 50  # of 6,946,816 values: sqrt(2 x channels of the dead share)
+    assert untrim(small).keys() == full.state_dict().keys()
+    with pytest.raises(UserError, match="keep_norm expects trim=true, found trim=false"):
+        resnet18_gn(CIFAR, 10, keep_norm=True)
 
 
 def test_the_lists_name_methods():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SPLITS_HELP = """\
 splits:
   iid                  equal shares, class-balanced
+  iid-random           equal shares of a random permutation, as the code released with the paper deals CIFAR-10
   dirichlet:A          a class prior Dir(A) per client, equal sizes, every sample used once (the paper's Dir-0.6)
   dirichlet-refill:A   as the code released with the paper: samples repeat, others stay unused
   dirichlet-class:A    every class shared out by Dir(A) over the clients, unequal sizes (as flwr-datasets)
@@ -39,7 +40,7 @@ examples:
 FETCH_EXAMPLES = """\
 examples:
   fedspeed data fetch cifar10
-  fedspeed data fetch tinyimagenet --data-dir ~/Downloads/tiny-imagenet-200.zip     (checks and decodes your copy)
+  fedspeed data fetch tinyimagenet --data-dir ~/Downloads/tiny-imagenet-200.zip     (checks and keeps your copy)
 
 Files are kept in $FEDSPEED_CACHE, or the folder `fedspeed` of your cache folder (~/.cache).
 """
@@ -147,14 +148,19 @@ def _progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
 def _fetch(args: argparse.Namespace, console: Console) -> int:
     from ..data import read
     from ..data.fetch import cache_dir
+    from ..data.sources import keep_own
 
+    options = _options(args)
     with _progress(console) as report:
-        samples = read(args.name, data_dir=args.data_dir, progress=report, **_options(args))
+        samples = read(args.name, data_dir=args.data_dir, progress=report, **options)
+    whole = not CARDS[args.name].here and not options
+    if args.data_dir is not None and whole:  # a published set, verified: later commands find it without --data-dir
+        keep_own(args.name, samples, args.data_dir)
     test = 0 if samples.x_test is None else len(samples.x_test)
     console.out(f"{args.name}: {len(samples.x):,} training and {test:,} test samples of shape {samples.x.shape[1:]}")
     console.out(f"sha256 of the decoded data: {samples.digest()}")
     kept = cache_dir() / args.name
-    if kept.exists() and args.data_dir is None:
+    if kept.exists() and (args.data_dir is None or whole):
         console.out(f"kept in {kept}")
     return 0
 

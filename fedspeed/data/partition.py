@@ -1,6 +1,7 @@
 """Who owns which sample: every split has a name and is a pure function of (labels, clients, seed).
 
     iid                  equal shares, class-balanced as exactly as the numbers allow
+    iid-random           equal shares of a random permutation, as the released code deals CIFAR-10
     dirichlet:A          a class prior Dir(A) per client, equal sizes, every sample used once
     dirichlet-refill:A   the released code's: an empty class is refilled; samples repeat, others stay unused
     dirichlet-class:A    every class shared out by Dir(A) over the clients; unequal sizes (flwr-datasets)
@@ -27,6 +28,7 @@ from .splits import (
     dirichlet_class,
     dirichlet_refill,
     iid,
+    iid_random,
     lognormal_size,
     natural,
     pathological,
@@ -35,6 +37,7 @@ from .splits import (
 
 SPLITS: dict[str, Callable[..., Rows]] = {
     "iid": iid,
+    "iid-random": iid_random,
     "dirichlet": dirichlet,
     "dirichlet-refill": dirichlet_refill,
     "dirichlet-class": dirichlet_class,
@@ -82,7 +85,7 @@ class Split:
                 f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at least one"
             )
         labelled = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
-        if self.name not in ("iid", "lognormal-size") and not labelled:
+        if self.name not in ("iid", "iid-random", "lognormal-size") and not labelled:
             found = labels.dtype if labels.ndim == 1 else f"{labels.dtype} of shape {labels.shape}"
             raise UserError(
                 f"split {self}: needs class labels (one whole number per row), found {found}; use "

@@ -139,6 +139,14 @@ def keep(folder: Path, samples: Samples, source: str) -> None:
         raise
 
 
+def keep_own(name: str, samples: Samples, data_dir: str | Path) -> None:
+    """Put a published data set that was read from a copy of the user's into the cache, unless it is there already."""
+    folder = cache_dir() / name
+    with locked(folder):
+        if not (folder / "about.json").exists():
+            keep(folder, samples, str(Path(data_dir).expanduser().resolve()))
+
+
 def restore(folder: Path, name: str, source: str | None = None) -> Samples | None:
     """Arrays from the cache, mapped so that processes share the memory; None if there are none there.
 

@@ -88,6 +88,20 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
     return _gather(stream.permutation(clients)[np.arange(len(rows)) % clients], rows, clients)
 
 
+def iid_random(labels: np.ndarray, clients: int, seed: int) -> Rows:
+    """Cut a random permutation of all samples into equal shares: class counts differ from client to client.
+
+    Reference: the code released with Sun et al., "FedSpeed", ICLR 2023, for CIFAR-10.
+
+    Example:
+        >>> sorted(len(rows) for rows in iid_random(np.zeros(7), 2, seed=0))
+        [3, 4]
+    """
+    stream = rng(seed, "split")
+    order = stream.permutation(len(labels))
+    return _gather(np.repeat(np.arange(clients), equal_sizes(len(labels), clients, stream)), order, clients)
+
+
 def _priors(alpha: float, clients: int, classes: int, stream: np.random.Generator) -> np.ndarray:
     """One draw of Dir(alpha) per client; where that leaves the float range, its limit (uniform)."""
     priors = stream.dirichlet(np.full(classes, alpha), clients)

@@ -86,7 +86,7 @@ class Reproduction:
     def sheet(self, recipe: Recipe) -> Sheet:
         """The stored runs of a recipe, as cells."""
         rows, columns = recipe.names(self.preset)
-        cells = {cell_name(cell.row, cell.column, columns): cell for cell in self._cells(recipe)}
+        cells = {cell_name(cell.row, cell.column): cell for cell in self._cells(recipe)}
         chosen = recipe.preset(self.preset)
         partial = any(cell.tables.get("data", {}).get("part") for cell in recipe.cells(self.preset))
         return Sheet(

@@ -122,7 +122,7 @@ def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
         cell = sheet.cell(row, column)
         if cell and cell.results:
             shown = (_shown(cell, metric, sheet.targets) for metric in metrics)
-            yield (cell_name(row, column, sheet.columns), *shown)
+            yield (cell_name(row, column), *shown)
 
 
 def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
@@ -134,7 +134,7 @@ def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
         return f"{found.mean:.0f}"  # a count
     digits = DIGITS.get(base(metric), 4)
     if found.missed == found.n:  # never reached in T rounds counts as T + 1
-        bound = found.mean - 1 if base(metric) == "rounds" else found.mean
+        bound = found.mean - 1 if base(metric) in ("rounds", "mean5_rounds") else found.mean
         return f"> {bound:.{0 if bound == round(bound) else digits}f}"
     if found.missed:
         return f"> {found.mean:.{digits}f} ({found.n - found.missed} of {found.n} reached)"
@@ -147,7 +147,7 @@ def notes(sheet: Sheet) -> Iterator[str]:
     """What the tables do not say: cells not run or incomplete, and runs that diverged."""
     found: dict[str, list[str]] = {}
     for row, column in _places(sheet):
-        cell, name = sheet.cell(row, column), cell_name(row, column, sheet.columns)
+        cell, name = sheet.cell(row, column), cell_name(row, column)
         if cell and cell.note:
             found.setdefault(cell.note, []).append(name)
         diverged = sum(map(is_diverged, cell.results)) if cell else 0

@@ -113,8 +113,7 @@ class Recipe:
 
     def cell_names(self, preset: str) -> set[str]:
         """What claims may name."""
-        columns = self.names(preset)[1]
-        return {cell_name(cell.row, cell.column, columns) for cell in self.cells(preset)}
+        return {cell_name(cell.row, cell.column) for cell in self.cells(preset)}
 
 
 def merge(under: Tables, over: Tables) -> Tables:

@@ -18,7 +18,8 @@ Result = dict[str, Any]
 """A finished run as it is stored: config, summary, evaluated rounds, scores and measures of the final model."""
 
 ACCURACIES = ("final", "last", "last5", "best")
-COSTS = ("rounds", "bytes", "grad_evals", "seconds")
+COSTS = ("rounds", "bytes", "grad_evals", "seconds", "mean5_rounds")
+"""What it took to the first score at a target; `mean5_rounds`: rounds until the mean of five scores was there."""
 COUNTED = ("value", "grad_evals", "bytes")
 """Metrics that are counted, so that seeds may agree to the last digit."""
 MEASURES = ("sharpness", "sam_gap", "divergence", "value")  # value: of a cell that is counted, not trained
@@ -31,6 +32,7 @@ WORDS = {
     "train_loss": "training loss", "drift": "client drift",
     "seconds_per_round": "time of a round", "seconds": "time", "grad_evals": "gradients", "bytes": "sent",
     "sharpness": "sharpness", "sam_gap": "SAM gap", "rounds": "rounds",
+    "mean5_rounds": "rounds until the mean of five scores",
     "divergence": "divergence", "value": "value",
 }  # fmt: skip
 UNITS = {**dict.fromkeys((*ACCURACIES, "early"), "%"), "seconds_per_round": "s", "seconds": "s", "bytes": "MB"}
@@ -40,6 +42,7 @@ DIGITS = {
     "seconds": 1,
     "bytes": 2,
     "rounds": 1,
+    "mean5_rounds": 1,
     "grad_evals": 0,
 }
 
@@ -48,8 +51,8 @@ def metric_names(targets: Sequence[float]) -> tuple[str, ...]:
     """Every metric of a result: the plain ones, and what it cost to reach each target accuracy.
 
     Example:
-        >>> metric_names([0.825])[-4:]
-        ('rounds_to_82.5', 'bytes_to_82.5', 'grad_evals_to_82.5', 'seconds_to_82.5')
+        >>> metric_names([0.825])[-5:]
+        ('rounds_to_82.5', 'bytes_to_82.5', 'grad_evals_to_82.5', 'seconds_to_82.5', 'mean5_rounds_to_82.5')
     """
     wrong = [a for a in targets if not 0 < a < 1]
     if wrong:
@@ -104,13 +107,16 @@ def _plain(result: Result) -> list[float | None]:
 
 
 def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | None]:
-    """Round, bytes, gradients and seconds of the first evaluation at or above each target."""
-    spent = zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True)
-    evaluations = list(zip(rounds["test_accuracy"], spent, strict=True))
+    """Return what the first score at or above each target took, and the round in which the mean of five scores was there."""
+    spent = list(zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True))
+    scores = [_finite(accuracy) or 0.0 for accuracy in rounds["test_accuracy"]]
+    means = [math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))]  # less than five: too low
     found: list[float | None] = []
     for target in targets:
-        first = next((costs for accuracy, costs in evaluations if (_finite(accuracy) or 0.0) >= target), None)
-        found += [None] * len(COSTS) if first is None else [float(cost) for cost in first]
+        first = next((costs for score, costs in zip(scores, spent, strict=True) if score >= target), None)
+        steady = next((costs[0] for mean, costs in zip(means, spent, strict=True) if mean >= target), None)
+        found += [None] * (len(COSTS) - 1) if first is None else [float(cost) for cost in first]
+        found.append(None if steady is None else float(steady))
     return found
 
 
@@ -122,14 +128,15 @@ def censored(result: Result, metric: str) -> float | None:
     cost, found, _ = metric.partition("_to_")
     if not found or cost not in COSTS:
         return None
-    if cost == "rounds":
+    if cost in ("rounds", "mean5_rounds"):
         return planned_rounds(result) + 1.0
     return float(result["rounds"][cost][-1]) if result["rounds"][cost] else 0.0
 
 
 def planned_rounds(result: Result) -> int:
-    """The rounds a run was given; those it was evaluated at where its config does not say."""
-    rounds = (result.get("config") or {}).get("rounds")
+    """Return the rounds a run was given; those it has, if a rule stopped it or its config does not say."""
+    stopped = str(result["status"]).startswith("stopped: ")
+    rounds = None if stopped else (result.get("config") or {}).get("rounds")
     return int(rounds if rounds is not None else max(result["rounds"]["round"], default=0))
 
 
@@ -144,14 +151,14 @@ def check_metric(metric: str, targets: Sequence[float]) -> None:
         raise unknown("metric", metric, metric_names(targets))
 
 
-def cell_name(row: str, column: str, columns: Sequence[str]) -> str:
-    """`row/column`; with exactly one column, the row alone.
+def cell_name(row: str, column: str) -> str:
+    """Return `row/column`; the row alone where the column has no name.
 
     Example:
-        >>> cell_name("FedAvg", "IID", ["IID", "Dir-0.6"]), cell_name("FedAvg", "IID", ["IID"])
+        >>> cell_name("FedAvg", "IID"), cell_name("FedAvg", "")
         ('FedAvg/IID', 'FedAvg')
     """
-    return row if len(columns) == 1 else f"{row}/{column}"
+    return f"{row}/{column}" if column else row
 
 
 @dataclass(frozen=True)
@@ -240,11 +247,11 @@ class Sheet:
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell of a row and a column, if the preset has it."""
-        return self.cells.get(cell_name(row, column, self.columns))
+        return self.cells.get(cell_name(row, column))
 
     def value(self, row: str, column: str) -> float | str | None:
         """The paper's number of a row and a column, if it has one."""
-        return self.values.get(cell_name(row, column, self.columns))
+        return self.values.get(cell_name(row, column))
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ def test_an_unknown_metric():
 
 
 def test_cell_names():
-    assert cell_name("A", "x", ("x", "y")) == "A/x"
-    assert cell_name("A", "x", ("x",)) == "A"
+    assert cell_name("A", "x") == "A/x"
+    assert cell_name("A", "") == "A"
 
 
 # --- the interval, against independent truths ---

@@ -36,10 +36,10 @@ def result(seed: int = 0, final: float = 50.0, curve: list[float] | None = None,
     }
 
 
-def sheet(table: dict[str, list[dict[str, Any]]], columns: tuple[str, ...] = ("one",), **changes: Any) -> Sheet:
+def sheet(table: dict[str, list[dict[str, Any]]], columns: tuple[str, ...] = ("",), **changes: Any) -> Sheet:
     """A sheet from the results of every cell, by cell name; the preset lacks the cells that are not there."""
     rows = tuple(dict.fromkeys(name if len(columns) == 1 else name.rsplit("/", 1)[0] for name in table))
-    places = {cell_name(row, column, columns): (row, column) for row in rows for column in columns}
+    places = {cell_name(row, column): (row, column) for row in rows for column in columns}
     cells = {name: Cell(*places[name], tuple(results)) for name, results in table.items()}
     words = {
         "name": "table7",
