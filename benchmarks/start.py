@@ -2,7 +2,7 @@
 
 python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR]
 
-The setting is that of `fedspeed reproduce start --preset paper-2pct-start`: CIFAR-10, 10 of 500 clients, Dir-0.6,
+The setting is that of `fedspeed reproduce start --preset paper-2pct-mixed-start`: CIFAR-10, 10 of 500 clients, Dir-0.6,
 batch 20, K = 10, rate 0.1. First a lower bound of the Hessian's largest eigenvalue at the start beside 2/lr, above
 which plain descent grows, and the curvature along one direction that is known in closed form: let m be the mean
 feature (what enters the last layer, averaged over pictures) and u a unit vector over classes. Moving the last layer's
@@ -60,7 +60,7 @@ class Curvature(NamedTuple):
 
 def setting(start: str, rho: float, seed: int, rounds: int) -> Config:
     """The config of the recipe's run of FedSpeed, with another start, rho, seed and number of rounds."""
-    cells = find_recipe("start").cells("paper-2pct-start")
+    cells = find_recipe("start").cells("paper-2pct-mixed-start")
     config = next(cell for cell in cells if cell.row == "FedSpeed").config(seed)
     model = Spec(config.model.name, {**config.model.options, "init": start})
     method = replace(config.method, rho=rho)

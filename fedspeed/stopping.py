@@ -67,8 +67,8 @@ def goal_text(given: str) -> str:
     found = re.fullmatch(r"\s*(\w+)\s*(=|==|>=|<=)\s*([^\s=<>,]+)\s*(?:,\s*mean\s*=\s*([1-9][0-9]{0,5}))?\s*", given)
     if not found:
         raise UserError(
-            f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3 (accuracy=0.8,mean=5: the mean of "
-            f"five scores), got {given!r}"
+            f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3 (accuracy=0.8,mean=5: the mean "
+            f"of five scores), got {given!r}"
         )
     name, sign, number, of = found.groups()
     name = name.removeprefix("test_")

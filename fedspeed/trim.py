@@ -13,11 +13,10 @@ values move by weight decay and a method's linear terms alone, and nothing reads
   (SCAFFOLD, FedGamma, FedCM, MoFedSAM, FedWMSAM): another scale wherever it clips.
 
 There the trimmed run is the method on the smaller network, unless `keep_norm` adds one parameter, `dead_norm`: its
-value is the norm of the dead values at the start, and its gradient is zero. Dead values only ever move along their start, by
-linear updates, so this one number moves as they would and every norm of the whole vector is that of the untrimmed
-network, to rounding. (FedAdam divides element by element, so its own copy of dead values moves otherwise; nothing in
-FedAdam reads them.) Without it drift, update norms and bytes in
-records are of the shorter vector everywhere.
+value is the norm of the dead values at the start, and its gradient is zero. Dead values only ever move along their
+start, by linear updates, so this one number moves as they would, and every norm of the whole vector is that of the
+untrimmed network, to rounding. (FedAdam divides element by element, so dead values move otherwise there; nothing reads
+them.) Without it drift, update norms and bytes in records are of the shorter vector everywhere.
 """
 
 from __future__ import annotations

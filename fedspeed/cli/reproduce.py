@@ -35,7 +35,7 @@ examples:
   fedspeed reproduce table7 fig1 --preset cnn --seeds 3
   fedspeed reproduce all --preset mlp
   fedspeed reproduce table7 --preset cnn --again
-  fedspeed reproduce table1 --preset paper-2pct --only FedSpeed --split iid
+  fedspeed reproduce table1 --preset paper-2pct-mixed --only FedSpeed --split iid
 """
 
 

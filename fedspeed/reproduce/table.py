@@ -107,7 +107,7 @@ def _plain(result: Result) -> list[float | None]:
 
 
 def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | None]:
-    """Return what the first score at or above each target took, and the round in which the mean of five scores was there."""
+    """Return what the first score at each target took, and the round in which the mean of five scores was there."""
     spent = list(zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True))
     scores = [_finite(accuracy) or 0.0 for accuracy in rounds["test_accuracy"]]
     means = [math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))]  # less than five: too low

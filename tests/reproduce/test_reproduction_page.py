@@ -66,7 +66,7 @@ def test_the_page_of_a_preset_says_of_what_scale_it_is():
 
 
 def test_the_table_of_what_is_matched_is_that_of_the_settings():
-    named = {"paper": {"10%": "C10-100", "2%": "C10-500"}, "`paper-2pct`": {"": "C10-500"}}
+    named = {"paper": {"10%": "C10-100", "2%": "C10-500"}, "`paper-2pct-mixed`": {"": "C10-500"}}
     lines = re.findall(r"^\| (?:`?paper|`cnn|`mlp)[^|]*\| \d+ of .*$", PAGE.read_text("utf-8"), re.M)
     assert len(lines) == 10
     for line in lines:
@@ -85,7 +85,7 @@ def test_the_long_runs_are_told_as_they_are_stored():
     """docs/paper-scale.md: accuracy by round, and on all test pictures at the end."""
     text = (ROOT / "docs" / "paper-scale.md").read_text("utf-8").partition("## How far they are")[2]
     rounds = [int(t.replace(",", "")) for t in re.search(r"^\| round \| (.*) \|$", text, re.M)[1].split(" | ")]
-    results = Reproduction("paper-2pct", STORED / "paper-2pct").store.results().values()
+    results = Reproduction("paper-2pct-mixed", STORED / "paper-2pct-mixed").store.results().values()
     known = [r for r in results if r["config"]["split"] == "iid" and r["config"]["model"]["init"] == "zero-residual"]
     stored = {r["config"]["method"]["name"]: r for r in known}
     assert len(stored) == len(known)

@@ -108,7 +108,7 @@ def test_the_papers_rounds_are_for_its_own_target():
     claim = Claim("A is faster", holds_if=("B - A > 0",))
     for scale, header, beside in ((False, "paper, its target", None), (True, "paper", 340)):
         made = sheet(table, papers_scale=scale, **words)
-        assert f"|  | one | {header} |\n" in page.markdown(made, [])
+        assert f"|  |  | {header} |\n" in page.markdown(made, [])
         assert judge(claim, made).contrasts[0].paper == beside
 
 
@@ -240,7 +240,7 @@ def test_latex():
     made = sheet({r"50% & {a_b} #1 $~^\ ": finals(60.0, 61.0, 62.0)}, values={r"50% & {a_b} #1 $~^\ ": ">1500"})
     lines = page.latex(made).splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}"
-    assert lines[1:3] == [r" & one & paper \\", r"\hline"]
+    assert lines[1:3] == [r" &  & paper \\", r"\hline"]
     assert lines[3] == (
         r"50\% \& \{a\_b\} \#1 \$\textasciitilde{}\textasciicircum{}\textbackslash{}  & 61.00 $\pm$ 1.00 & $>$1500 \\"
     )

@@ -71,7 +71,7 @@ def test_runs_that_others_make_or_have_made_are_left_to_them(tmp_path):
 
 
 def labels(**chosen: str) -> list[str]:
-    work = Reproduction("paper-2pct", Path("unused"))
+    work = Reproduction("paper-2pct-mixed", Path("unused"))
     work._digests["cifar10"] = ("published", True)
 
     def wanted(cell) -> bool:
@@ -100,10 +100,10 @@ def test_the_paper_s_setting_is_run_in_the_order_that_was_written_down():
 def test_the_paper_s_setting_is_as_published_but_for_the_start():
     published = settings("paper")["C10-500"]
     differs = {"model", "data", "rounds", "eval_every", "checkpoint_every", "engine"}
-    ours = settings("paper-2pct")["C10-500"]
+    ours = settings("paper-2pct-mixed")["C10-500"]
     assert {name for name in {*published, *ours} if published.get(name) != ours.get(name)} == differs
     for recipe in ("table1", "table4", "table4-low"):
-        cells = {(cell.row, cell.column): cell.config(0) for cell in find_recipe(recipe).cells("paper-2pct")}
+        cells = {(cell.row, cell.column): cell.config(0) for cell in find_recipe(recipe).cells("paper-2pct-mixed")}
         for (row, _), config in cells.items():
             assert config.model.options == {"trim": True, "init": "usual" if "printed" in row else "zero-residual"}
             assert config.rounds == 1000
@@ -189,7 +189,7 @@ def test_progress_is_what_unfinished_runs_have_so_far(tmp_path):
 def test_progress_of_data_that_are_not_here_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "empty"))
     (tmp_path / "progress.jsonl").write_text("kept")
-    assert write_progress(Reproduction("paper-2pct", tmp_path)) is None
+    assert write_progress(Reproduction("paper-2pct-mixed", tmp_path)) is None
     assert (tmp_path / "progress.jsonl").read_text() == "kept"
 
 
