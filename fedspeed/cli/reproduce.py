@@ -230,13 +230,24 @@ def _cpu(result: Any) -> str:
 def _list(console: Console) -> None:
     from rich.table import Table
 
+    from ..reproduce.minutes import minutes
     from ..reproduce.recipes import recipes
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
-        scales = ", ".join(f"{name} {preset.minutes:g}" for name, preset in recipe.presets.items())
+        scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
     console.print("\nnext: fedspeed reproduce table7 --preset smoke")
+
+
+def _told(minutes: float) -> str:
+    """Return minutes with two digits.
+
+    Example:
+        >>> _told(0.123), _told(1234.0)
+        ('0.12', '1200')
+    """
+    return f"{float(f'{minutes:.2g}'):g}"

@@ -78,12 +78,12 @@ def test_full_presets_have_the_papers_federations():
     for preset, own, papers in (
         ("mlp-full", "base", "C10-100"),
         ("cnn-full", "base", "C10-100"),
-        ("mlp-full", "lowpart", "C10-500"),
+        ("mlp-full", "lowpart", "C10-500-appendix"),
     ):
         a, b = settings(preset)[own], settings("paper")[papers]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
         assert "train_size" not in a["data"]
-    assert settings("mlp-full")["lowpart"]["rounds"] == settings("paper")["C10-500"]["rounds"]
+    assert settings("mlp-full")["lowpart"]["rounds"] == settings("paper")["C10-500-appendix"]["rounds"]
 
 
 def test_every_method_is_tuned_with_the_same_number_of_gradients():
