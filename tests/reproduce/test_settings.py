@@ -157,7 +157,8 @@ def test_the_lines_say_so(line):
 @pytest.mark.parametrize(
     ("preset", "recipe", "count"),
     [("paper-c10-500", "table4", 48), ("paper-tiny", "table4", 48), ("paper-dir", "table5", 21),
-     ("paper", "mechanism", 12), ("paper", "fig5-interval", 39), ("paper-main", "table6", 54), ("paper-main", "table1", 108)],
+     ("paper", "mechanism", 12), ("paper", "fig5-interval", 39), ("paper-main", "table6", 54),
+     ("paper-main", "table1", 108)],
 )  # fmt: skip
 def test_runs_that_no_earlier_recipe_makes_are_counted(preset, recipe, count):
     """Counted by hand from rows, columns and seeds (before FedADMM had a second row)."""
