@@ -208,6 +208,11 @@ class Plan(Params):
                 f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
                 f"the server as they are; --batch-norm group"
             )
+        if method.reads_K and not self.local_steps and any(each.bounds_uploads for each in nested(method)):
+            raise UserError(
+                f"{method.label}: expected local_steps, since its server reads how many steps clients take, found "
+                f"local_epochs, with which that depends on their data; set --local-steps"
+            )
         for name, value in method.needs.items():
             if (found := getattr(self, name)) != value:
                 raise UserError(

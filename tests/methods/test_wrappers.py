@@ -72,6 +72,7 @@ def test_no_hook_or_attribute_is_forgotten():
         "origin",
         "block_safe",
         "bounds_uploads",
+        "measures_uploads",
         "hands_on",
         "lasting",
         "released",
