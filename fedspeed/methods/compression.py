@@ -183,7 +183,7 @@ class Quantise(Wrapper):
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         up, kept = super().upload(xK, down, client, run)
-        number = iter(range(len(list(leaves(up)))))  # a vector keeps its place, and so its stream
+        number = iter(range(len(list(leaves(up)))))
 
         def rounded(v: Vec) -> Vec:
             k = next(number)

@@ -45,9 +45,9 @@ class FedMoSWA(Method):
         5            m = m + gamma mean_S (c_i^+ - m)             over the REPLIES, not over all clients
 
     Variates and m start at 0, so round 1 is FedSWA. It is not SCAFFOLD for any gamma: that sends c_i^+ - c_i.
-    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) runs update_scafplus for its flag MoFedSWA: a constant
-    rate (rho = 1), alpha = 1, gamma = 0.4 whatever is asked, and m = mean_S c_i^+ in round 1. Its update_FedMoSWA, whose
-    rate falls to 0, is not called.
+    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) runs update_scafplus for its flag MoFedSWA: a
+    constant rate (rho = 1), alpha = 1, gamma = 0.4 whatever is asked, and m = mean_S c_i^+ in round 1. Its
+    update_FedMoSWA, whose rate falls to 0, is not called.
 
     Args:
         rho: where the rate ends within a round, as a part of eta_l.

@@ -54,12 +54,12 @@ class Wrapper(Method):
                 f"{type(self).__name__}: base must be a method such as FedAvg(), got {self.base!r}; a name of one is "
                 f"understood in TOML and by --set method.base=NAME"
             )
-        for inside in nested(self.base):
-            if type(self).upload is not Wrapper.upload:
+        if any(getattr(type(self), hook) is not getattr(Wrapper, hook) for hook in ("upload", "received")):
+            for inside in nested(self.base):
                 self.refuse_around(inside)
 
     def refuse_around(self, inside: Method) -> None:
-        """Raise if a method inside needs its uploads as they are; called for wrappers that write `upload`."""
+        """Raise if a method inside needs uploads as they are; called for wrappers that write `upload` or `received`."""
         name, own, why = type(inside).__name__, type(self).__name__, ""
         if inside.bounds_uploads:
             why = "whose bound on uploads it would undo"

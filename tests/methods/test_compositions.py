@@ -183,6 +183,15 @@ def test_what_cannot_be_right_is_refused_in_one_line(words, told, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("hook", ["upload", "received"])
+def test_a_wrapper_of_the_users_stands_inside_dp(hook):
+    """`received` around DP would be given the mean without noise."""
+    own = dataclass(frozen=True)(type("Own", (Wrapper,), {hook: lambda self, *given: getattr(self.base, hook)(*given)}))
+    with pytest.raises(UserError, match=r"Own: expected DP around it, .* write \+own\+dp"):
+        own(DP(FedAvg()))
+    assert DP(own(FedAvg())).clip == 1.0
+
+
 def test_what_is_right_is_not_refused():
     for table in (
         {"name": "fedexp", "base": {"name": "topk", "base": {"name": "clip", "base": "scaffold"}}},
