@@ -12,6 +12,7 @@ from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.methods import FedADMM, FedAvg, FedCM, FedDyn, FedProx, FedSMOO, FedSpeed, MoFedSAM, Scaffold
 from fedspeed.plan import Plan
+from fedspeed.sampling import batch_order, key
 from fedspeed.server import simulate
 
 
@@ -111,3 +112,23 @@ def test_weight_decay_outside_the_mix_is_inflated(method):
 def test_weight_decay_elsewhere_does_not_depend_on_the_option(method):
     for outside in (False, True):
         np.testing.assert_allclose(fixed_point(method, outside, 0.05), 1 / 1.05, atol=1e-6)
+
+
+def test_fedmoswa_as_its_flag_runs_it():
+    """update_scafplus of the authors' file, in NumPy: a constant rate, c_i over K lr, the mean itself, 0.4."""
+    method = released(method="fedmoswa").method
+    problem = Softmax(equal=8)
+    plan = Plan(rounds=3, active=4, local_steps=3, batch_size=4, lr=0.1, lr_decay=1.0, weight_decay=1e-3)
+    rows = problem.arrays()[2]
+    with package(problem, method, plan) as run:
+        x, m, c = run.x.numpy().copy(), np.zeros(12), np.zeros((7, 12))
+        for t, record in enumerate(run):
+            ends = []
+            for i in record.cohort:
+                v = x.copy()
+                for batch in batch_order(8, 4, 3, key(plan.seed, "batches", t, i)):
+                    v = v - 0.1 * (problem.gradient(rows[i][batch], v) + 1e-3 * v + m - c[i])
+                c[i] = (x - v) / (3 * 0.1) + c[i] - m
+                ends.append(v)
+            x, m = np.mean(ends, 0), m + 0.4 * np.mean(c[record.cohort] - m, 0)
+            np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-12)
