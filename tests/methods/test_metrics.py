@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,20 @@ import torch
 from federations import Softmax
 from watching import Rounds
 
-from fedspeed import Config, FedInit, Method, Record, UserError, param, run_config, simulate
+from fedspeed import (
+    Config,
+    FedDyn,
+    FedInit,
+    FedSpeed,
+    Method,
+    Record,
+    Scaffold,
+    UserError,
+    load_data,
+    param,
+    run_config,
+    simulate,
+)
 from fedspeed.cli import main
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
@@ -338,3 +352,25 @@ class Choosy(Says):
 
     def metrics(self, server, mean, round):
         return {}
+
+
+@pytest.mark.parametrize("method", [FedSpeed(), FedDyn(), Scaffold(), FedInit(FedSpeed())])
+def test_norms_of_x_and_of_the_running_mean_are_recorded(method):
+    """H is the mean over all clients of what each keeps: summed here from the clients' own states."""
+    data = load_data("digits", split="iid", clients=6)
+    run = simulate(method, "linear", data, rounds=3, active=2, local_steps=2, batch_size=10, backend="serial")
+    records = list(run)
+    field = method.running_mean[0]
+    kept = [attrgetter(field)(run.client_state(i)).double() for i in range(6)]
+    expected = float((sum(kept) / 6).norm())
+    name = {"h": "H_norm", "c": "c_norm"}[field.rpartition(".")[2]]
+    assert records[-1].metrics.keys() == {"x_norm", name}
+    assert records[-1].metrics[name] == pytest.approx(expected, rel=1e-5)
+    assert records[-1].metrics["x_norm"] == pytest.approx(float(run.server.x.norm()), rel=1e-12)
+    assert all(r.metrics["x_norm"] > 0 for r in records)
+
+
+def test_no_norms_without_a_running_mean():
+    data = load_data("digits", split="iid", clients=6)
+    run = simulate(FedSpeed(server="active"), "linear", data, rounds=1, active=2, local_steps=1, backend="serial")
+    assert next(iter(run)).metrics == {}
