@@ -13,6 +13,7 @@ from fedspeed.cli import data as command
 from fedspeed.cli import main
 from fedspeed.data import DATASETS
 from fedspeed.data.partition import SPLITS
+from fedspeed.data.samples import Samples
 from fedspeed.report.splits import bubbles, heat_map
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -110,10 +111,8 @@ def test_figures_of_large_splits(tmp_path: Path) -> None:
 
 def test_a_published_copy_is_kept_for_later_commands(tmp_path, monkeypatch, capsys) -> None:
     """Only a whole set: a part, or a set with options, stays where it is."""
-    from fedspeed.data import registry, samples
-
-    made = samples.Samples("cifar10", *(np.zeros(s, np.uint8) for s in ((4, 3, 32, 32), (4,), (2, 3, 32, 32), (2,))))
-    monkeypatch.setitem(registry.DATASETS, "cifar10", lambda data_dir=None, progress=None, part=False: made)
+    made = Samples("cifar10", *(np.zeros(s, np.uint8) for s in ((4, 3, 32, 32), (4,), (2, 3, 32, 32), (2,))))
+    monkeypatch.setattr("fedspeed.data.read", lambda name, **options: made)
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
     assert main(["data", "fetch", "cifar10", "--data-dir", str(tmp_path), "--set", "part=true"]) == 0
     assert not (tmp_path / "cache" / "cifar10").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,11 +35,12 @@ from fedspeed.methods import METHODS
 from fedspeed.metrics import merged, reports
 from fedspeed.record import MOST
 from fedspeed.report.difference import differences
+from fedspeed.rerun import unlike
 from fedspeed.run import resume
 from fedspeed.verify import verify
 
 FILE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from fedspeed import Method
 
@@ -304,7 +305,7 @@ def test_a_method_without_the_hooks_is_not_asked(cls, monkeypatch):
         monkeypatch.setattr(Method, hook, None)  # a call would fail
     problem = Softmax()
     (record,) = simulate(cls(), problem.model(), problem.federated(), rounds=1, active=7, local_steps=1, batch_size=2)
-    assert "metrics" not in record.to_dict()
+    assert record.to_dict().get("metrics", {}).keys() <= {"x_norm", "H_norm", "c_norm"}  # the engine's
 
 
 # --- a client that raises in a block ---
@@ -374,3 +375,16 @@ def test_no_norms_without_a_running_mean():
     data = load_data("digits", split="iid", clients=6)
     run = simulate(FedSpeed(server="active"), "linear", data, rounds=1, active=2, local_steps=1, backend="serial")
     assert next(iter(run)).metrics == {}
+
+
+def test_a_run_that_is_older_than_the_norms_is_verified(tmp_path):
+    """Its records lack them, and nothing else is forgiven."""
+    out = tmp_path / "run"
+    run_config(Config.from_dict({"method": "fedspeed", "model": "linear", "rounds": 2, "clients": 6, "active": 2,
+                                 "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
+    new = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    again, before = Record.from_dict(new[0]), Record.from_dict({k: v for k, v in new[0].items() if k != "metrics"})
+    assert unlike(again, before) == []
+    assert unlike(again, again) == []
+    (wrong,) = unlike(again, replace(again, metrics={**again.metrics, "H_norm": 0.0}))
+    assert "metrics" in wrong
