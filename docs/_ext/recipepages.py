@@ -64,7 +64,7 @@ def page(recipe: Recipe) -> str:
     parts += ["No results of it are stored.\n"] * (not done)
     parts += [
         "## Presets\n",
-        "Minutes of the runs that no earlier recipe makes, computed: on two cores, of `paper` presets on the paper's GPU.\n",
+        "Minutes of the runs that no earlier recipe makes, computed; of `paper` presets on a GPU, else on two cores.\n",
     ]
     parts += [marks.table(("preset", "seeds", "minutes"), lines)]
     parts += ["## What is judged\n", "".join(f"- {marks.plain(claim.text)}\n" for claim in recipe.claims)] * bool(
