@@ -51,8 +51,8 @@ class FedADMM(Method):
     participation, where the paper's FedADMM is not. Which rule the paper ran cannot be determined: its released code
     has no FedADMM, and asked for it the first author named the implementation of Gong et al. (issue #8 of
     woodenchild95/FL-Simulator), adding that active duals alone need a decaying server rate and prox coefficient. So
-    say the variant next to a result. Under full participation `wang` and `active` equal FedDyn and FedSpeed(rho=0); `active` is always
-    FedSpeed(rho=0, server="active").
+    say the variant next to a result. Under full participation `wang` and `active` equal FedDyn and FedSpeed(rho=0);
+    `active` is always FedSpeed(rho=0, server="active").
 
     Args:
         lam: penalty parameter, 1/w of the FedSpeed paper's prox weight w.

@@ -127,7 +127,7 @@ OTHER_CODE = {"fedwmsam", "fedswa", "fedmoswa"}  # values of their own authors' 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_that_nobody_released_is_refused(name):
+def test_a_method_without_released_values_is_refused(name):
     for table in (name, {"name": "topk", "base": name}):
         if name in IN_THEIR_CODE | OTHER_CODE:
             released(method=table, clients=20)
