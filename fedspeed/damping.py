@@ -110,8 +110,9 @@ def warning(method: Method, plan: Plan, sizes: Sequence[int]) -> str:
     field = WEIGHTS[method.name]
     value = found.critical if field == "alpha" else 1 / found.critical
     return (
-        f"{type(method).__name__}: expected a damping ratio of H near 1, found {found.ratio:.2g} (memory "
-        f"{found.memory:,.0f} rounds of {plan.rounds:,}; ||x|| may fall until round {found.zero:,} and rise again); "
+        f"{type(method).__name__}: expected a damping ratio of H near 1, found {found.ratio:.2g} "
+        f"(memory {found.memory:,.0f} rounds of {plan.rounds:,}; x may swing past where it settles from round "
+        f"{found.zero:,} on); "
         f"--set method.{field}={value:.2g} is critical"
     )
 
