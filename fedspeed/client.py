@@ -200,7 +200,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     flat.model.train()
     k = 0
     try:
-        rates = hooks.rates(steps)
+        rates = hooks.rates(work.local_steps(len(rows)), steps)  # a straggler follows the plan as far as it comes
         x = hooks.start(down, client).clone()
         for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)

@@ -18,7 +18,7 @@ from .files import refuse_depth
 from .method import Method
 from .methods import FedSpeed, build
 from .plan import OURS_TO_SAY, Plan, course, federation, local_work
-from .presets import PRESETS, RELEASED, paper_decay, released
+from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
 from .stretches import Until, classes, moved, overlay, read_until
 from .usercode import file_of, read_code
@@ -49,11 +49,8 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
         raise unknown("preset", str(preset), PRESETS)
     if preset == "paper":
         return {"lr_decay": 0.0, **given}
-    split = given.get("split", Config.split)
-    if isinstance(split, str) and split.startswith("dirichlet:"):
-        split = split.replace("dirichlet:", "dirichlet-refill:")
-    given["method"] = released(_table(given.get("method", "fedspeed"), "method"))
-    return {**RELEASED, **given, "split": split}
+    tables = {key: _table(given.get(key, name), key) for key, name in TABLES.items()}
+    return as_released(given, tables, given.get("split", Config.split))
 
 
 @dataclass(frozen=True)

@@ -85,19 +85,20 @@ class Hooks:
         self._vector("direction", direction, tuple(x.shape))
         return direction
 
-    def rates(self, K: int) -> list[float]:
-        """What the rate of each of K steps is multiplied with."""
+    def rates(self, K: int, done: int) -> list[float]:
+        """Return what the rate of each step is multiplied with: of the first `done` of K planned steps."""
         if "rate" not in self.reporting:
-            return [1.0] * K
+            return [1.0] * done
         with self._untouched("rate"):
-            told = [self.method.rate(k, K) for k in range(K)]
+            told = [self.method.rate(k, K) for k in range(done)]
         found = [number(rate) for rate in told]
         good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
-        if len(good) < K:
+        if len(good) < done:
             k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
             raise self._error("rate", f"must return a number >= 0, found {kind(told[k])} in step {k} of {K}")
         if not any(good):
-            raise self._error("rate", f"must not be 0 in all of a round's {K} steps")
+            steps = f"a round's {K} steps" if done == K else f"the {done} of {K} steps that a straggler takes"
+            raise self._error("rate", f"must not be 0 in all of {steps}")
         return good
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:

@@ -7,9 +7,21 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+HOW = {
+    "run": "the effect was measured by us",
+    "read": "the code was read, not run",
+    "said": "an author said so, here in our words; no code shows it",
+    "paper": "the paper was read against itself",
+}
+"""What an entry rests on."""
+
 
 class Entry(NamedTuple):
-    """One difference: what is printed, what code does and where, what is here, what it does to results."""
+    """One difference: what is printed, what code does and where, what is here, what it does to results.
+
+    An entry on what an author said has an issue's number in place of commit and file; one on the paper alone has a
+    place in it, and no repository.
+    """
 
     method: str
     title: str
@@ -21,21 +33,23 @@ class Entry(NamedTuple):
     at: str
     here: str
     effect: str
-    how: str  # "run": the effect was measured by us; "read": the code was read, not run
+    how: str  # a key of HOW
     command: str = ""
 
     @property
     def place(self) -> str:
-        """Where the code is."""
+        """Where the code, the statement or the number is."""
+        if self.how in ("said", "paper"):
+            return ", ".join(part for part in (self.repository, self.at) if part)
         return f"{self.repository}@{self.commit}, {self.file}: {self.at}"
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """What is said, by what it is about."""
-        how = "the effect was measured by us" if self.how == "run" else "the code was read, not run"
+        other = {"said": "author", "paper": "found"}.get(self.how, "code")
         again = [("again", self.command)] if self.command else []
-        return [("paper", self.paper), ("code", f"{self.code} ({self.place})"), ("here", self.here),
-                ("effect", self.effect), ("how", f"{self.how}: {how}"), *again]  # fmt: skip
+        return [("paper", self.paper), (other, f"{self.code} ({self.place})"), ("here", self.here),
+                ("effect", self.effect), ("how", f"{self.how}: {HOW[self.how]}"), *again]  # fmt: skip
 
 
 @cache
@@ -59,9 +73,10 @@ HEAD = """\
 # Errata: where papers and code differ
 
 Per method what its paper prints, what public code does, with repository, commit and place, what this package does, and
-what the difference does to results. Every entry says whether it was **run** (the effect was measured by us) or
-**read**. It is no list of blame: published numbers may come from other versions of the code than the one that was read,
-code may have been corrected since, and we misread things too; tell us, and the entry changes.
+what the difference does to results. Every entry says whether it was **run** (the effect was measured by us), **read**
+in code, **said** by an author (in our words, with the issue), or found in the **paper** alone. It is no list of blame:
+published numbers may come from other versions of the code than the one that was read, code may have been corrected
+since, and we misread things too; tell us, and the entry changes.
 
 `fedspeed methods fedspeed --errata` prints one method's entries; [audit](audit.md) finds such things in code of yours;
 the errata of the FedSpeed paper's analysis are in [theory](theory.md).

@@ -116,9 +116,11 @@ class Method(Params):
     block_safe: ClassVar[bool] = False  # True: hooks also take a (clients, d) block; a class says so for itself alone
     released: ClassVar[Mapping[str, Any]] = {}  # fields that the authors' code sets otherwise: `--preset released`
     bounds_uploads: ClassVar[bool] = False  # uploads have at most some norm: no wrapper around it may change them
+    measures_uploads: ClassVar[bool] = False  # sends numbers about its vectors: no wrapper around it may change them
     lasting: ClassVar[Collection[str]] = ()  # fields that no fork may change: what is told counts all rounds together
     hands_on: ClassVar[Collection[str]] = ()  # hooks that a wrapper writes only to call its base's
     reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
+    reads_K: ClassVar[bool] = False  # `update` depends on how many steps the clients took: on K or lr_sum of `Round`
     family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped
 
     @property
@@ -135,6 +137,12 @@ class Method(Params):
     def running_mean(self) -> tuple[str, str] | None:
         """(field of the client, field of the server that is its mean over ALL clients), which `verify` then checks."""
         return None
+
+    @property
+    def numbers(self) -> Collection[str]:
+        """Name the fields of `Up` that are numbers about the work ("a", in a tuple inside it "base.a") and not vectors
+        of the model: wrappers change vectors only."""
+        return ()
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -163,7 +171,8 @@ class Method(Params):
         raise NotImplementedError
 
     def rate(self, k: int, K: int) -> float:
-        """What the local rate is multiplied with in step k = 0..K-1 of a round, weight decay included."""
+        """What the local rate is multiplied with in step k = 0..K-1 of a round, weight decay included. K is the planned
+        number of steps: a straggler takes the first of them at these rates."""
         return 1.0
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:

@@ -216,16 +216,31 @@ class Plan(Params):
 
     def require(self, method: Method) -> None:
         """Raise unless this is a plan with which the method is what it says."""
-        if self.tracks and any(each.bounds_uploads for each in nested(method)):
-            raise UserError(
-                f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
-                f"the server as they are; --batch-norm group"
-            )
+        if any(each.bounds_uploads for each in nested(method)):
+            self._require_bounded(method)
         for name, value in method.needs.items():
             if (found := getattr(self, name)) != value:
                 raise UserError(
                     f"{method.label}: needs {name} = {value}, got {found}; --{name.replace('_', '-')} {value}"
                 )
+
+    def _require_bounded(self, method: Method) -> None:
+        """Raise if anything but the uploads whose length a method bounds would carry clients' data out."""
+        if self.tracks:
+            raise UserError(
+                f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
+                f"the server as they are; --batch-norm group"
+            )
+        if method.reads_K and not self.local_steps:
+            raise UserError(
+                f"{method.label}: expected local_steps, since its server reads how many steps clients take, found "
+                f"local_epochs, with which that depends on their data; set --local-steps"
+            )
+        if self.stop_at.startswith("train_loss"):
+            raise UserError(
+                f"{method.label}: bounds what clients send, got stop_at {self.stop_at}, a loss on their data that is "
+                f"not bounded; stop at a score on the test set"
+            )
 
     def earlier(self, t: int) -> Config | None:
         """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""

@@ -4,41 +4,86 @@ from __future__ import annotations
 
 from typing import Any
 
+from .errors import UserError
 from .method import Method, nested
 from .methods import (
+    METHODS,
     AFedPD,
     AFedPDSAM,
+    FedAdam,
     FedADMM,
+    FedAvg,
+    FedCM,
     FedDyn,
+    FedGamma,
     FedGloSS,
     FedLESAMD,
     FedPD,
+    FedProx,
+    FedSAM,
     FedSMOO,
     FedSpeed,
     FedTOGA,
+    MoFedSAM,
+    Scaffold,
     Wrapper,
     class_of,
 )
 
 PRESETS = ("paper", "released")
-"""`paper` gives each method the paper's own learning-rate decay; `released` is what the authors' code does where it
-differs (docs/released.md), beside what a method's class says in `released`."""
+"""`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
+where it differs (docs/released.md), beside what the class of a method says in `released` of its own authors' code."""
 
 RELEASED: dict[str, Any] = {
     "cohort": "bernoulli",
     "clip": 10.0,
     "clip_mode": "released",
     "decay_outside_mix": True,
-    "augment": "released",
     "lr_decay": 0.998,
+    "eval_every": 1,
 }
+"""What their code does to every run, whatever the data."""
+
+THEIR_METHODS = (FedAvg, FedProx, FedAdam, Scaffold, FedDyn, FedCM, FedSAM, MoFedSAM, FedGamma, FedSpeed, FedSMOO)
+"""The methods of their code, woodenchild95/FL-Simulator: the choices of `--method` in its train.py."""
+
+THEIR_DATA = ("cifar10", "cifar100", "tinyimagenet")
+"""The data of the paper that their code loads; its augmentation is not defined for other data."""
 
 SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, AFedPD, AFedPDSAM, FedGloSS, FedTOGA, FedLESAMD)
 """Methods with a prox term and a dual, for which the paper takes a slower decay."""
 
 
+def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split: Any) -> dict[str, Any]:
+    """Put what their code does under what is given.
+
+    Args:
+        given: the keys of a config, as the user gave them.
+        tables: the tables `method`, `model` and `data` of it, those that were not given by their default names.
+        split: its split, or the usual one; `dirichlet:A`, and `iid` on CIFAR-10, are read as their code deals them.
+    """
+    model, data = tables["model"], tables["data"]["name"]
+    if model["name"] == "resnet18_gn" and model.get("trim") is True:  # else the clip sees a smaller norm than theirs
+        model = {"keep_norm": True, **model}
+    augment = {"augment": "released"} if data in THEIR_DATA else {}
+    method = released(tables["method"])
+    return {**RELEASED, **augment, **given, "method": method, "model": model, "split": _dealt(split, data)}
+
+
+def _dealt(split: Any, data: str) -> Any:
+    """Return the split that their code makes of a name; whatever else stands there is left as it is."""
+    if not isinstance(split, str):
+        return split
+    if split.strip() == "iid" and data == "cifar10":  # CIFAR-100 is dealt class by class there: `iid` as it is
+        return "iid-random"
+    return split.replace("dirichlet:", "dirichlet-refill:") if split.startswith("dirichlet:") else split
+
+
 def released(table: dict[str, Any]) -> dict[str, Any]:
-    """A method's table with what its authors' code sets, where nothing is given; of methods inside it, too.
+    """Return a method's table with what its authors' code sets, where nothing is given; of methods inside it, too.
+
+    A method of this package that is not in the code of FedSpeed's authors and has no values of its own authors' code
+    is refused. Wrappers and a user's methods are taken as they are.
 
     Example:
         >>> released({"name": "topk", "base": "fedadam"})
@@ -47,7 +92,13 @@ def released(table: dict[str, Any]) -> dict[str, Any]:
     base = table.get("base")
     found: Any = {"name": base} if isinstance(base, str) else base
     inner = {"base": released(found)} if _names(base) else {}
-    return {**class_of(table)[0].released, **table, **inner}
+    cls = class_of(table)[0]
+    if METHODS.get(table["name"]) is cls and cls not in THEIR_METHODS and not cls.released:
+        raise UserError(
+            f"preset released: expected a method of the authors' code, found {table['name']}; leave the preset out "
+            f"and give the options it stands for (docs/released.md)"
+        )
+    return {**cls.released, **table, **inner}
 
 
 def _names(base: Any) -> bool:

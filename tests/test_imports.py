@@ -300,7 +300,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "vec",
     },
     "compat": set(),
-    "presets": {"method", "methods"},
+    "presets": {"errors", "method", "methods"},
     "schedule": {"errors", "method"},
     "cures": {"plan"},
     "damping": {"errors", "method", "methods", "plan", "presets"},

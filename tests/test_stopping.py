@@ -424,3 +424,36 @@ def test_an_odd_summary_does_not_stand_for_a_stopped_run(tmp_path):
     run = made_run(tmp_path / "a", status="stopped: so", summary={"stopped": STOPPED})
     assert stopping.over(run, plan) is not None
     assert stopping.over(run, SimpleNamespace(**{**plan.fields(), "stop_at": "accuracy=0.7"})) is None
+
+
+# --- a mean of scores ---
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_goal_on_a_mean_is_what_a_naive_search_finds(seed):
+    """It waits for as many scores, counts scored rounds only, and a first score beyond the goal does not stop it."""
+    numbers = random.Random(seed)
+    every, of = numbers.choice([1, 2, 5]), numbers.choice([2, 3, 5])
+    scores = [numbers.uniform(0.0, 0.02 * t) for t in range(1, 61)]
+    records = [record(t, s if t % every == 0 else None, 9.0) for t, s in enumerate(scores, 1)]
+    scored = [(t, s) for t, s in enumerate(scores, 1) if t % every == 0]
+    windows = [(scored[i][0], [s for _, s in scored[i - of + 1 : i + 1]]) for i in range(of - 1, len(scored))]
+    truth = next((t for t, last in windows if sum(last) / of >= 0.4), 0)
+    assert where(Plan(stop_at=f"accuracy=0.4,mean={of}", eval_every=every, rounds=60), records) == truth
+
+
+def test_a_goal_on_a_mean_in_words():
+    stopped = Stopping(Plan(stop_at="accuracy=0.5,mean=2"))
+    for t, accuracy in enumerate((0.6, 0.3, 0.5, 0.5), 1):
+        assert not stopped.fired
+        stopped.see(record(t, accuracy))
+    assert stopped.status == "stopped: mean of 2 scores of accuracy 0.5 >= 0.5 in round 4"
+    assert goal_text("accuracy = 0.5, mean = 1") == "accuracy=0.5"
+
+
+@pytest.mark.parametrize(
+    "given", ["accuracy=0.5,mean=0", "accuracy=0.5,mean=x", "accuracy=0.5,median=3", "accuracy=0.5,"]
+)
+def test_a_goal_on_a_mean_that_is_none(given):
+    with pytest.raises(UserError, match=r"accuracy=0\.8,mean=5: the mean of five scores"):
+        goal_text(given)

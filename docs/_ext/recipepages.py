@@ -7,6 +7,7 @@ from pathlib import Path
 
 import marks
 
+from fedspeed.reproduce.minutes import minutes
 from fedspeed.reproduce.recipes import SUITE, Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def page(recipe: Recipe) -> str:
     done = [preset for preset in presets() if (RESULTS / preset / f"{name}.md").exists()]
     lines = [
         (f"[`{preset}`](../results/{preset}/{name}.md)" if preset in done else f"`{preset}`", str(how.seeds),
-         f"{how.minutes:g}" if how.minutes else "")
+         f"{took:.2g}" if (took := minutes(recipe, preset)) else "")
         for preset, how in recipe.presets.items()
     ]  # fmt: skip
     parts = [
@@ -63,7 +64,7 @@ def page(recipe: Recipe) -> str:
     parts += ["No results of it are stored.\n"] * (not done)
     parts += [
         "## Presets\n",
-        "Minutes on two cores, or by the paper's own seconds per round where so marked in the recipe.\n",
+        "Minutes of the runs that no earlier recipe makes, computed; of `paper` presets on a GPU, else on two cores.\n",
     ]
     parts += [marks.table(("preset", "seeds", "minutes"), lines)]
     parts += ["## What is judged\n", "".join(f"- {marks.plain(claim.text)}\n" for claim in recipe.claims)] * bool(

@@ -17,7 +17,7 @@ from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
 from ..schedule import shared
 from ..stopping import goal_accuracy
-from . import methodtext, options, several
+from . import methodtext, options, presetline, several
 from .methods import grouped
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         tables, groups = by_cost(tables)
         if show:
             _show_groups(groups, console)
+    if show:
+        presetline.tell_presets(console, tables)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 EPILOG = """\
 Runs that are done are not made again: they are known by config, data and the version of the results, and kept in
 OUT/runs.jsonl.gz. A command that was stopped, or killed, continues where it stopped. Nothing is downloaded: cells whose
-data are not on this machine print `not run: data unavailable` (see `fedspeed data fetch`), and a page that has numbers
-for them stays as it is.
+data are not on this machine are not run (`fedspeed data fetch NAME` gets them), and a page that has numbers for them
+stays as it is.
 
 examples:
   fedspeed reproduce list
@@ -109,6 +109,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
             continue
         render(work, recipe, sheet, verdicts)
         told.append(_shown(sheet, verdicts, out, console.width if console.is_terminal else 10_000))
+    for name in _absent(work, chosen):
+        told.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
     if page := write_progress(work):
         told.append(f"runs are under way: {page}")
     if index(work) is None:
@@ -117,6 +119,13 @@ def main(args: argparse.Namespace, console: Console) -> int:
         told.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
         console.print("\n" + "\n\n".join(told), markup=False, no_wrap=True, overflow="ignore", crop=False)
     return 0
+
+
+def _absent(work: Reproduction, chosen: list[Recipe]) -> list[str]:
+    """Return the data sets that runs of these recipes need and this machine does not have."""
+    cells = [cell for recipe in chosen if recipe.kind == "runs" for cell in recipe.cells(work.preset)]
+    names = dict.fromkeys(cell.tables["data"]["name"] for cell in cells)
+    return [name for name in names if not work.available(name)]
 
 
 def _check_selection(chosen: list[Recipe], args: argparse.Namespace) -> None:
@@ -230,13 +239,24 @@ def _cpu(result: Any) -> str:
 def _list(console: Console) -> None:
     from rich.table import Table
 
+    from ..reproduce.minutes import minutes
     from ..reproduce.recipes import recipes
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
-        scales = ", ".join(f"{name} {preset.minutes:g}" for name, preset in recipe.presets.items())
+        scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
     console.print("\nnext: fedspeed reproduce table7 --preset smoke")
+
+
+def _told(minutes: float) -> str:
+    """Return minutes with two digits.
+
+    Example:
+        >>> _told(0.123), _told(1234.0)
+        ('0.12', '1200')
+    """
+    return f"{float(f'{minutes:.2g}'):g}"

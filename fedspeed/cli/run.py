@@ -16,7 +16,7 @@ from ..run import resume, run_config
 from ..runconfig import placement, read_config, same_run, trusted
 from ..rundir import RunDir
 from ..stopping import over
-from . import methodtext, options
+from . import methodtext, options, presetline
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run one config, or continue the run in the folder."""
-    config = Config.from_dict(options.tables(args))
+    tables = options.tables(args)
+    config = Config.from_dict(tables)
     out = options.output_folder(args, f"{config.method.label}-{config.data.label}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
@@ -60,6 +61,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"`fedspeed resume {out}`"
         )
     show = not (args.quiet or args.json)
+    if show and (line := presetline.preset_line(tables)):
+        console.print(line)
     if going_on and show:
         tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:

@@ -12,7 +12,7 @@ from ..environment import cores
 from ..errors import UserError
 from ..points import Point, points_of
 from ..sweeps import MOST_RUNS, outcome, plan, tasks_of
-from . import methodtext, options, several
+from . import methodtext, options, presetline, several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +67,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     planned = plan(base, given, seeds, out, overwrite=args.overwrite, log=args.log)
     tasks = tasks_of(planned)
     if show:
+        presetline.tell_presets(console, [("all points", base)])
         jobs = min(args.jobs or cores(), len(tasks))
         side = f", {jobs} side by side" if jobs > 1 else ""
         console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")

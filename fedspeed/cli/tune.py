@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..tuning import FIRST
 from ..tuning.strategies import STRATEGIES
-from . import options, several
+from . import options, presetline, several
 from .compare import base_tables, expand
 from .methodtext import parse_method
 
@@ -74,13 +74,15 @@ def main(args: argparse.Namespace, console: Console) -> int:
     _refuse(args)
     show = not (args.quiet or args.json)
     base = base_tables(args)
-    texts = [text for text, _ in expand(args.methods, base, console if show else None)]
+    tables = expand(args.methods, base, console if show else None)
+    texts = [text for text, _ in tables]
     if len(set(texts)) < len(texts):
         twice = next(text for text in texts if texts.count(text) > 1)
         raise UserError(f"tune: expected every method once, got {twice} twice; leave one out")
     out = Path(args.out or "runs") if args.dry_run else options.output_folder(args, "tune")
     tuning = _tuning(args, base, texts, out)
     if show:
+        presetline.tell_presets(console, tables)
         _tell_plan(tuning, console)
     if args.dry_run:
         if args.json:

@@ -73,7 +73,7 @@ class Block:
         oracle.begin()
         work.flat.model.train()
         try:
-            rates = work.hooks.rates(K)
+            rates = work.hooks.rates(work.local_steps(n), K)
             start = hooks.start(down, client)
             x = start.expand(len(jobs), start.shape[-1]).clone()
             for k, positions in enumerate(batch_orders(n, work.plan.batch_size, K, keys), 1):

@@ -159,7 +159,7 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
     most = MOST_GRADIENTS * expected["K"]
     if facts["drift"] < 0 or not 0 <= facts["grad_evals"] <= most:
         raise Refused("malformed", f"expected a drift of at least 0 and grad_evals in 0..{most}")
-    mean_rate = _mean_rate(work.at(job.t), expected["K"])
+    mean_rate = _mean_rate(work.at(job.t), n, expected["K"])
     if not math.isclose(facts["mean_rate"], mean_rate, rel_tol=1e-9):
         raise Refused("malformed", f"expected mean_rate = {mean_rate:g}, found {facts['mean_rate']:g}")
     metrics = _metrics(content["metrics"], taken if "client_metrics" in work.hooks.reporting else None)
@@ -254,8 +254,8 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _mean_rate(work: Work, K: int) -> float:
-    return sum(work.hooks.rates(K)) / K if "rate" in work.hooks.reporting else 1.0
+def _mean_rate(work: Work, n: int, K: int) -> float:
+    return sum(work.hooks.rates(work.local_steps(n), K)) / K if "rate" in work.hooks.reporting else 1.0
 
 
 def _metrics(told: Any, taken: Collection[str] | None) -> dict[str, float]:

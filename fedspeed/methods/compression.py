@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..method import Grad, Local, Nothing, Round
 from ..params import param
-from .wrappers import Wrapper, drawn, leaves, mapped, rebuilt
+from .wrappers import Wrapper, drawn, leaves, mapped, named, rebuilt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +21,25 @@ class Client(NamedTuple):
     base: Any  # what the base method keeps
 
 
+def _bytes(up: Any, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
+    """Return the bytes of an upload: each(d, bytes of a number) per vector, and its numbers as they are."""
+    vectors = sum(each(v.shape[-1], v.element_size()) for v in leaves(up, numbers))
+    return vectors + sum(v.numel() * v.element_size() for name, v in named(up) if name in numbers)
+
+
+def _numbers(data: bytes, like: Any, numbers: Collection[str]) -> tuple[Any, bytes]:
+    """Return an upload with its numbers, which stand first in its bytes, and the bytes that are left."""
+    import numpy as np
+
+    def one(v: Vec) -> Vec:
+        nonlocal data
+        values = np.frombuffer(data, v.cpu().numpy().dtype, v.numel())
+        data = data[v.numel() * v.element_size() :]
+        return v.new_tensor(values)
+
+    return mapped(one, like, keep=[name for name, _ in named(like) if name not in numbers]), data
+
+
 @dataclass(frozen=True)
 class TopK(Wrapper):
     """Of every vector that `base` sends only the entries that are largest in size; what is left out is sent later.
@@ -30,6 +49,7 @@ class TopK(Wrapper):
         3  e_i = v - what was sent
 
     Without feedback line 1 has no e_i: what is small in every round is then never sent, and training stalls.
+    Numbers about the work that `base` sends beside vectors (FedNova's K_i) are sent as they are.
     Bytes are those of `encode`: the values, and where they are as numbers of 4 bytes or one bit per entry.
 
     Args:
@@ -74,10 +94,10 @@ class TopK(Wrapper):
     def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
         up, kept = super().upload(xK, down, client.base, run)
         if not self.feedback:
-            return mapped(self.largest, up), Client(client.error, kept)
-        up = mapped(lambda u, e: u + e, up, client.error)  # line 1
-        sent = mapped(self.largest, up)  # line 2
-        return sent, Client(mapped(lambda v, s: v - s, up, sent), kept)  # line 3
+            return self.on_vectors(self.largest, up), Client(client.error, kept)
+        up = self.on_vectors(lambda u, e: u + e, up, client.error)  # line 1
+        sent = self.on_vectors(self.largest, up)  # line 2
+        return sent, Client(self.on_vectors(lambda e, v, s: v - s, client.error, up, sent), kept)  # line 3
 
     def settle(self, client: Client, mean: Any, round: Round) -> Client:
         return Client(client.error, super().settle(client.base, mean, round))
@@ -88,7 +108,7 @@ class TopK(Wrapper):
         return v.new_zeros(v.shape).scatter_(-1, at, v.gather(-1, at))
 
     def sent(self, up: Any) -> int:
-        return sum(self._bytes(v.shape[-1], v.element_size()) for v in leaves(up))
+        return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         k = self.size(d)
@@ -98,8 +118,8 @@ class TopK(Wrapper):
         """An upload as bytes, as many as `sent` says."""
         import numpy as np
 
-        parts = []
-        for v in leaves(up):
+        parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
+        for v in leaves(up, self.base.numbers):
             values = v.cpu().numpy()
             k, d = self.size(len(values)), len(values)
             at = np.sort(np.argsort(values == 0, kind="stable")[:k])  # the entries that are not 0, then others
@@ -125,7 +145,8 @@ class TopK(Wrapper):
             data = data[head + k * each :]
             return v.new_zeros(d).scatter_(0, v.new_tensor(at).long(), v.new_tensor(values))
 
-        return mapped(one, like)
+        numbers, data = _numbers(data, like, self.base.numbers)
+        return self.on_vectors(one, numbers)
 
 
 @dataclass(frozen=True)
@@ -135,6 +156,7 @@ class Quantise(Wrapper):
         1  in every piece of `bucket` entries: s = max |v|, a grid of 2^bits - 1 points from -s to s (1 bit: -s, s)
         2  an entry becomes one of its two neighbours on the grid, the nearer the likelier: E[sent] = v
 
+    Numbers about the work that `base` sends beside vectors (FedNova's K_i) are sent as they are.
     Bytes are those of `encode`: one scale per piece, and `bits` bits per entry.
 
     Args:
@@ -168,7 +190,7 @@ class Quantise(Wrapper):
             chance = drawn(v, "random", [(run.seed, "quantise", run.t, i, k) for i in run.clients])
             return rebuilt([self.round(a, b) for a, b in zip(self.pieces(v), self.pieces(chance), strict=True)])
 
-        return mapped(rounded, up), kept
+        return self.on_vectors(rounded, up), kept
 
     def pieces(self, v: Vec) -> Iterator[Vec]:
         """A vector, or the rows of a block, cut up."""
@@ -191,7 +213,7 @@ class Quantise(Wrapper):
         return value
 
     def sent(self, up: Any) -> int:
-        return sum(self._bytes(v.shape[-1], v.element_size()) for v in leaves(up))
+        return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         return -(-d // self.bucket) * each + -(-d * self.bits // 8)
@@ -200,8 +222,8 @@ class Quantise(Wrapper):
         """An upload as bytes, as many as `sent` says."""
         import numpy as np
 
-        parts = []
-        for v in leaves(up):
+        parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
+        for v in leaves(up, self.base.numbers):
             scales = rebuilt([a.abs().amax(-1, keepdim=True) for a in self.pieces(v)])
             codes = rebuilt(
                 [self.coded(a, a.abs().amax(-1, keepdim=True), a.new_full((1,), 0.5)) for a in self.pieces(v)]
@@ -226,4 +248,5 @@ class Quantise(Wrapper):
             data = data[self._bytes(d, each) :]
             return rebuilt([self.value(c, v.new_tensor(s)) for c, s in zip(self.pieces(codes), scales, strict=True)])
 
-        return mapped(one, like)
+        numbers, data = _numbers(data, like, self.base.numbers)
+        return self.on_vectors(one, numbers)

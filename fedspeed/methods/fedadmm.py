@@ -48,9 +48,11 @@ class FedADMM(Method):
            variant="active":  x^{t+1} = mean_S x_hat_i
 
     `wang` is the algorithm the FedSpeed paper cites. Its server moves by S/N of the step, so it is slow at low
-    participation, where the paper's FedADMM is not; which rule the paper ran cannot be determined, so say the variant
-    next to a result. Under full participation `wang` and `active` equal FedDyn and FedSpeed(rho=0); `active` is always
-    FedSpeed(rho=0, server="active").
+    participation, where the paper's FedADMM is not. Which rule the paper ran cannot be determined: its released code
+    has no FedADMM, and asked for it the first author named the implementation of Gong et al. (issue #8 of
+    woodenchild95/FL-Simulator), adding that active duals alone need a decaying server rate and prox coefficient. So
+    say the variant next to a result. Under full participation `wang` and `active` equal FedDyn and FedSpeed(rho=0);
+    `active` is always FedSpeed(rho=0, server="active").
 
     Args:
         lam: penalty parameter, 1/w of the FedSpeed paper's prox weight w.

@@ -55,6 +55,7 @@ class FedCM(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "momentum"
     reads_gradient_from_D = True
+    reads_K = True
 
     @property
     def mix(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..method import Local, Round, nested
+from ..method import Local, Method, Round, nested
 from ..params import param
 from .fedavg import FedAvg
 from .fedcm import FedCM
@@ -49,6 +49,8 @@ class FedExP(Wrapper):
         5            x^{t+1} = (y^t + y^{t+1}) / 2        is evaluated and stored as the model; y^0 = x^0
 
     Around FedAvg, FedProx, SCAFFOLD, FedCM, their sharpness-aware kin, and wrappers of them; eta_g of `base` is 1.
+    D_i is what is sent: wrappers that change it stand inside (`fedavg+topk+fedexp`), the other order is refused. DP is
+    refused in both orders, since line 2 sends ||D_i||^2 without noise.
     Recovers: eps -> inf: `base`, whose x^t is y^t.
     The released code (Divyansh03/FedExP@56dfaf9, main.py) multiplies eps by S and evaluates y^1 itself in round 1.
 
@@ -68,12 +70,11 @@ class FedExP(Wrapper):
     eps: float = param(1e-3, "[0, inf)", "eps, keeps eta_g small where updates vanish")
     decay: float = param(0.998, "(0, 1]", "the decay of the square root of eps per round")
     hands_on: ClassVar[Collection[str]] = ("received", "settle")
+    measures_uploads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        *around, inner = nested(self.base)
-        if any(isinstance(each, FedExP) for each in around):
-            raise UserError("FedExP: base must not be another FedExP, got one inside; leave one out")
+        *_, inner = nested(self.base)
         if not isinstance(inner, PLAIN) or inner.eta_g != 1:
             found = f"eta_g = {inner.eta_g:g}" if isinstance(inner, PLAIN) else type(inner).__name__
             names = ", ".join(cls.__name__ for cls in PLAIN)
@@ -81,6 +82,21 @@ class FedExP(Wrapper):
                 f"FedExP: base must be a method whose server adds the mean update, with eta_g = 1 (one of {names}), "
                 f"got {found}: FedExP finds the server rate by itself"
             )
+
+    def refuse_around(self, inside: Method) -> None:
+        """Raise for a second FedExP, and for a bound on uploads that would not hold for ||D_i||^2."""
+        if isinstance(inside, FedExP):
+            raise UserError("FedExP: base must not be another FedExP, got one inside; leave one out")
+        if inside.bounds_uploads:
+            name = type(inside).__name__
+            raise UserError(
+                f"FedExP: expected a base without {name}, found one: FedExP sends ||D_i||^2, to which {name} would "
+                f"add no noise; leave one of them out"
+            )
+
+    @property
+    def numbers(self) -> Collection[str]:
+        return ("square", *(f"base.{name}" for name in self.base.numbers))
 
     @property
     def running_mean(self) -> tuple[str, str] | None:

@@ -46,6 +46,9 @@ class FedGloSS(Method):
     The authors' code divides line 4's step of H by the number of active clients once more, runs lines 2 and 3 anew in
     every epoch (theirs have one), and its warm-up of the server's rho does not rise; here both can have one.
 
+    Weighted by samples, S and N count samples and H is the mean of h_i under the weights of the models, so that rho = 0
+    ends at the optimum of the weighted risk; the authors' code sums the duals without weights.
+
     Recovers: rho = 0: FedSpeed(rho=rho_l). rho = rho_l = 0: FedDyn(alpha=1/lam).
 
     Args:

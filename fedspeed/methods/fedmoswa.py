@@ -38,15 +38,16 @@ class FedMoSWA(Method):
     """FedSWA along directions that are corrected by the client's variate and by the federation's momentum.
 
         1  server sends x^t and m to the clients of S^t
-        2  client i, from x_i0 = x^t, for k = 0..K_i-1:   eta_k = eta_l ((1 - k/K_i) + rho k/K_i)
+        2  client i, from x_i0 = x^t, for k = 0..K_i-1:   eta_k = eta_l ((1 - k/K_i) + rho k/K_i), K_i as planned
                x_i,k+1 = x_ik - eta_k (g_i(x_ik) - c_i + m)
-        3  c_i^+ = c_i - m + (x^t - x_iK) / sum_k eta_k
+        3  c_i^+ = c_i - m + (x^t - x_iK) / sum_k eta_k           over the steps that were done: a straggler's are fewer
         4  server:   x^{t+1} = x^t + alpha mean_S D_i,   D_i = x_iK - x^t
         5            m = m + gamma mean_S (c_i^+ - m)             over the REPLIES, not over all clients
 
     Variates and m start at 0, so round 1 is FedSWA. It is not SCAFFOLD for any gamma: that sends c_i^+ - c_i.
-    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) has rho = 0, alpha = 1, gamma = 0.4 whatever is
-    asked, and m = mean_S c_i^+ in round 1.
+    The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) runs update_scafplus for its flag MoFedSWA: a
+    constant rate (rho = 1), alpha = 1, gamma = 0.4 whatever is asked, and m = mean_S c_i^+ in round 1. Its
+    update_FedMoSWA, whose rate falls to 0, is not called.
 
     Args:
         rho: where the rate ends within a round, as a part of eta_l.
@@ -65,7 +66,7 @@ class FedMoSWA(Method):
     alpha: float = param(1.5, "(0, inf)", "alpha, how far the server goes")
     gamma: float = param(0.2, "(0, 1]", "gamma, weight of this round's replies in the momentum")
     family = "control variates"
-    released: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "alpha": 1.0, "gamma": 0.4}
+    released: ClassVar[Mapping[str, Any]] = {"rho": 1.0, "alpha": 1.0, "gamma": 0.4}
     reads_gradient_from_D = True
 
     def init_server(self, x0: Vec) -> Server:

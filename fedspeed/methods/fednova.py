@@ -22,7 +22,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     d: Vec  # (x_iK - x^t) / a_i
-    a: Vec  # a_i = K_i, one element
+    a: Vec  # a_i = K_i, one element: a number about the work
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class FedNova(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "averaging"
     reads_gradient_from_D = True
+    numbers = ("a",)
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0)

@@ -31,10 +31,11 @@ class FedSWA(Method):
     """Stochastic weight averaging in rounds: large steps first, small ones last, and the server extrapolates.
 
         1  server sends x^t to the clients of S^t
-        2  client i, from x_i0 = x^t, for k = 0..K_i-1:   eta_k = eta_l ((1 - k/K_i) + rho k/K_i)
+        2  client i, from x_i0 = x^t, for k = 0..K_i-1:   eta_k = eta_l ((1 - k/K_i) + rho k/K_i), K_i as planned
                x_i,k+1 = x_ik - eta_k g_i(x_ik)
         3  server:   x^{t+1} = x^t + alpha mean_S D_i,   D_i = x_iK - x^t
 
+    A straggler does the first of its K_i steps at these rates, and does not know that it will not do the rest.
     Recovers: rho = 1, alpha = 1: FedAvg.
     The released code (junkangLiu0/FedSWA@0892738, main_FedSWA.py) has rho = 0, alpha = 1, and steps at 2 eta_l.
 

@@ -70,6 +70,7 @@ class FedTOGA(Method):
     family = "primal-dual"
     running_mean = ("h", "H")
     reads_gradient_from_D = True
+    reads_K = True
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedTOGA", lr, 1 / self.lam, "1/lam")

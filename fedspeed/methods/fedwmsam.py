@@ -74,6 +74,8 @@ class FedWMSAM(Method):
     family = "sharpness-aware"
     running_mean = ("c", "c")
     reads_gradient_from_D = True
+    reads_K = True
+    numbers = ("v",)
     released: ClassVar[Mapping[str, Any]] = {"rho": 0.1}
 
     def init_server(self, x0: Vec) -> Server:

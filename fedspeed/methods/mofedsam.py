@@ -59,6 +59,7 @@ class MoFedSAM(Method):
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "sharpness-aware"
     reads_gradient_from_D = True
+    reads_K = True
 
     @property
     def mix(self) -> float:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
-from ..method import Local, Round, dense_bytes
+from ..method import Local, Method, Round, dense_bytes
 from ..params import param
 from .wrappers import Wrapper, drawn, leaves, mapped
 
@@ -20,19 +20,26 @@ MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
 """What rounding may add to a norm, relative to it, by the bytes of a number: clipped uploads are shorter by this."""
 
 
-def clipped(up: Any, limit: float) -> Any:
-    """An upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client."""
-    squares: Any = sum(v.double().square().sum(-1, keepdim=True) for v in leaves(up))
-    margin = MARGIN[min(v.element_size() for v in leaves(up))]
+def clipped(up: Any, limit: float, numbers: Collection[str] = ()) -> Any:
+    """Return an upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client.
+
+    Args:
+        numbers: fields that are not vectors; they stay as they are.
+    """
+    vectors = list(leaves(up, numbers))
+    squares: Any = sum(v.double().square().sum(-1, keepdim=True) for v in vectors)
+    margin = MARGIN[min(v.element_size() for v in vectors)]
     factor = (limit * (1 - margin) / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
-    return mapped(lambda v: v * factor.to(v.dtype), up)
+    return mapped(lambda v: v * factor.to(v.dtype), up, keep=numbers)
 
 
 @dataclass(frozen=True)
 class Clip(Wrapper):
     """What a client sends has at most this norm; what it keeps is what `base` keeps.
 
-        1  client i sends u_i min(1, norm / ||u_i||), u_i all that `base` sends, taken together
+        1  client i sends u_i min(1, norm / ||u_i||), u_i all vectors that `base` sends, taken together
+
+    Numbers about the work that `base` sends beside them (FedNova's K_i) are sent as they are.
 
     Args:
         base: the method inside; `fedspeed+clip:0.5` on the command line.
@@ -51,24 +58,33 @@ class Clip(Wrapper):
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         up, kept = super().upload(xK, down, client, run)
-        return clipped(up, self.norm), kept
+        return clipped(up, self.norm, self.numbers_in(up)), kept
 
 
 @dataclass(frozen=True)
 class DP(Wrapper):
     """Client-level differential privacy: clipped uploads, Gaussian noise on their sum, epsilon in every record.
 
-        1  client i sends v_i = u_i min(1, clip / ||u_i||), u_i all that `base` sends, taken together
+        1  client i sends v_i = u_i min(1, clip / ||u_i||), u_i all vectors that `base` sends, taken together
         2  server: the mean it hands to `base` is (sum_S v_i + noise clip z) / S, z standard normal
            where="clients": client i sends v_i + noise clip z_i / sqrt(active) instead; the server adds what is missing
            if clients were lost, so that the noise of the sum is the same
 
     epsilon(t) at `delta` is for all models up to round t, by the RDP accountant of `dp-accounting`, for cohorts of a
     fixed size drawn without replacement and neighbours that differ in all data of one client: its upload may go from
-    any v to any other, so the sensitivity is 2 clip and the accountant is told noise / 2. It needs averages in
-    which clients count equally, and says nothing of what a simulation records beside the model (losses, drift).
-    Noise comes from the run's seed, for results that can be repeated; whoever has the seed can subtract it, so a
-    deployed run (`fedspeed.flower`) refuses this.
+    any v to any other, so the sensitivity is 2 clip and the accountant is told noise / 2. Amplification by sampling is
+    counted only if clients keep no state (FedAvg): the proof takes an upload to depend on the client's data and on what
+    was released, and a state depends on when the client took part as well. Around FedSpeed, SCAFFOLD or TopK with
+    feedback epsilon is that of the same rounds with every client in all of them, which holds and is larger.
+
+    Nothing but the noisy mean may depend on a client's data. So clients count equally. One that fails stops the run,
+    since without it the divisor S would depend on its data (`dropout` is drawn without regard to data). Methods that
+    send numbers about the work (FedNova, FedWMSAM, FedExP) are refused. Those whose server reads K (FedCM, MoFedSAM,
+    FedTOGA) need `local_steps`, with which K does not depend on how many examples a client has.
+
+    epsilon says nothing of what a simulation records beside the model (losses, drift). Noise comes from the run's seed,
+    for results that can be repeated; with the seed it can be subtracted, so a deployed run (`fedspeed.flower`) refuses
+    this.
 
     Args:
         base: the method inside; `fedspeed+dp:noise=1,clip=0.5` on the command line.
@@ -80,7 +96,7 @@ class DP(Wrapper):
     Example:
         >>> from fedspeed import FedAvg
         >>> DP(FedAvg(), noise=1.0, clip=0.5).needs
-        {'weighting': 'uniform', 'cohort': 'fixed'}
+        {'weighting': 'uniform', 'cohort': 'fixed', 'on_client_error': 'stop'}
 
     Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018. Wang et al.,
     Subsampled Renyi Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
@@ -94,6 +110,14 @@ class DP(Wrapper):
     bounds_uploads: ClassVar[bool] = True
     lasting: ClassVar[Collection[str]] = ("noise",)  # epsilon is of all rounds, with the noise of each
 
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Method) and self.base.numbers:
+            raise UserError(
+                f"DP: expected a base that sends vectors alone, found {', '.join(self.base.numbers)} of "
+                f"{self.base.label}, which it cannot bound; take another method, such as fedavg"
+            )
+        super().__post_init__()
+
     def check(self, lr: float, active: int, clients: int) -> None:
         """A run needs the accountant; a value does not, so that reports and lists work without it."""
         super().check(lr, active, clients)
@@ -104,11 +128,11 @@ class DP(Wrapper):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        return {**super().needs, "weighting": "uniform", "cohort": "fixed"}
+        return {**super().needs, "weighting": "uniform", "cohort": "fixed", "on_client_error": "stop"}
 
     def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         up, kept = super().upload(xK, down, client, run)
-        up = clipped(up, self.clip)  # line 1
+        up = clipped(up, self.clip, self.numbers_in(up))  # line 1
         if self.where == "server":
             return up, kept
         size = self.noise * self.clip / run.active**0.5
@@ -126,7 +150,10 @@ class DP(Wrapper):
         return super().received(noisy(mean, size, [(round.seed, "dp", round.t)]), round)
 
     def metrics(self, server: Any, mean: Any, round: Round) -> Mapping[str, float]:
-        spent = epsilon(self.noise, self.delta, round.active, int(round.N), round.t + 1)
+        """Report the base's numbers, and epsilon; without amplification by sampling if clients keep a state."""
+        clients = int(round.N)
+        stateful = any(True for _ in leaves(super().init_client(server.x)))
+        spent = epsilon(self.noise, self.delta, clients if stateful else round.active, clients, round.t + 1)
         return {**super().metrics(server, mean, round), "epsilon": spent}
 
 

@@ -20,6 +20,7 @@ OWN = {
     "origin",
     "block_safe",
     "bounds_uploads",
+    "measures_uploads",
     "hands_on",
     "lasting",
     "released",
@@ -53,14 +54,38 @@ class Wrapper(Method):
                 f"{type(self).__name__}: base must be a method such as FedAvg(), got {self.base!r}; a name of one is "
                 f"understood in TOML and by --set method.base=NAME"
             )
+        if any(getattr(type(self), hook) is not getattr(Wrapper, hook) for hook in ("upload", "received")):
+            for inside in nested(self.base):
+                self.refuse_around(inside)
 
-        inside = next((m for m in nested(self.base) if m.bounds_uploads), None)
-        if inside is not None and type(self).upload is not Wrapper.upload:
-            name, own = type(inside).__name__, type(self).__name__
+    def refuse_around(self, inside: Method) -> None:
+        """Raise if a method inside needs uploads as they are; called for wrappers that write `upload` or `received`."""
+        name, own, why = type(inside).__name__, type(self).__name__, ""
+        if inside.bounds_uploads:
+            why = "whose bound on uploads it would undo"
+        elif inside.measures_uploads and changes_uploads(type(self)):
+            why = "whose numbers are of uploads that it would change"
+        if why:
             raise UserError(
-                f"{own}: expected {name} around it, found it around {name}, whose bound on uploads it would undo; "
-                f"write +{own.lower()}+{name.lower()}"
+                f"{own}: expected {name} around it, found it around {name}, {why}; write +{own.lower()}+{name.lower()}"
             )
+
+    def numbers_in(self, up: Any) -> Collection[str]:
+        """Return the names of the base's `numbers`; raise unless all else in its upload are vectors of one length."""
+        fields, numbers = {name: v.shape[-1] for name, v in named(up)}, self.base.numbers
+        lengths = {length for name, length in fields.items() if name not in numbers}
+        if len(lengths) > 1 or not fields.keys() >= set(numbers):
+            told = ", ".join(f"{name} ({length})" for name, length in fields.items())
+            raise UserError(
+                f"{type(self).__name__}: expected vectors of one length from {self.base.label} beside its numbers "
+                f"{tuple(numbers)}, found {told}; name what is not a vector of the model in its class, numbers = (...)"
+            )
+        return numbers
+
+    def on_vectors(self, f: Callable[..., Vec], up: Any, *others: Any) -> Any:
+        """Return what the base sends with f of each vector of the model, and of those in the same place of other trees,
+        in its place; its `numbers` stay as they are."""
+        return mapped(f, up, *others, keep=self.numbers_in(up))
 
     def __getattr__(self, name: str) -> Any:
         """What no class here knows: a field of the base."""
@@ -98,19 +123,40 @@ for _name in Wrapper.hands_on:
     setattr(Wrapper, _name, _of_base(_name))
 
 
-def leaves(tree: Any) -> Iterator[Vec]:
-    """The vectors of a NamedTuple (of NamedTuples), in order."""
-    for value in tree:
+def changes_uploads(wrapper: type[Wrapper]) -> bool:
+    """Return whether a class writes `upload`, unless it says that it only calls its base's (`hands_on`)."""
+    owner = next(cls for cls in wrapper.__mro__ if "upload" in vars(cls))
+    return "upload" not in vars(owner).get("hands_on", ())
+
+
+def named(tree: Any, place: str = "") -> Iterator[tuple[str, Vec]]:
+    """Yield the vectors of a NamedTuple (of NamedTuples) with their names, in order; inside a tuple `base.D`."""
+    for name, value in zip(tree._fields, tree, strict=True):
         if isinstance(value, tuple):
-            yield from leaves(value)
+            yield from named(value, f"{place}{name}.")
         else:
-            yield value
+            yield place + name, value
 
 
-def mapped(f: Callable[..., Vec], tree: Any, *others: Any) -> Any:
-    """A tree of what f makes of its vectors, in order, and of those in the same place of other trees."""
-    values = zip(tree, *others, strict=True)
-    return type(tree)(*(mapped(f, *each) if isinstance(each[0], tuple) else f(*each) for each in values))
+def leaves(tree: Any, without: Collection[str] = ()) -> Iterator[Vec]:
+    """Yield the vectors of a NamedTuple (of NamedTuples), in order, but for those with some names."""
+    return (v for name, v in named(tree) if name not in without)
+
+
+def mapped(f: Callable[..., Vec], tree: Any, *others: Any, keep: Collection[str] = (), place: str = "") -> Any:
+    """Return a tree of what f makes of its vectors, in order, and of those in the same place of other trees.
+
+    Args:
+        keep: names, as `named` gives them, of fields that stay as they are.
+    """
+
+    def one(name: str, *each: Any) -> Any:
+        if isinstance(each[0], tuple):
+            return mapped(f, *each, keep=keep, place=f"{name}.")
+        return each[0] if name in keep else f(*each)
+
+    names = (place + name for name in tree._fields)
+    return type(tree)(*(one(*each) for each in zip(names, tree, *others, strict=True)))
 
 
 def rebuilt(pieces: Sequence[Vec]) -> Vec:
@@ -169,7 +215,7 @@ class FedInit(Wrapper):
 
     beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient", tune="0.01..0.3:log")
     centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
-    hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics")
+    hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics", "upload")
 
     def __post_init__(self) -> None:
         super().__post_init__()

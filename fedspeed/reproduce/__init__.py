@@ -101,20 +101,14 @@ class Reproduction:
         )  # fmt: skip
 
     def _cells(self, recipe: Recipe) -> Iterator[Cell]:
-        """Where no run is stored: how many seeds are missing, or, of a data set that no stored run has, that it is."""
-        known = {result["config"]["data"]["name"] for result in self.store.results().values()}
+        """Yield the cells with their results; where some are missing, with how many. The same on every machine."""
         for cell in recipe.cells(self.preset):
             if recipe.kind != "runs":
                 yield self._fact(recipe, cell)
                 continue
             wanted = [self._run(recipe, cell, seed) for seed in self._seeds(recipe)]
             results = tuple(r for run in wanted if run is not None and (r := self.store.get(run.key)) is not None)
-            note = ""
-            name = wanted[0].config.data.name if wanted[0] is not None else ""
-            if not results and name and name not in known and not self.available(name):
-                note = UNAVAILABLE
-            elif len(results) < len(wanted):
-                note = f"{len(results)} of {len(wanted)} seeds run"
+            note = f"{len(results)} of {len(wanted)} seeds run" if len(results) < len(wanted) else ""
             yield replace(cell, results=results, note=note)
 
     def _chosen(self, recipe: Recipe) -> str:

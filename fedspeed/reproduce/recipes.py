@@ -35,11 +35,10 @@ FOLDER = Path(__file__).parent / SUITE
 
 @dataclass(frozen=True)
 class Preset:
-    """A scale of a recipe: its setting, seeds, expected minutes, and what of the recipe it replaces."""
+    """A scale of a recipe: its setting, seeds, and what of the recipe it replaces."""
 
     setting: str = ""
     seeds: int = 1
-    minutes: float = 0.0
     set: Tables = field(default_factory=dict)
     rows: tuple[Tables, ...] = ()
     columns: tuple[Tables, ...] = ()

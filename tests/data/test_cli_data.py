@@ -13,6 +13,7 @@ from fedspeed.cli import data as command
 from fedspeed.cli import main
 from fedspeed.data import DATASETS
 from fedspeed.data.partition import SPLITS
+from fedspeed.data.samples import Samples
 from fedspeed.report.splits import bubbles, heat_map
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -106,3 +107,19 @@ def test_figures_of_large_splits(tmp_path: Path) -> None:
     for draw in (heat_map, bubbles):
         assert draw(counts, tmp_path / "deep" / "a.png", "title").read_bytes().startswith(PNG)
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.png"]
+
+
+def test_a_published_copy_is_kept_for_later_commands(tmp_path, monkeypatch, capsys) -> None:
+    """Only a whole set: a part, or a set with options, stays where it is."""
+    made = Samples("cifar10", *(np.zeros(s, np.uint8) for s in ((4, 3, 32, 32), (4,), (2, 3, 32, 32), (2,))))
+    monkeypatch.setattr("fedspeed.data.read", lambda name, **options: made)
+    monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
+    assert main(["data", "fetch", "cifar10", "--data-dir", str(tmp_path), "--set", "part=true"]) == 0
+    assert not (tmp_path / "cache" / "cifar10").exists()
+    assert main(["data", "fetch", "cifar10", "--data-dir", str(tmp_path)]) == 0
+    kept = tmp_path / "cache" / "cifar10"
+    assert f"kept in {kept}" in capsys.readouterr().out
+    assert json.loads((kept / "about.json").read_text())["sha256"] == made.digest()
+    before = (kept / "about.json").stat().st_mtime_ns
+    assert main(["data", "fetch", "cifar10", "--data-dir", str(tmp_path)]) == 0
+    assert (kept / "about.json").stat().st_mtime_ns == before

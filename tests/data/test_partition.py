@@ -190,3 +190,16 @@ def test_bad_names(text: str, message: str) -> None:
 def test_impossible_requests(name: str, clients: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_split(name)(np.arange(20) % 4, clients, 0)
+
+
+def test_iid_random_is_a_permutation_cut_into_shares() -> None:
+    """Every row once, sizes within one; class counts vary as those of draws without replacement do."""
+    labels = np.repeat(np.arange(10), 500)
+    rows = parse_split("iid-random")(labels, 50, 0)
+    assert sorted(np.concatenate(list(rows)).tolist()) == list(range(5000))
+    assert {len(own) for own in rows} == {100}
+    counts = np.stack([np.bincount(labels[own], minlength=10) for own in rows])
+    variance = 100 * 0.1 * 0.9 * (5000 - 100) / (5000 - 1)  # hypergeometric: 8.82
+    assert 0.7 * variance < counts.var() < 1.3 * variance
+    assert [len(own) for own in parse_split("iid-random")(labels[:7], 3, 1)].count(2) == 2
+    assert any((a != b).any() for a, b in zip(rows, parse_split("iid-random")(labels, 50, 1), strict=True))

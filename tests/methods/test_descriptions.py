@@ -124,12 +124,8 @@ def test_a_mean_of_fields_that_are_not_there_is_refused_before_round_1(declared)
 @pytest.mark.parametrize("cls", METHODS.values(), ids=lambda cls: cls.__name__)
 def test_what_the_authors_code_does_is_a_setting(cls):
     method = cls(**cls.released)
-    assert (
-        Config.from_dict(
-            {"preset": "released", "method": cls.__name__.lower(), "active": 100, "cohort": "fixed"}
-        ).method
-        == method
-    )
+    if cls.released:
+        assert Config.from_dict({"preset": "released", "method": cls.__name__.lower()}).method == method
 
 
 def test_a_users_class_may_say_what_its_authors_released(tmp_path):

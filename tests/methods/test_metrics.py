@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,18 +15,32 @@ import torch
 from federations import Softmax
 from watching import Rounds
 
-from fedspeed import Config, FedInit, Method, Record, UserError, param, run_config, simulate
+from fedspeed import (
+    Config,
+    FedDyn,
+    FedInit,
+    FedSpeed,
+    Method,
+    Record,
+    Scaffold,
+    UserError,
+    load_data,
+    param,
+    run_config,
+    simulate,
+)
 from fedspeed.cli import main
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
 from fedspeed.metrics import merged, reports
 from fedspeed.record import MOST
 from fedspeed.report.difference import differences
+from fedspeed.rerun import unlike
 from fedspeed.run import resume
 from fedspeed.verify import verify
 
 FILE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from fedspeed import Method
 
@@ -290,7 +305,7 @@ def test_a_method_without_the_hooks_is_not_asked(cls, monkeypatch):
         monkeypatch.setattr(Method, hook, None)  # a call would fail
     problem = Softmax()
     (record,) = simulate(cls(), problem.model(), problem.federated(), rounds=1, active=7, local_steps=1, batch_size=2)
-    assert "metrics" not in record.to_dict()
+    assert record.to_dict().get("metrics", {}).keys() <= {"x_norm", "H_norm", "c_norm"}  # the engine's
 
 
 # --- a client that raises in a block ---
@@ -338,3 +353,38 @@ class Choosy(Says):
 
     def metrics(self, server, mean, round):
         return {}
+
+
+@pytest.mark.parametrize("method", [FedSpeed(), FedDyn(), Scaffold(), FedInit(FedSpeed())])
+def test_norms_of_x_and_of_the_running_mean_are_recorded(method):
+    """H is the mean over all clients of what each keeps: summed here from the clients' own states."""
+    data = load_data("digits", split="iid", clients=6)
+    run = simulate(method, "linear", data, rounds=3, active=2, local_steps=2, batch_size=10, backend="serial")
+    records = list(run)
+    field = method.running_mean[0]
+    kept = [attrgetter(field)(run.client_state(i)).double() for i in range(6)]
+    expected = float((sum(kept) / 6).norm())
+    name = {"h": "H_norm", "c": "c_norm"}[field.rpartition(".")[2]]
+    assert records[-1].metrics.keys() == {"x_norm", name}
+    assert records[-1].metrics[name] == pytest.approx(expected, rel=1e-5)
+    assert records[-1].metrics["x_norm"] == pytest.approx(float(run.server.x.norm()), rel=1e-12)
+    assert all(r.metrics["x_norm"] > 0 for r in records)
+
+
+def test_no_norms_without_a_running_mean():
+    data = load_data("digits", split="iid", clients=6)
+    run = simulate(FedSpeed(server="active"), "linear", data, rounds=1, active=2, local_steps=1, backend="serial")
+    assert next(iter(run)).metrics == {}
+
+
+def test_a_run_that_is_older_than_the_norms_is_verified(tmp_path):
+    """Its records lack them, and nothing else is forgiven."""
+    out = tmp_path / "run"
+    run_config(Config.from_dict({"method": "fedspeed", "model": "linear", "rounds": 2, "clients": 6, "active": 2,
+                                 "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
+    new = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    again, before = Record.from_dict(new[0]), Record.from_dict({k: v for k, v in new[0].items() if k != "metrics"})
+    assert unlike(again, before) == []
+    assert unlike(again, again) == []
+    (wrong,) = unlike(again, replace(again, metrics={**again.metrics, "H_norm": 0.0}))
+    assert "metrics" in wrong

@@ -14,6 +14,7 @@ from fedspeed.methods import (
     FedAvg,
     FedDyn,
     FedExP,
+    FedGloSS,
     FedGMT,
     FedMoSWA,
     FedPD,
@@ -114,6 +115,30 @@ def test_momentum_and_a_correction_reach_the_optimum_too(method):
         kept = run.states.get(i)
         variate = kept.c if isinstance(method, FedWMSAM) else -kept.h
         np.testing.assert_allclose(variate.numpy(), problem.gradients(best)[i], atol=1e-4)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_fedgloss_reaches_the_optimum_of_the_weights(weighting):
+    """Unequal sizes, half of the clients active: the duals have the weights of the models, so that H is 0."""
+    r, d = np.random.default_rng(0), 3
+    sizes = np.array([2, 4, 6, 18, 3, 5])
+    A = [r.normal(size=(n, d)) + 0.5 for n in sizes]
+    b = [a @ r.normal(size=d) for a in A]
+    p = sizes / sizes.sum() if weighting == "samples" else np.full(len(sizes), 1 / len(sizes))
+    H, g = (sum(w * part for w, part in zip(p / sizes, parts, strict=True)) for parts in (
+        [a.T @ a for a in A], [a.T @ y for a, y in zip(A, b, strict=True)]
+    ))  # fmt: skip
+    rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    data = Federated.from_arrays(np.concatenate(A), np.concatenate(b)[:, None], rows)
+    run = simulate(
+        FedGloSS(lam=1.0, rho=0, rho_l=0), nn.Linear(d, 1, bias=False).double(), data, rounds=150, active=3,
+        local_steps=6, batch_size=18, lr=0.1, lr_decay=1.0, weight_decay=0.0, weighting=weighting, engine="loop",
+        loss=lambda out, y: 0.5 * (out - y).square().mean(), backend="serial",
+    )  # fmt: skip
+    finish(run)
+    np.testing.assert_allclose(run.x.numpy(), np.linalg.solve(H, g), atol=1e-9)
+    kept = np.array([run.states.get(i).h.numpy() for i in range(len(sizes))])
+    np.testing.assert_allclose(p @ kept, 0, atol=1e-9)
 
 
 def test_fedpd_reaches_the_optimum_under_full_participation():

@@ -19,6 +19,7 @@ from fedspeed import (
     Clip,
     Config,
     FedAvg,
+    FedInit,
     FedSpeed,
     Plan,
     Quantise,
@@ -122,6 +123,34 @@ def test_epsilon_is_the_librarys():
     accountant.compose(event, 3)
     assert record.metrics["epsilon"] == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-12)
     assert privacy.epsilon(0.0, 1e-5, 4, 7, 3) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("base", "sampled"),
+    [
+        (FedAvg(), True),
+        (TopK(FedAvg(), 0.2, feedback=False), True),
+        (TopK(FedAvg(), 0.2), False),
+        (FedInit(FedAvg()), False),
+        (FedSpeed(), False),
+        (Scaffold(), False),
+    ],
+    ids=["fedavg", "topk", "feedback", "fedinit", "fedspeed", "scaffold"],
+)
+def test_amplification_by_sampling_is_counted_for_clients_without_a_state_alone(base, sampled):
+    """With states epsilon is that of as many Gaussian mechanisms in a row: alpha T / (2 (noise/2)^2) at order alpha."""
+    plan = Plan.from_fields({**PLAN.fields(), "active": 2})
+    with package(EQUAL, DP(base, 3.0, CLIP), plan) as run:
+        spent = [record.metrics["epsilon"] for record in run]
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.GaussianDpEvent(3.0 / 2)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(7, 2, event) if sampled else event, PLAN.rounds)
+    assert spent[-1] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+    if not sampled:
+        orders = np.array(accountant.orders)
+        rdp = orders * PLAN.rounds / (2 * 1.5**2)
+        plain = rdp + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)  # Canonne, Kamath, Steinke 2020
+        assert spent[-1] == pytest.approx(plain.min(), rel=1e-6)
 
 
 @pytest.mark.parametrize(

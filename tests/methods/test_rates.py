@@ -10,8 +10,9 @@ import pytest
 import torch
 from federations import Softmax, package
 
-from fedspeed import FedAvg, FedCM, FedNova, FedSWA, Local, Plan, Round, Scaffold, UserError, Wrapper
+from fedspeed import FedAvg, FedCM, FedMoSWA, FedNova, FedSWA, Local, Plan, Round, Scaffold, UserError, Wrapper
 from fedspeed.errors import ClientFailed
+from fedspeed.sampling import batch_order, key, straggler_steps
 
 PLAN = Plan(
     rounds=3, active=4, local_epochs=2, batch_size=4, lr=0.125, lr_decay=0.5, weight_decay=0.01, backend="serial"
@@ -133,3 +134,59 @@ def test_a_rate_that_raises_is_named(engine):
 
     with pytest.raises(ClientFailed, match=r"Raises: round 1, client \d+, step 0 of .*no rate today"):
         ended(Raises(), engine=engine)
+
+
+# Stragglers
+
+
+def steps_done(problem, plan, i, t):
+    """Planned steps of a client, and how many of them it does: the scenario's own draw."""
+    planned = plan.steps_of(problem.sizes[i])
+    return planned, straggler_steps(plan.seed, t, i, planned, plan.stragglers)
+
+
+@both
+@pytest.mark.parametrize("method", [FedSWA(), FedMoSWA()], ids=lambda m: m.name)
+def test_a_straggler_does_the_first_of_the_steps_that_were_planned(method, engine):
+    """A plain loop in NumPy: eta_k falls along the planned K, and FedMoSWA divides by the rates of the steps done."""
+    problem = Softmax()
+    plan = Plan.from_fields({**PLAN.fields(), "stragglers": 0.6, "engine": engine, "rounds": 4, "active": 5})
+    rows, late = problem.arrays()[2], 0
+    with package(problem, method, plan) as run:
+        x, m, c = run.x.numpy().copy(), np.zeros(12), {}
+        for t, record in enumerate(run):
+            ends, variates = [], []
+            for i in record.cohort:
+                planned, done = steps_done(problem, plan, i, t)
+                late += done < planned
+                v, own, total = x.copy(), c.get(i, np.zeros(12)), 0.0
+                turns = batch_order(problem.sizes[i], 4, planned, key(plan.seed, "batches", t, i))
+                for k, batch in enumerate(turns[:done]):
+                    eta = record.lr * ((1 - k / planned) + method.rho * k / planned)
+                    g = problem.gradient(rows[i][batch], v) + 0.01 * v
+                    v, total = v - eta * (g + (m - own if isinstance(method, FedMoSWA) else 0)), total + eta
+                ends.append(v - x)
+                c[i] = own - m + (x - v) / total
+                variates.append(c[i])
+            x, m = x + 1.5 * np.mean(ends, 0), m + 0.2 * (np.mean(variates, 0) - m)
+            np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
+            assert sorted(record.stragglers) == [
+                i for i in sorted(record.cohort) if len(set(steps_done(problem, plan, i, t))) > 1
+            ]
+    assert late > 3
+
+
+@both
+def test_rates_that_are_0_as_far_as_a_straggler_comes_are_refused(engine):
+    @dataclass(frozen=True)
+    class Late(FedAvg):
+        block_safe = True
+
+        def rate(self, k, K):
+            return float(k > K // 2)
+
+    ended(Late(), engine=engine)
+    with pytest.raises(
+        UserError, match=r"Late\.rate must not be 0 in all of the \d+ of \d+ steps that a straggler takes"
+    ):
+        ended(Late(), engine=engine, stragglers=1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,11 @@ from torch import nn
 
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
-from fedspeed.methods import FedADMM, FedAvg, FedCM, FedDyn, FedProx, FedSMOO, FedSpeed, MoFedSAM, Scaffold
+from fedspeed.errors import UserError
+from fedspeed.methods import METHODS, FedADMM, FedAvg, FedCM, FedDyn, FedProx, FedSMOO, FedSpeed, MoFedSAM, Scaffold
 from fedspeed.plan import Plan
+from fedspeed.reproduce.recipes import settings
+from fedspeed.sampling import batch_order, key
 from fedspeed.server import simulate
 
 
@@ -19,26 +24,117 @@ def released(**given) -> Config:
     return Config.from_dict({"preset": "released", **given})
 
 
+# What the authors' code does and where it says so: woodenchild95/FL-Simulator, commit 502bec6.
+THEIRS = {
+    "cohort": "bernoulli",  # server/server.py:66-76, each client if uniform <= active_ratio
+    "clip": 10.0,  # client/client.py, max_norm; client/fedspeed.py:35
+    "clip_mode": "released",  # client/fedspeed.py:12, 30, 35: the optimiser adds (weight_decay + lamb) x afterwards
+    "decay_outside_mix": True,  # client/fedcm.py:26, client/client.py:25
+    "lr_decay": 0.998,  # train.py:27-50, --lr-decay
+    "eval_every": 1,  # server/server.py:83-95, every round
+}
+PICTURES = {"augment": "released"}  # dataset.py:413-424, crop with probability 1/2, zeros after normalisation
+FULL = {"name": "resnet18_gn"}
+ZERO = FULL | {"trim": True, "init": "zero-residual"}
+
+
 def test_the_preset_changes_what_the_documentation_lists_and_nothing_else():
-    plain, preset = Config.from_dict({"preset": "paper"}).to_dict(), released().to_dict()
-    assert {key: value for key, value in preset.items() if plain[key] != value} == {
-        "cohort": "bernoulli",
-        "clip": 10.0,
-        "clip_mode": "released",
-        "decay_outside_mix": True,
-        "augment": "released",
-        "lr_decay": 0.998,
-        "split": "dirichlet-refill:0.6",
-    }
+    for data, own in (("digits", {}), ("cifar10", PICTURES), ("cifar100", PICTURES), ("tinyimagenet", PICTURES)):
+        plain = Config.from_dict({"preset": "paper", "data": data}).to_dict()
+        found = released(data=data).to_dict()
+        split = {"split": "dirichlet-refill:0.6"}  # dataset.py:207-227, an empty class is refilled
+        assert {key: found[key] for key in {**THEIRS, **own, **split}} == {**THEIRS, **own, **split}
+        assert {key for key, value in found.items() if plain[key] != value} == {*THEIRS, *own, "split"} - {"eval_every"}
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "dealt"),
+    [
+        ("cifar10", "iid", "iid-random"),  # dataset.py:258-269, shares of a permutation
+        ("cifar10", " iid ", "iid-random"),
+        ("cifar10", "iid-random", "iid-random"),
+        ("cifar100", "iid", "iid"),  # dataset.py:240-255, class by class
+        ("tinyimagenet", "iid", "iid"),  # not a choice of train.py
+        ("digits", "iid", "iid"),
+        ("cifar10", "dirichlet:0.3", "dirichlet-refill:0.3"),
+        ("cifar10", "pathological:3", "pathological:3"),
+    ],
+)
+def test_how_the_preset_reads_a_split(data, split, dealt):
+    table = {"name": data}
+    assert [released(data=given, split=split).split for given in (data, table)] == [dealt, dealt]
+    assert Config.from_dict({"data": data, "split": split}).split == split
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (FULL | {"trim": True}, FULL | {"trim": True, "keep_norm": True}),
+        (FULL | {"trim": True, "keep_norm": False}, FULL | {"trim": True, "keep_norm": False}),
+        (ZERO, ZERO | {"keep_norm": True}),
+        (FULL | {"trim": False}, FULL | {"trim": False}),
+        ("resnet18_gn", FULL),
+        ("mlp", {"name": "mlp"}),
+    ],
+)
+def test_the_clip_of_a_trimmed_network_sees_the_whole_norm(model, found):
+    """And the start stays the usual one unless another is given."""
+    assert released(data="cifar10", model=model).model.to_dict() == found
+    assert "keep_norm" not in Config.from_dict({"model": FULL | {"trim": True}}).model.options
+
+
+def test_when_the_released_clip_is_active_by_arithmetic():
+    """0.1 ||x^0|| > 10? A convolution's squared norm is 2 x its input channels, a norm's the number of its channels."""
+    stages = [(64, 64), (64, 128), (128, 256), (256, 512)]
+    inputs = [3] + [c for a, b in stages for c in (a, b, b, b, *([a] if a != b else []))]
+    norms = 64 + sum((4 + (a != b)) * b for a, b in stages)
+    usual = 2 * sum(inputs) + norms + 10 * (512 + 1) / (3 * 512)
+    zero = usual - sum(2 * b for _, b in stages)  # the last norm of each of two blocks
+    dead = 2 * (5 / 9 * 256 + 8 / 9 * 3 * 512)
+    clips = [round(0.1 * square**0.5, 1) for square in (usual, usual - dead, zero, zero - dead)]
+    assert clips == [11.2, 9.7, 10.3, 8.7]
+    page = " ".join((Path(__file__).parents[2] / "docs" / "released.md").read_text("utf-8").split())
+    assert "is 11.2 for the usual start, 9.7 if it is trimmed, 10.3 for the zero start, 8.7 for both" in page
+
+
+@pytest.mark.parametrize("preset", ["released-c10-100", "released-c10-500", "released-c100-500"])
+def test_the_recipes_as_released_have_the_values_of_the_preset(preset):
+    for name, tables in settings(preset).items():
+        if not isinstance(tables, dict):
+            continue
+        word = released(data=tables["data"], model=FULL | {"trim": True, "init": "usual"}, split="iid").to_dict()
+        keys = {"split", "model", *THEIRS, *PICTURES} - {"lr_decay", "eval_every"}
+        assert {key: tables[key] for key in keys} == {key: word[key] for key in keys}, name
 
 
 def test_what_is_said_wins_over_the_preset():
-    config = released(clip=0.0, split="iid", method={"name": "fedadam", "tau": 0.5})
-    assert (config.clip, config.split, config.method.tau) == (0.0, "iid", 0.5)
+    given = {"cohort": "fixed", "clip": 0.0, "clip_mode": "gradient", "decay_outside_mix": False, "lr_decay": 0.5,
+             "eval_every": 7, "augment": "flip"}  # fmt: skip
+    assert given.keys() == {*THEIRS, *PICTURES}
+    for key, value in given.items():
+        found = released(data="cifar10", **{key: value}).to_dict()
+        assert {name: found[name] for name in given} == {**THEIRS, **PICTURES, key: value}
+    config = released(split="iid", method={"name": "fedadam", "tau": 0.5})
+    assert (config.split, config.method.tau) == ("iid", 0.5)
     assert released(method="fedadam").method.tau == 0.01
     assert released(method={"name": "topk", "base": "fedadam"}).method.base.tau == 0.01
     assert released(method={"name": "topk", "base": {"name": "fedadam", "tau": 0.5}}).method.base.tau == 0.5
     assert Config.from_dict({"method": "fedadam"}).method.tau == 1e-3
+
+
+IN_THEIR_CODE = {"fedavg", "fedcm", "feddyn", "scaffold", "fedadam", "fedprox", "fedsam", "mofedsam", "fedgamma",
+                 "fedspeed", "fedsmoo"}  # fmt: skip  # train.py, the choices of --method
+OTHER_CODE = {"fedwmsam", "fedswa", "fedmoswa"}  # values of their own authors' code: docs/released.md
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_without_released_values_is_refused(name):
+    for table in (name, {"name": "topk", "base": name}):
+        if name in IN_THEIR_CODE | OTHER_CODE:
+            released(method=table, clients=20)
+        else:
+            with pytest.raises(UserError, match=f"^preset released: expected a method of the .*, found {name}; leave"):
+                released(method=table)
 
 
 def test_the_preset_is_resolved_in_the_config():
@@ -111,3 +207,23 @@ def test_weight_decay_outside_the_mix_is_inflated(method):
 def test_weight_decay_elsewhere_does_not_depend_on_the_option(method):
     for outside in (False, True):
         np.testing.assert_allclose(fixed_point(method, outside, 0.05), 1 / 1.05, atol=1e-6)
+
+
+def test_fedmoswa_as_its_flag_runs_it():
+    """update_scafplus of the authors' file, in NumPy: a constant rate, c_i over K lr, the mean itself, 0.4."""
+    method = released(method="fedmoswa").method
+    problem = Softmax(equal=8)
+    plan = Plan(rounds=3, active=4, local_steps=3, batch_size=4, lr=0.1, lr_decay=1.0, weight_decay=1e-3)
+    rows = problem.arrays()[2]
+    with package(problem, method, plan) as run:
+        x, m, c = run.x.numpy().copy(), np.zeros(12), np.zeros((7, 12))
+        for t, record in enumerate(run):
+            ends = []
+            for i in record.cohort:
+                v = x.copy()
+                for batch in batch_order(8, 4, 3, key(plan.seed, "batches", t, i)):
+                    v = v - 0.1 * (problem.gradient(rows[i][batch], v) + 1e-3 * v + m - c[i])
+                c[i] = (x - v) / (3 * 0.1) + c[i] - m
+                ends.append(v)
+            x, m = np.mean(ends, 0), m + 0.4 * np.mean(c[record.cohort] - m, 0)
+            np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-12)

@@ -72,6 +72,7 @@ def test_no_hook_or_attribute_is_forgotten():
         "origin",
         "block_safe",
         "bounds_uploads",
+        "measures_uploads",
         "hands_on",
         "lasting",
         "released",
@@ -164,9 +165,9 @@ def stream(seed, purpose, *path) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=number))
 
 
-def moves(x, t, cohort):
+def moves(x, t, cohort, problem=EQUAL, plan=PLAN):
     """What FedAvg's clients would send from x in round t, without any wrapper."""
-    with package(EQUAL, FedAvg(), PLAN) as run:
+    with package(problem, FedAvg(), plan) as run:
         method, lr = FedAvg(), 0.1 * 0.998**t
         down = method.broadcast(method.init_server(torch.from_numpy(x)))
         return {i: run_client(run.work, Job(i, t, lr), down, method.init_client(None)).up.D.numpy() for i in cohort}

@@ -23,7 +23,7 @@ from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.data import load
 from fedspeed.errors import UserError
-from fedspeed.reproduce import UNAVAILABLE, Reproduction, data_digest
+from fedspeed.reproduce import Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
 from fedspeed.reproduce.runs import Run, apart, commit, make
@@ -78,12 +78,12 @@ def test_full_presets_have_the_papers_federations():
     for preset, own, papers in (
         ("mlp-full", "base", "C10-100"),
         ("cnn-full", "base", "C10-100"),
-        ("mlp-full", "lowpart", "C10-500"),
+        ("mlp-full", "lowpart", "C10-500-appendix"),
     ):
         a, b = settings(preset)[own], settings("paper")[papers]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
         assert "train_size" not in a["data"]
-    assert settings("mlp-full")["lowpart"]["rounds"] == settings("paper")["C10-500"]["rounds"]
+    assert settings("mlp-full")["lowpart"]["rounds"] == settings("paper")["C10-500-appendix"]["rounds"]
 
 
 def test_every_method_is_tuned_with_the_same_number_of_gradients():
@@ -178,14 +178,17 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path):
 # --- data ---
 
 
-def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch):
+def test_absent_data_are_said_to_be_and_nothing_is_fetched(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "empty"))
     digest, there = data_digest("cifar10")
     assert not there
     assert digest  # the published digest is known, so stored results are still found
     work = Reproduction("cnn", tmp_path / "out")
     assert work.runs(find_recipe("table7")) == []
-    assert {cell.note for cell in work.sheet(find_recipe("table7")).cells.values()} == {UNAVAILABLE}
+    assert {cell.note for cell in work.sheet(find_recipe("table7")).cells.values()} == {"0 of 3 seeds run"}
+    given = ["reproduce", "table7", "--preset", "cnn", "--out", str(tmp_path / "out")]
+    assert main(given) == 0
+    assert "not run: cifar10 is not on this machine; `fedspeed data fetch cifar10` gets it" in capsys.readouterr().out
 
 
 def test_another_copy_of_the_data_is_refused(tmp_path, monkeypatch):
@@ -520,7 +523,7 @@ def test_pages_with_numbers_of_data_that_are_not_here_stay_as_they_are(tmp_path,
     for name in ("table3", "fig3"):
         assert main(["reproduce", name, "--preset", "cnn", "--out", str(tmp_path / "cnn")]) == 0
         told = capsys.readouterr().out
-        assert f"{name}.md is left as it is: cifar10 not on this machine" in told
+        assert f"{name}.md is left as it is: cifar10" in told
         assert "README.md is left as it is" in told
     assert {path.name: path.read_bytes() for path in (tmp_path / "cnn").iterdir() if path.name != "work"} == before
 

@@ -52,9 +52,12 @@ def correction(setting):
 @pytest.mark.parametrize("preset", ["cnn", "mlp"])
 def test_what_a_preset_says_of_its_scale_is_that_of_its_settings(preset):
     told = scale(preset)
-    steps = re.search(r": (\d+) with 10 of 100 clients and (\d+) with 10 of 500, .* has (\d+) and (\d+)\. So", told)
+    steps = re.search(
+        r": (\d+) with 10 of 100 clients and (\d+) with 10 of 500, .* has (\d+) and (\d+) \(10 by its main text\)\. So",
+        told,
+    )
     gammas = re.search(r" is ([\d.]+) and ([\d.]+) at lr = 0\.1, .*, where the paper's is ([\d.]+) and ([\d.]+);", told)
-    places = [(preset, "base"), (preset, "lowpart"), ("paper", "C10-100"), ("paper", "C10-500")]
+    places = [(preset, "base"), (preset, "lowpart"), ("paper", "C10-100"), ("paper", "C10-500-appendix")]
     expected = [correction(settings(name)[place]) for name, place in places]
     assert [int(k) for k in steps.groups()] == [K for _, K, _ in expected]
     assert list(gammas.groups()) == [gamma for *_, gamma in expected]
@@ -66,9 +69,12 @@ def test_the_page_of_a_preset_says_of_what_scale_it_is():
 
 
 def test_the_table_of_what_is_matched_is_that_of_the_settings():
-    named = {"paper": {"10%": "C10-100", "2%": "C10-500"}, "`paper-2pct-mixed`": {"": "C10-500"}}
+    named = {
+        "paper": {"10%": "C10-100", "2%, appendix": "C10-500-appendix", "2%, main text": "C10-500-main"},
+        "`paper-2pct-mixed`": {"": "C10-500-mixed"},
+    }
     lines = re.findall(r"^\| (?:`?paper|`cnn|`mlp)[^|]*\| \d+ of .*$", PAGE.read_text("utf-8"), re.M)
-    assert len(lines) == 10
+    assert len(lines) == 11
     for line in lines:
         what, clients, pictures, steps, gamma, rounds, visits = (cell.strip() for cell in line.strip("| ").split("|"))
         preset, _, share = what.partition(" (")[0].partition(", ")

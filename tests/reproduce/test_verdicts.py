@@ -12,7 +12,7 @@ from made_up import finals, result, sheet
 from fedspeed.errors import UserError
 from fedspeed.report.paired import interval, t_975, t_p
 from fedspeed.reproduce.claims import Claim, parse
-from fedspeed.reproduce.table import Cell, cell_name, metrics
+from fedspeed.reproduce.table import Cell, cell_name, censored, metrics
 from fedspeed.reproduce.verdicts import holm, judge
 
 
@@ -40,6 +40,16 @@ def test_metrics_of_a_finished_run():
     reached = [found[f"{cost}_to_36"] for cost in ("rounds", "bytes", "grad_evals", "seconds")]
     assert reached == [40.0, 40e6, 4000.0, 80.0]
     assert found["rounds_to_82.5"] is None
+    assert found["mean5_rounds_to_36"] == 70.0, "30, 36, 35, 40, 42: the first five whose mean is there"
+    assert found["mean5_rounds_to_82.5"] is None
+
+
+def test_a_run_that_a_rule_stopped_was_given_the_rounds_it_has():
+    """A target above the one it stopped at is not reached within those, not within all that were planned."""
+    stopped = result(curve=[10, 20, 36], status="stopped: accuracy 0.36 >= 0.36 in round 30")
+    stopped["config"] = {"rounds": 500}
+    assert censored(stopped, "rounds_to_80") == 31
+    assert censored({**stopped, "status": "finished"}, "rounds_to_80") == 501
 
 
 def test_measures():

@@ -1,0 +1,92 @@
+"""The table at the top of docs/reproduction.md and in docs/table4-blocks.md follows from stored runs.
+
+`python tests/reproduce/test_blocks.py` writes it into both pages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from fedspeed.report.tables import markdown
+from fedspeed.reproduce import Reproduction
+from fedspeed.reproduce.recipes import find_recipe
+from fedspeed.reproduce.table import metrics
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "results" / "iclr2023"
+PAGES = [ROOT / "docs" / "reproduction.md", ROOT / "docs" / "table4-blocks.md"]
+BLOCKS = {
+    "released-c10-100": "CIFAR-10, 10 of 100, to 80%",
+    "released-c100-500": "CIFAR-100, 10 of 500, to 40%",
+    "released-c10-500": "CIFAR-10, 10 of 500 (appendix), to 75%",
+}
+HEADER = ("block, IID", "method", "paper", "ours, first score", "ours / paper", "ours, mean of five", "state")
+MARK = re.compile(r"<!-- blocks -->\n.*?<!-- end of blocks -->", re.S)
+
+
+def table() -> str:
+    """Paper's rounds beside ours, block by block, from the stored runs and those in progress."""
+    recipe, lines = find_recipe("table4-low"), []
+    for preset, title in BLOCKS.items():
+        store, chosen = Reproduction(preset, STORED / preset).store, recipe.preset(preset)
+        progress = STORED / preset / "progress.jsonl"
+        begun = [json.loads(line) for line in progress.read_text("utf-8").splitlines()] if progress.exists() else []
+        results = list(store.results().values())
+        for cell in recipe.cells(preset):
+            paper = recipe.values.get(f"{cell.row.partition(',')[0]}/{cell.column}")  # of FedADMM whichever rule it was
+            config = cell.config(0).to_dict()
+            done = next((r for r in results if same(r["config"], config)), None)
+            label = f"table4-low {cell.row} {cell.column} seed 0"
+            line = next((line for line in begun if line["label"] == label), None)
+            lines.append((title, cell.row, str(paper or "-"), *ours(done, line, chosen, cell.config(0).rounds, paper)))
+    return markdown(HEADER, lines)
+
+
+def same(a: dict, b: dict) -> bool:
+    """Whether two configs are the same run, wherever it was computed."""
+    names = ("method", "split", "data", "model", "rounds", "lr_decay", "decay_outside_mix", "seed", "stop_at")
+    return all(a.get(name) == b.get(name) for name in names)
+
+
+def ours(done, line, chosen, limit, paper) -> tuple[str, ...]:
+    """First score at the target, its ratio to the paper's, the mean of five, and how the run ended."""
+    if done is None:
+        state = "not run" if line is None else f"in progress: round {line['rounds']} of {limit}, {_last(line['curve'])}"
+        return ("-", "-", "-", state)
+    low = chosen.targets[0]
+    found = metrics(done, [low])
+    first, steady = found[f"rounds_to_{100 * low:g}"], found[f"mean5_rounds_to_{100 * low:g}"]
+    ended = done["summary"]["rounds"]
+    state = f"{'stopped by its rule' if str(done['status']).startswith('stopped') else done['status']}, round {ended}"
+    state += f", best {found['best']:.2f}%"
+    if first is None:
+        return (f"> {ended}", f"> {ended / paper:.2f}" if paper else "-", f"> {ended}", state)
+    return (
+        f"{first:.0f}",
+        f"{first / paper:.2f}" if paper else "-",
+        f"{steady:.0f}" if steady else f"> {ended}",
+        state,
+    )
+
+
+def _last(curve) -> str:
+    return f"{100 * curve[-1][1]:.2f}%" if curve else "not scored yet"
+
+
+def block(text: str) -> str:
+    """The page with the table of now."""
+    return MARK.sub(lambda _: f"<!-- blocks -->\n{table().strip()}\n<!-- end of blocks -->", text)
+
+
+def test_the_tables_of_both_pages_are_those_of_the_stored_runs():
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert MARK.search(text), page.name
+        assert block(text) == text, f"{page.name}: python tests/reproduce/test_blocks.py"
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(block(page.read_text("utf-8")), "utf-8")
