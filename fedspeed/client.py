@@ -20,6 +20,7 @@ from .evaluate import Score
 from .method import Local, Method
 from .origin import reason
 from .plan import Plan
+from .presets import paper_decay
 from .sampling import batch_order, key, rng, seed_device
 from .symptoms import grown, large
 from .teacher import PASSES, Pull, is_taught
@@ -63,7 +64,7 @@ class Work:
 
     def at(self, t: int) -> Work:
         """The work of round t = 0, 1, ...: with the method of that round, where a schedule changes it."""
-        method = self.plan.method_at(self.method, t)
+        method = self.plan.method_at(self.method, t, paper_decay(self.method))
         if method is self.method:
             return self
         work = replace(self, method=method)

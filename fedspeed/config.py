@@ -18,8 +18,7 @@ from .files import refuse_depth
 from .method import Method
 from .methods import FedSpeed, build
 from .plan import OURS_TO_SAY, Plan, course, federation, local_work
-from .presets import PRESETS, as_released
-from .schedule import require_schedulable
+from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
 from .stretches import Until, classes, moved, overlay, read_until
 from .usercode import file_of, read_code
@@ -137,7 +136,7 @@ class Config(Plan):
             spec: Spec = getattr(self, key)
             if file_of(spec.name) and not spec.code:
                 object.__setattr__(self, key, Spec.from_table(key, spec.to_dict()))
-        require_schedulable(self.warmup, self.method)
+        self.require_schedules(self.method, paper_decay(self.method))
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
             raise UserError(f"Config: data_dir must be text that UTF-8 can hold, got {text!r}; rename the folder")

@@ -21,8 +21,8 @@ from .methods import METHODS, build
 from .models import MODELS, build_model
 from .norms import with_group_norm
 from .plan import Plan
+from .presets import paper_decay
 from .sampling import torch_seed
-from .schedule import require_schedulable
 from .stopping import require_scores
 from .vec import FlatModel
 
@@ -129,7 +129,7 @@ def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
 
 def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
     """The plan with its cohort's size; data, or a method, that it cannot be for are refused."""
-    require_schedulable(plan.warmup, method)
+    plan.require_schedules(method, paper_decay(method))
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
     if plan.active > data.clients:
         raise UserError(

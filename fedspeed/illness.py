@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .cures import cures
+from .damping import warning
 from .observe import Observer
 from .record import Record
 
@@ -78,7 +79,8 @@ def line(one: Illness, config: dict[str, Any], run: str = "RUN") -> str:
 
 
 class Doctor(Observer):
-    """Tells each illness of a run once, in the round in which it is noticed.
+    """Tells each illness of a run once, in the round in which it is noticed; before round 1, whether the server's
+    running mean is far from damped.
 
     Args:
         tell: called with the line; by default it is a warning.
@@ -92,6 +94,8 @@ class Doctor(Observer):
         """What was before."""
         self.config = config
         self.records = list(run.recording.records if run.recording else self.records)[: run.t]
+        if not run.t and (text := warning(run.method, run.plan, run.data.sizes.tolist())):
+            self.tell(text)
 
     def round(self, record: Record, run: Simulation) -> None:
         """What is new."""

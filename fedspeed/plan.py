@@ -13,7 +13,7 @@ from .errors import UserError
 from .method import Method, nested
 from .network import parse_devices, parse_network
 from .params import Params, param
-from .schedule import LR, factor, fit_rounds, method_at, warmup_text
+from .schedule import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
 from .stopping import fit_rules, goal_text, time_text
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ class Plan(Params):
         None,
         "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed methods` "
         "shows which fields of a method can",
+        later=True,
+    )
+    follow_lr: str = local_work(
+        "",
+        None,
+        "the fields of the method that decay and warm up as lr does: with `rho`, rho in round t is rho lr_t / lr",
         later=True,
     )
     batch_norm: str = local_work(
@@ -161,6 +167,7 @@ class Plan(Params):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "warmup", warmup_text(self.warmup))
+        object.__setattr__(self, "follow_lr", follow_text(self.follow_lr))
         super().__post_init__()
         fit_rounds(self.warmup, self.rounds)
         mix = parse_devices(self.devices)
@@ -200,7 +207,12 @@ class Plan(Params):
 
     def rate(self, t: int, own_decay: float) -> float:
         """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
-        return self.lr * (self.lr_decay or own_decay) ** t * factor(self.warmup, LR, t)
+        decay, warm = self._factors(t, own_decay)
+        return self.lr * decay * warm
+
+    def _factors(self, t: int, own_decay: float) -> tuple[float, float]:
+        """What lr is multiplied by in round t: its decay, its warm-up."""
+        return (self.lr_decay or own_decay) ** t, factor(self.warmup, LR, t)
 
     def require(self, method: Method) -> None:
         """Raise unless this is a plan with which the method is what it says."""
@@ -234,9 +246,16 @@ class Plan(Params):
         """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
         return None
 
-    def method_at(self, method: Method, t: int) -> Method:
-        """The method of round t = 0, 1, ..., its warm-up in force."""
-        return method_at(method, self.warmup, t)
+    def method_at(self, method: Method, t: int, own_decay: float) -> Method:
+        """The method of round t = 0, 1, ..., with its warm-up and what follows the rate; see `rate`."""
+        warm = method_at(method, self.warmup, t)
+        return following(warm, self.follow_lr, self._factors(t, own_decay), t)
+
+    def require_schedules(self, method: Method, own_decay: float) -> None:
+        """Raise unless the method can have its fields scheduled so, to the values of the first and the last round."""
+        require_schedulable(self.warmup, self.follow_lr, method)
+        for t in (0, self.rounds - 1):
+            self.method_at(method, t, own_decay)
 
 
 PLACEMENT = tuple(field.name for field in fields(Plan) if field.metadata.get("placement"))

@@ -275,6 +275,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         **({"wall_seconds": stopping.used} if config.max_time else {}),
         "seed": config.seed,
         **({"warmup": config.warmup} if config.warmup else {}),
+        **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,

@@ -7,6 +7,9 @@ A warm-up `lr=10,rho=20` says over how many rounds T_w each field rises to its v
 so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on; the local rate's decay goes on
 beside it. `lr` is the plan's. Any other field is the method's, or that of a method inside it, whose class says so:
 `rho: float = param(0.1, "[0, inf)", "...", schedulable=True)`.
+
+Fields may also follow the rate (`follow_lr`): in round t they are multiplied by what the rate is multiplied by, its
+decay and its warm-up. With rho = lr, rho is eta_l in every round.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .method import Method, nested
 LR = "lr"
 """The field of a warm-up that is the plan's, and every method's alike."""
 EXPECTED = "expected fields and numbers of rounds such as lr=10,rho=10"
+FOLLOWERS = "expected fields of the method, each once, such as rho or rho,rho_l"
 
 
 def warmup_text(given: Any) -> str:
@@ -75,6 +79,27 @@ def lengths(warmup: str) -> dict[str, int]:
     return {name: int(value) for name, _, value in pairs}
 
 
+def follow_text(given: Any) -> str:
+    """The fields that follow the rate, given as text or as a list, in one form: each once, by name.
+
+    Example:
+        >>> follow_text("rho_l, rho"), follow_text(["rho"]), follow_text("")
+        ('rho,rho_l', 'rho', '')
+    """
+    names = given.split(",") if isinstance(given, str) and given.strip() else given or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
+    found = [name.strip() for name in names]
+    if not all(name.isidentifier() for name in found) or len(set(found)) < len(found):
+        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
+    return ",".join(sorted(found))
+
+
+def followers(follow: str) -> list[str]:
+    """The fields of `follow_text`."""
+    return follow.split(",") if follow else []
+
+
 def fit_rounds(warmup: str, rounds: int) -> None:
     """Raise if a warm-up lasts longer than a run."""
     for name, length in lengths(warmup).items():
@@ -123,31 +148,68 @@ def method_at(method: Method, warmup: str, t: int) -> Method:
     """
     for name, length in lengths(warmup).items():
         if name != LR and t + 1 < length:
-            method = _scaled(method, name, factor(warmup, name, t), t)
+            method = _scaled(method, name, factor(warmup, name, t), f"warmup: {name} in round {t + 1}")
     return method
 
 
-def _scaled(method: Method, name: str, by: float, t: int) -> Method:
+def following(method: Method, follow: str, factors: Iterable[float], t: int) -> Method:
+    """The method of round t = 0, 1, ... with the fields that follow the rate multiplied as the rate is.
+
+    Args:
+        factors: of the rate in that round; one after the other, so that rho = lr gives the bits of the rate.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> following(FedSpeed(rho=0.4), "rho", (0.5, 0.5), 1).rho
+        0.1
+    """
+    for by in factors if follow else ():
+        for name in followers(follow):
+            if by != 1:
+                method = _scaled(method, name, by, f"follow_lr: {name} in round {t + 1}")
+    return method
+
+
+def _scaled(method: Method, name: str, by: float, what: str) -> Method:
     if name in own_schedulable(type(method)):
         change = {name: getattr(method, name) * by}
     else:
         inner = {key: value for key, value in method.fields().items() if isinstance(value, Method)}
-        change = {key: _scaled(each, name, by, t) for key, each in inner.items() if name in schedulable(each)}
+        change = {key: _scaled(each, name, by, what) for key, each in inner.items() if name in schedulable(each)}
     try:
         return dataclasses.replace(method, **change)
     except UserError as error:
-        raise UserError(f"warmup: {name} in round {t + 1}: {error}") from None
+        raise UserError(f"{what}: {error}") from None
     except Exception as error:  # of a class of somebody's own
         told = f"{type(method).__name__} cannot be made with {change} ({one_line(error)})"
-        raise UserError(f"warmup: {name} in round {t + 1}: {told}") from error
+        raise UserError(f"{what}: {told}") from error
 
 
-def require_schedulable(warmup: str, method: Method) -> None:
-    """Raise if a warm-up names a field that this method cannot have scheduled, or not to that value."""
+def require_schedulable(warmup: str, follow: str, method: Method) -> None:
+    """Raise if a warm-up, or what follows the rate, names a field that this method cannot have scheduled."""
+    known = schedulable(method)
     for name in lengths(warmup):
-        if name != LR and name not in schedulable(method):
-            raise _refusal(name, [method], schedulable(method))
-    method_at(method, warmup, 0)
+        if name not in [LR, *known]:
+            raise _refusal("warmup", name, [method], [LR, *known])
+    for name in followers(follow):
+        if name not in known:
+            raise _refusal("follow_lr", name, [method], known)
+
+
+def shared(tables: Mapping[str, Any], method: Method, among: Iterable[Method]) -> dict[str, str]:
+    """A method's part of the schedules in the tables of a config that several methods share, by key.
+
+    Args:
+        among: all methods that share it.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedSpeed
+        >>> shared({"warmup": "lr=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
+        {'warmup': 'lr=2', 'follow_lr': ''}
+    """
+    all_of_them = list(among)
+    parts = {"warmup": warmup_of, "follow_lr": follow_of}
+    return {key: part(tables[key], method, all_of_them) for key, part in parts.items() if tables.get(key)}
 
 
 def warmup_of(warmup: Any, method: Method, among: Iterable[Method]) -> str:
@@ -168,17 +230,28 @@ def warmup_of(warmup: Any, method: Method, among: Iterable[Method]) -> str:
     found = lengths(warmup_text(warmup))
     for name in found:
         if name != LR and name not in some:
-            raise _refusal(name, all_of_them, some)
+            raise _refusal("warmup", name, all_of_them, [LR, *sorted(some)])
     return _text({name: length for name, length in found.items() if name == LR or name in schedulable(method)})
 
 
-def _refusal(name: str, methods: list[Method], known: Collection[str]) -> UserError:
+def follow_of(follow: Any, method: Method, among: Iterable[Method]) -> str:
+    """A method's part of `follow_lr` that several share: the fields that it has. Raise for a field that none has."""
+    all_of_them = list(among)
+    some = {name for each in all_of_them for name in schedulable(each)}
+    found = followers(follow_text(follow))
+    for name in found:
+        if name not in some:
+            raise _refusal("follow_lr", name, all_of_them, sorted(some))
+    return follow_text([name for name in found if name in schedulable(method)])
+
+
+def _refusal(key: str, name: str, methods: list[Method], names: Collection[str]) -> UserError:
     owner = next((each for method in methods for each in nested(method) if name in each.fields()), None)
-    names = [LR, *sorted(known)]
     if owner is not None:
+        known = ", ".join(names) or "none"
         return UserError(
-            f"warmup: {name} of {type(owner).__name__} cannot be scheduled, expected one of {', '.join(names)}; "
+            f"{key}: {name} of {type(owner).__name__} cannot be scheduled, expected one of {known}; "
             f"`fedspeed methods {owner.name}` shows which fields can"
         )
     whose = ", ".join(sorted({type(method).__name__ for method in methods}))
-    return UserError(f"warmup: {unknown(f'field of {whose} to schedule', name, names)}")
+    return UserError(f"{key}: {unknown(f'field of {whose} to schedule', name, names)}")

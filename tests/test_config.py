@@ -89,7 +89,7 @@ def test_the_file_is_complete():
     younger = {"client_metrics": "every=2", "warmup": "lr=2", "network": "lte", "devices": "phones", "test_set": False,
                "stop_at": "loss=0.1", "patience": 3, "min_delta": 0.1, "max_time": "2h"}  # fmt: skip
     younger["until"] = {"30": {"lr": 0.5}}
-    younger["batch_norm"] = "group"
+    younger["batch_norm"], younger["follow_lr"] = "group", "rho"
     younger |= {"ray_address": "auto", "ray_cpus": 2.0, "ray_gpus": 0.5, "allow_mixed": True}
     assert written.keys() == every - younger.keys()
     assert tomllib.loads(Config(**younger).to_toml()).keys() == every

@@ -19,7 +19,7 @@ from fedspeed.plan import Plan
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.table import Cell
 from fedspeed.run import resume, run_config
-from fedspeed.schedule import method_at, schedulable, warmup_of
+from fedspeed.schedule import follow_of, method_at, schedulable, warmup_of
 
 PLAN = Plan(rounds=6, active=3, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=0.01, seed=3,
             warmup={"lr": 4, "rho": 3})  # fmt: skip
@@ -314,3 +314,114 @@ def test_a_recipe_s_setting_is_for_every_row(tmp_path):
 def test_a_part_of_a_shared_schedule():
     assert warmup_of({"rho": 2}, FedAvg(), [FedAvg(), FedSAM()]) == ""
     assert warmup_of("", FedAvg(), [FedAvg()]) == ""
+
+
+# --- fields that follow the rate ---
+
+
+FOLLOWING = Plan.from_fields({**PLAN.fields(), "warmup": "lr=4", "follow_lr": "rho"})
+
+
+def test_with_the_same_value_rho_has_the_bits_of_the_rate():
+    rhos = [FOLLOWING.method_at(FedSpeed(rho=0.1), t, 0.5).rho for t in range(6)]
+    assert rhos == [FOLLOWING.rate(t, 0.5) for t in range(6)]
+    assert rhos == pytest.approx(RATES, rel=1e-15)
+    own = Plan(rounds=3, lr_decay=0.0, follow_lr="rho")  # the paper's own decay of the method
+    assert [own.method_at(FedSpeed(rho=0.2), t, 0.9995).rho for t in (0, 2)] == pytest.approx([0.2, 0.2 * 0.9995**2])
+    same = FedSpeed()
+    assert Plan(rounds=3, lr_decay=1.0, follow_lr="rho").method_at(same, 2, 0.5) is same
+    with pytest.raises(UserError, match="expected fields of the method, each once, such as rho or rho,rho_l, got 3"):
+        Plan(follow_lr=3)
+
+
+@pytest.mark.parametrize("engine", ["loop", "block"])
+@pytest.mark.parametrize("warm", ["lr=4", "lr=4,rho=3"])
+@pytest.mark.parametrize("name", ["fedspeed", "fedsmoo", "fedinit"])
+def test_every_round_has_a_rho_that_follows_its_rate(name, warm, engine):
+    """FedSMOO's server has a rho of its own; a warm-up of rho is a factor beside what follows."""
+    problem = Softmax(equal=12 if engine == "block" else 0)
+    hyper, method = {"rho": 0.3}, None
+    if name == "fedinit":
+        name, method = "fedspeed", FedInit(FedSpeed(rho=0.3), beta=0.2)
+        hyper = {"rho": 0.3, "relaxed_beta": 0.2}
+    plan = Plan.from_fields({**FOLLOWING.fields(), "engine": engine, "warmup": warm})
+    run = package(problem, method or METHODS[name](rho=0.3), plan)
+    plain = package(problem, method or METHODS[name](rho=0.3), Plan.from_fields({**plan.fields(), "follow_lr": ""}))
+    rhos = [3 * rate * (part if "rho" in warm else 1.0) for rate, part in zip(RATES, PARTS, strict=True)]
+    for truth in transcription(problem, name, hyper, plan, 0.9, lrs=RATES, scheduled={"rho": rhos}):
+        run.step()
+        plain.step()
+        np.testing.assert_allclose(run.x.numpy(), truth["x"], rtol=0, atol=1e-10)
+    assert np.abs(run.x.numpy() - plain.x.numpy()).max() > 1e-6  # what 1e-10 can tell apart
+
+
+@pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["loop", "block"])
+def test_following_survives_a_stop_a_fork_and_a_replay(tmp_path, engine, backend):
+    tables = {**SMALL, "engine": engine, "backend": backend, "workers": 2, "lr_decay": 0.9, "warmup": {"rho": 2},
+              "follow_lr": ["rho"]}  # fmt: skip
+    whole, broken, fork = tmp_path / "whole", tmp_path / "broken", tmp_path / "fork"
+    run_config(Config.from_dict(tables), whole)
+    with pytest.raises(Stop):
+        run_config(Config.from_dict({**tables, "rounds": 5}), broken, observers=[stop_after(2)])
+    resume(broken, rounds=6)
+    assert outcome(whole) == outcome(broken)
+    assert json.loads((whole / "summary.json").read_text())["follow_lr"] == "rho"
+    assert main(["verify", str(broken), "--all"]) == 0
+    run_config(Config.from_dict({**tables, "follow_lr": ""}), tmp_path / "other")
+    assert outcome(whole)[1] != outcome(tmp_path / "other")[1]
+    assert main(["fork", str(tmp_path / "other"), "--at", "1", "--set", "follow_lr=rho", "--out", str(fork)]) == 0
+    assert outcome(fork)[1] == outcome(whole)[1]  # the rate of round 1 is its value, so round 1 is the same
+    cohort = outcome(whole)[0][4]["cohort"]
+    assert main(["replay", str(fork), "--round", "5", "--client", str(cohort[0])]) == 0
+
+
+def test_configs_that_follow_nothing_keep_their_keys():
+    config = Config.from_dict({"rounds": 7, "method": {"name": "fedspeed", "rho": 0.05}, "follow_lr": []})
+    assert recipe_files.run_key(config, "abc") == "f65d25054cd89a2a"
+    told = [Config.from_dict({**config.to_dict(), "follow_lr": each}) for each in (["rho"], "rho ", "rho")]
+    assert len({recipe_files.run_key(each, "abc") for each in told}) == 1
+    assert Config.from_dict(told[0].to_dict()) == told[0]
+
+
+LOST = [
+    ("lam", "lam of FedSpeed cannot be scheduled, expected one of rho; `fedspeed methods fedspeed` shows which"),
+    ("rhoo", "unknown field of FedSpeed to schedule 'rhoo'; did you mean 'rho'? Known: rho"),
+    ("lr", "unknown field of FedSpeed to schedule 'lr'; Known: rho"),
+    ("rho,rho", "expected fields of the method, each once, such as rho or rho,rho_l, got 'rho,rho'"),
+    ("rho=2", "expected fields of the method, each once, such as rho or rho,rho_l, got 'rho=2'"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), LOST, ids=[given for given, _ in LOST])
+def test_what_cannot_follow_is_one_line(tmp_path, monkeypatch, capsys, given, says):
+    monkeypatch.chdir(tmp_path)
+    for command in (["run"], ["compare", "fedspeed"]):
+        assert main([*command, *QUICK, f"--follow-lr={given}", "--out", "a"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"fedspeed: error: follow_lr: {says}"), err
+        assert err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_a_value_that_a_late_round_cannot_have_is_refused_before_the_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    method = build({"name": "own.py:Scaled"})  # size, 2, must be at least 0.5
+    with pytest.raises(UserError, match=r"follow_lr: size in round 20: Scaled: size must be in \[0.5, inf\), got 0.27"):
+        package(Softmax(), method, Plan(rounds=20, active=3, lr_decay=0.9, follow_lr="size"))
+    assert package(Softmax(), method, Plan(rounds=10, active=3, lr_decay=0.9, follow_lr="size"))
+
+
+def test_a_comparison_lets_it_follow_where_there_is_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [*QUICK, "--follow-lr", "rho", "--seeds", "1", "--out", "c"]
+    assert main(["compare", "fedavg", "fedspeed", *given]) == 0
+    assert "following lr: none of fedavg; rho of fedspeed" in " ".join(capsys.readouterr().out.split())
+    written = [Config.from_toml(path).follow_lr for path in sorted(Path("c").glob("*/config.toml"))]
+    assert written == ["", "rho"]
+    run = next(Path("c").glob("fedspeed*"))
+    assert main(["theory", "check", "--from", str(run), "--L", "1"]) in (0, 1)
+    assert "a constant rho" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="follow_lr: unknown field of FedAvg to schedule 'rho'; Known: none"):
+        follow_of("rho", FedAvg(), [FedAvg()])

@@ -15,7 +15,7 @@ from ..config import Config
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
 from ..rundir import RunDir
-from ..schedule import warmup_of
+from ..schedule import shared
 from ..stopping import goal_accuracy
 from . import methodtext, options, presetline, several
 from .methods import grouped
@@ -31,7 +31,8 @@ EPILOG = """\
 A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All methods
 get the same splits, initial models, cohorts and batches for a seed, and one learning-rate decay; the paper gave some
 methods a slower one (--paper-decay).
-A --warmup is for all of them too: of the rate in every method, of another field in those that have it.
+A --warmup is for all of them too: of the rate in every method, of another field in those that have it; so is
+--follow-lr.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
 place of methods nothing is run: table, figure and differences are made from the runs in them; --network and --devices
@@ -182,12 +183,13 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     """Every method's text and config; `all` stands for every method that the setting allows, one that refuses it is
     left out with its reason."""
     asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
-    rivals = {name: build(methodtext.parse_method(name)) for _, name in asked} if base.get("warmup") else {}
+    scheduled = base.get("warmup") or base.get("follow_lr")
+    rivals = {name: build(methodtext.parse_method(name)) for _, name in asked} if scheduled else {}
     found: list[tuple[str, dict[str, Any]]] = []
     for text, name in asked:
         tables = {**base, "method": methodtext.parse_method(name)}
         if rivals:
-            tables["warmup"] = warmup_of(base["warmup"], rivals[name], rivals.values())
+            tables |= shared(base, rivals[name], rivals.values())
         try:
             Config.from_dict(tables)
         except UserError as error:

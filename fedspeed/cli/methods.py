@@ -24,7 +24,7 @@ server, client: what each keeps between rounds; down/up: vectors of length d per
 active client and round; grads: minibatch gradients per local step (a teacher's
 pass forward is a third of one); decay: the paper's learning-rate decay. A field
 with * can rise over the first rounds, as the rate of every method can:
---warmup lr=10,rho=10.
+--warmup lr=10,rho=10; or decay with the rate: --follow-lr rho.
 `fedspeed methods NAME` explains one."""
 
 

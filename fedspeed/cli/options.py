@@ -30,7 +30,7 @@ def _groups() -> dict[str, list[str]]:
 
 
 GROUPS = _groups()
-WORDS = {"warmup": "FIELD=N,..", "stop_at": "SCORE=X", "max_time": "TIME"}
+WORDS = {"warmup": "FIELD=N,..", "follow_lr": "FIELD,..", "stop_at": "SCORE=X", "max_time": "TIME"}
 """Texts, and what stands for them in `--help`."""
 
 

@@ -28,6 +28,7 @@ examples:
   fedspeed run --method fedavg --data digits --split iid --rounds 50
   fedspeed run --method fedspeed --set method.rho=0.05 --set method.lam=100
   fedspeed run --warmup lr=10,rho=10                       rate and perturbation rise over ten rounds
+  fedspeed run --follow-lr rho                             rho decays as the rate does: rho = eta_l in every round
   fedspeed run --stop-at accuracy=0.9 --max-time 2h        no longer than it takes; `resume` can go on
   fedspeed run experiment.toml --seed 1                    a file, with one option changed
   fedspeed run runs/NAME/config.toml --out again           repeat a run: the same bits
@@ -128,7 +129,8 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients{virtual}; "
         f"lr {config.lr:g}, decay {config.lr_decay or paper_decay(config.method):g} per round"
-        f"{f', warm-up {config.warmup}' if config.warmup else ''}; "
+        f"{f', warm-up {config.warmup}' if config.warmup else ''}"
+        f"{f', {config.follow_lr} as lr' if config.follow_lr else ''}; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"
     )
     for target, cost in summary["targets"].items():

@@ -75,7 +75,8 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the numbers are."""
-        parts = (self._seeds, _decay(self.rows) + _warmup(self.rows), _network(self.rows), _stopped(self.rows))
+        rates = _scheduled(self.rows, "warmup", "warm-up") + _scheduled(self.rows, "follow_lr", "following lr:")
+        parts = (self._seeds, _decay(self.rows) + rates, _network(self.rows), _stopped(self.rows))
         return "; ".join(part for part in parts if part)
 
     @property
@@ -115,12 +116,12 @@ def _network(rows: Sequence[Row]) -> str:
     return f"virtual seconds: network {' or '.join(found)}" if found else ""
 
 
-def _warmup(rows: Sequence[Row]) -> str:
-    """The warm-ups in force, and whose they are where they differ."""
+def _scheduled(rows: Sequence[Row], key: str, words: str) -> str:
+    """The schedules of one kind in force, and whose they are where they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for warmup in {str(run.config.get("warmup", "")) for run in row.runs}:
-            found.setdefault(warmup, []).append(row.label)
+        for told in {str(run.config.get(key, "")) for run in row.runs}:
+            found.setdefault(told, []).append(row.label)
     if len(found) < 2:
-        return "".join(f"; warm-up {warmup}" for warmup in found if warmup)
-    return "; warm-up " + "; ".join(f"{warmup or 'none'} of {', '.join(whose)}" for warmup, whose in found.items())
+        return "".join(f"; {words} {told}" for told in found if told)
+    return f"; {words} " + "; ".join(f"{told or 'none'} of {', '.join(whose)}" for told, whose in found.items())

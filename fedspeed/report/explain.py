@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..cures import Cure, cures
+from ..damping import warning_of
 from ..files import read_bytes
 from ..illness import Illness, illnesses
 from ..record import Record
 from ..rundir import RunDir, beside
+from ..splitfile import read_split
 
 SHOWN = 6
 """How many rounds of a sign are shown."""
@@ -23,7 +25,7 @@ class Health:
     Args:
         state: how it stands, in words.
         found: the illnesses; the last may be that it diverged.
-        notes: what could not be read.
+        notes: what could not be read, and what can be said of the config alone.
     """
 
     path: Path
@@ -57,6 +59,9 @@ def examine(path: Path) -> Health:
     with beside(path) as going_on:  # a run that goes on may still have the summary of its last stop
         if type(told) is int and told > len(records) and not going_on:
             notes.append(f"{run.rounds_file} is damaged: expected {told} rounds, found {len(records)}")
+    split = read_split(run.split_file)
+    if split and (text := warning_of(config, split.sizes)):
+        notes.append(text)
     status = str((summary or {}).get("status") or "")
     found = illnesses(records)
     if status.startswith("diverged"):

@@ -67,8 +67,8 @@ def _same(key: str, kind: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _shares(key: str) -> bool:
-    """Whether all methods have a key; a warm-up of another field than the rate is for methods that have the field."""
-    return not key.startswith("warmup.") or key == "warmup.lr"
+    """Whether all methods have a key; a schedule of another field than the rate is for methods that have the field."""
+    return key != "follow_lr" and (not key.startswith("warmup.") or key == "warmup.lr")
 
 
 def _plain(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import Config
 from ..errors import UserError, unknown
 from ..methods import build
-from ..schedule import warmup_of
+from ..schedule import shared
 
 Tables = dict[str, Any]
 Result = dict[str, Any]
@@ -184,9 +184,9 @@ class Cell:
     def config(self, seed: int) -> Config:
         """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
         tables = {"lr_decay": 0.0, **self.tables, "seed": seed}
-        if tables.get("warmup"):
+        if tables.get("warmup") or tables.get("follow_lr"):
             own = build(tables["method"])
-            tables["warmup"] = warmup_of(tables["warmup"], own, [own, *map(build, self.rivals)])
+            tables |= shared(tables, own, [own, *map(build, self.rivals)])
         return Config.from_dict(tables)
 
     def values(self, metric: str, targets: Sequence[float]) -> list[float | None]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from ..files import read_text, read_toml
 from ..rundir import RunDir
-from ..schedule import LR, lengths, warmup_text
+from ..schedule import LR, follow_text, followers, lengths, warmup_text
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them too."""
@@ -126,6 +126,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
             facts.append(Fact("both gradients on one minibatch", method["ascent_fraction"] == 1, "ascent_fraction"))
         if ascent and "rho" in warmed:
             facts.append(Fact("a constant rho", False, f"warmup {warmup}"))
+        elif ascent and "rho" in followers(follow_text(config.get("follow_lr", ""))):
+            facts.append(Fact("a constant rho", decay == 1 and LR not in warmed, "follow_lr rho"))
     return tuple(facts)
 
 

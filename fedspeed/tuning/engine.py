@@ -23,7 +23,7 @@ from ..report.runs import RunFiles
 from ..run import load_federation
 from ..rundir import RunDir
 from ..sampling import rng
-from ..schedule import lengths, warmup_of
+from ..schedule import lengths, shared
 from ..stopping import RULES
 from .cost import gradients, per_step
 from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
@@ -96,8 +96,7 @@ class Tuning:
     def config(self, label: str, point: Point, seed: int, judged: bool = False) -> Config:
         """Of a trial, which never sees the test set; or of a judged run, which trains on all that is for training."""
         base = dict(self.base)
-        if base.get("warmup"):
-            base["warmup"] = warmup_of(base["warmup"], self._rivals[label], self._rivals.values())
+        base |= shared(base, self._rivals[label], self._rivals.values())
         if not judged:
             base |= {"validation": self.held_out, "test_set": False, "client_metrics": ""}
         return Config.from_dict({**point_tables(base, self.methods[label], point), "seed": seed})

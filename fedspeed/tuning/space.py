@@ -21,7 +21,9 @@ from ..points import at
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
 FIELDS = tuple(
-    f.name for f in dataclasses.fields(Config) if f.metadata.get("group") in LOCAL and f.name not in ("model", "warmup")
+    f.name
+    for f in dataclasses.fields(Config)
+    if f.metadata.get("group") in LOCAL and f.name not in ("model", "warmup", "follow_lr")
 )
 """Settings beside a method's own fields that can be tuned: none that changes data, seeds, scores or faults."""
 

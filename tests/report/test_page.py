@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from made_runs import made_run
 
+from fedspeed import Config, FedDyn, run_config
 from fedspeed.cli import main
 from fedspeed.report import embed as embedding
 from fedspeed.report.collect import collect, finished, read_any
@@ -136,6 +138,28 @@ def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(tmp_p
     assert column(data, run, "virtual_seconds") == [2.0 * t for t in range(1, 11)]
     assert column(data, run, "metrics.angle") == [0.5] * 10
     assert "metrics.virtual_seconds" not in run["columns"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_the_norms_of_x_and_of_the_running_mean_are_curves_with_a_title(tmp_path, monkeypatch):
+    """A real run of FedDyn, and the page's own script for what it draws."""
+    monkeypatch.chdir(tmp_path)
+    run_config(Config(rounds=3, clients=4, active=2, local_steps=1, method=FedDyn()), "a")
+    data = data_of(report("a"))
+    lines = [json.loads(line)["metrics"] for line in Path("a/rounds.jsonl").read_text().splitlines()]
+    for name in ("x_norm", "H_norm"):
+        assert column(data, data["rows"][0]["runs"][0], f"metrics.{name}") == [line[name] for line in lines]
+    page = Path(embedding.__file__).parent / "page"
+    code = (page / "curves.js").read_text("utf-8").partition("// Series of a panel")[0]
+    show = "console.log(JSON.stringify(panelsOf(data).map((panel) => [panel.key, panel.title])))"
+    script = (
+        f"const runsOf = (data) => data.rows.flatMap((row) => row.runs);\n{code}\nconst data = {json.dumps(data)};\n"
+    )
+    told = subprocess.run(["node", "-e", script + show], capture_output=True, text=True, check=True).stdout
+    titles = dict(json.loads(told))
+    assert titles["metrics.x_norm"] == "Norm of x, ‖x‖"
+    assert titles["metrics.H_norm"] == "Norm of H, ‖H‖"
+    assert titles["drift"] == "Drift, mean ‖x_iK − x‖²"
 
 
 def test_client_scores_are_there_if_a_run_has_them(runs, monkeypatch):

@@ -13,11 +13,14 @@ const PANELS = [
   { key: "update_norm", title: "Update norm ‖x⁺ − x‖", scale: 1, into: "motion-panels", log: true },
 ];
 
+// The title of a number that a method reports; x_norm is one of every method with a running mean.
+const titleOf = (name) => name.replace(/^(\w+)_norm$/, "Norm of $1, ‖$1‖");
+
 // What there is to draw: known panels, and one per number that a method reports.
 function panelsOf(data) {
   const names = new Set(runsOf(data).flatMap((run) => Object.keys(run.columns)));
   const own = [...names].filter((name) => name.startsWith("metrics.")).sort();
-  const more = own.map((key) => ({ key, title: key.slice(8), scale: 1, into: "motion-panels", log: true }));
+  const more = own.map((key) => ({ key, title: titleOf(key.slice(8)), scale: 1, into: "motion-panels", log: true }));
   return [...PANELS, ...more].filter((panel) => names.has(panel.key));
 }
 
