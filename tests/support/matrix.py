@@ -21,7 +21,16 @@ from fedspeed.rundir import RunDir
 
 FILE = Path(plain.__file__).with_name("matrixfiles.py")
 DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "method": {name: {"method": name} for name in plainmethods.METHODS if name != "fedspeed"},
+    "method": {name: {"method": name} for name in plainmethods.METHODS if name != "fedspeed"}
+    | {
+        "fedpd": {"method": "fedpd", "active": 0},
+        "fedspeed active": {"method": "fedspeed", "fields": {"server": "active"}},
+        "fedspeed without correction": {"method": "fedspeed", "fields": {"correction": False}},
+        "fedspeed mixed": {"method": "fedspeed", "fields": {"alpha": 0.6, "ascent_fraction": 0.75}},
+        "fedadmm gong": {"method": "fedadmm", "fields": {"variant": "gong", "eta_g": 0.7}},
+        "fedadmm active": {"method": "fedadmm", "fields": {"variant": "active"}},
+        "fednsam momentum": {"method": "fednsam", "fields": {"ascent": "momentum"}},
+    },
     "around": {
         "fedinit": {"start": {"beta": 0.3, "centre": "start"}},
         "fedinit global": {"start": {"beta": 0.3, "centre": "global"}},
@@ -53,15 +62,20 @@ DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "batch norm": {"group": {"norm": "group"}, "local": {"norm": "local"}, "average": {"norm": "average"}},
     "state dtype": {"float16": {"stored": "float16"}, "bfloat16": {"stored": "bfloat16"}},
-    "fork": {"fork lr": {"fork": {"at": 2, "lr": 0.05}}, "fork method": {"fork": {"at": 2}}},
+    "fork": {
+        "fork lr": {"fork": {"at": 2, "lr": 0.05}},
+        "fork weighting": {"fork": {"at": 2, "weighting": "samples"}},
+        "fork method": {"fork": {"at": 2}},
+    },
     "extend": {"extend": {"extend": 3}},
     "stop rule": {"stop_at": {"goal": 1.17}, "patience": {"patience": 1}},
     "engine": {"block": {"engine": "block"}},
     "back end": {"process": {"backend": "process"}},
 }
-DIMENSIONS["method"]["fedpd"] = {"method": "fedpd", "active": 0}
 """Every dimension, its values beside the default, and what each is in the words of `plain.Case` (engine, back end and
 extend, which must change nothing, are none of them). The default of all is FedSpeed over 3 of 6 unequal clients."""
+BASE = {"fork weighting": "fedlesam", "fedexp": "fedgamma", "fedexp outermost": "fedgamma"}
+"""The method where none is asked for, for values that are refused with FedSpeed; the first of them counts."""
 HOW = ("engine", "backend", "extend", "outermost")
 FIELD = {
     **dict.fromkeys(("fedavg", "fednova", "scaffold"), ("eta_g", 0.5)),
@@ -72,6 +86,8 @@ FIELD = {
 }
 """What `fork method` changes in the method, and to what; rho of all others."""
 DPS, TOPKS = ("dp", "dp clients"), ("topk", "topk without feedback")
+ALL_CLIENTS = ("scaffold", "feddyn", "fedadmm", "fedgamma", "fedsmoo", "afedpd", "afedpdsam", "fedgloss", "fedwmsam")
+ALL_CLIENTS += ("fedtoga", "fedlesamd", "fedlesams", "fedgmt", "fedspeed mixed")
 PLAIN_STEP = ("fedavg", "fedprox", "scaffold", "fedcm", "fedsam", "mofedsam", "fedgamma", "fedlesam", "fedlesams")
 GRADIENT_FROM_D = (
     "fednova",
@@ -85,7 +101,7 @@ GRADIENT_FROM_D = (
     "fedmoswa",
 )
 NO_RHO = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "fednova", "scaffold", "fedcm", "feddyn", "fedadmm")
-NO_RHO += ("fedpd", "afedpd", "fedacg", "fedgmt")
+NO_RHO += ("fedpd", "afedpd", "fedacg", "fedgmt", "fedadmm gong", "fedadmm active")
 Rule = tuple[tuple[str, ...], tuple[str, ...], str]
 REFUSED: list[Rule] = [
     (
@@ -96,7 +112,16 @@ REFUSED: list[Rule] = [
     (("fedexp outermost",), DPS, "it sends a number about the upload that DP has bounded"),
     (("fedinit global",), GRADIENT_FROM_D, "D / (K lr) would count the relaxation as a gradient"),
     (("fedpd",), ("bernoulli", "dropout", "drop"), "every client in every round: a missing reply is not defined"),
-    (DPS, ("bernoulli", "samples"), "the accountant is for cohorts of one size in which clients count equally"),
+    (
+        ("fork weighting",),
+        ALL_CLIENTS,
+        "a mean over all clients that the server keeps has the weights of all its rounds",
+    ),
+    (
+        DPS,
+        ("bernoulli", "samples", "fork weighting"),
+        "the accountant is for cohorts of one size in which clients count equally",
+    ),
     (DPS, ("local", "average"), "the statistics of batch norm would go to the server as they are"),
     (("block",), ("local", "average"), "clients side by side have one copy of the layers"),
     (("warm-up rho",), NO_RHO, "there is no rho"),
@@ -112,8 +137,9 @@ KNOWN: list[Rule] = [
 """Pairs that differ from the plain loop and are not refused: faults, each with what it is. To be empty."""
 WORDS = {
     **{"dp clients": "dp", "fedinit global": "fedinit", "fedexp outermost": "fedexp", "topk without feedback": "topk"},
-    **{"samples": "weighting", "drop": "on_client_error", "local": "batch_norm local", "average": "batch_norm average"},
-    **{"block": "engine block", "warm-up rho": "rho"},
+    **{"samples": "weighting", "drop": "on_client_error", "local": "batch_norm", "average": "batch_norm"},
+    **{"block": "engine block", "warm-up rho": "rho", "fork weighting": "weighting"},
+    **{name: case["method"] for name, case in DIMENSIONS["method"].items()},
 }
 """How a message names a value, where not by its own name."""
 Pair = tuple[tuple[str, str], ...]
@@ -140,13 +166,14 @@ def combined(pair: Pair) -> tuple[plain.Case, dict[str, Any]]:
     given: dict[str, Any] = {}
     for dimension, name in pair:
         given |= DIMENSIONS[dimension][name]
-    if "exp" in given:
-        given.setdefault("method", "fedgamma")  # FedSpeed's server takes no plain step
+    for name in BASE:
+        if name in dict(pair).values():
+            given.setdefault("method", BASE[name])
     how = {name: given.pop(name) for name in HOW if name in given}
     case = plain.Case(**given)
-    if case.fork is not None and "lr" not in case.fork:
+    if case.fork == {"at": 2}:
         name, value = FIELD.get(case.method, ("rho", 0.05))
-        case = plain.Case(**{**given, "fork": {**case.fork, "fields": {name: value}}})
+        case = plain.Case(**{**given, "fork": {"at": 2, "fields": {**case.fields, name: value}}})
     return case, how
 
 
@@ -204,7 +231,7 @@ def made(case: plain.Case, how: dict[str, Any], folder: Path) -> list[dict[str, 
         extend(out, case.rounds, allow_code=True)
     if case.fork is not None:
         inside = "method." + "base." * (len(list(_names(method_table(case, how)))) - 1)
-        changes = {name: value for name, value in case.fork.items() if name == "lr"}
+        changes = {name: value for name, value in case.fork.items() if name in ("lr", "weighting")}
         changes |= {inside + name: value for name, value in case.fork.get("fields", {}).items()}
         fork(out, case.fork["at"], folder / "fork", changes, allow_code=True)
         out = folder / "fork"

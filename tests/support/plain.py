@@ -145,7 +145,9 @@ class Client:
         self.running, self.step, self.losses = dict(running), -1, []
 
     def gradient(self, i: int, t: int, k: int, w: Vec, fraction: float) -> Vec:
-        found, loss, seen = self.model.gradient(w, *self.batches[k])
+        x, y = self.batches[k]
+        used = max(1, round(fraction * len(y)))
+        found, loss, seen = self.model.gradient(w, x[:used], y[:used])
         if k > self.step:  # the first call of a step counts, others do not
             self.step = k
             self.losses.append(loss)
@@ -220,7 +222,6 @@ class Server:
         first = {"method": self.method.first(x0), "error": {}, "last": x0, "running": self.running}
         self.kept = {i: first for i in range(self.clients)}
         self.shown = x0  # what is evaluated
-        self.weights = [float(len(own)) if case.weighting == "samples" else 1.0 for own in self.data.rows]
 
     def at(self, t: int) -> Case:
         """The settings of round t, which a fork changes."""
@@ -234,7 +235,8 @@ class Server:
         warm = {name: min(1.0, (t + 1) / length) for name, length in case.warmup.items()}
         lr = case.lr * case.lr_decay**t * warm.get("lr", 1.0)
         fields = {**self.method.fields, **case.fields}
-        vars(self.method).update({name: fields[name] * warm.get(name, 1.0) for name in fields})
+        fields |= {name: fields[name] * warm[name] for name in warm if name != "lr"}
+        vars(self.method).update(fields)
         active = cohort(case.seed, t, self.clients, self.asked, case.cohort)
         lost = {int(i) for i in dropped(case.seed, t, active, case.dropout)}
         found: dict[int, dict[str, Any]] = {}
@@ -249,7 +251,8 @@ class Server:
                 continue
             found[i] = turn
             late += [i] if planned > K else []
-        p = {i: self.weights[i] for i in found}
+        weights = [float(len(own)) if case.weighting == "samples" else 1.0 for own in self.data.rows]
+        p = {i: weights[i] for i in found}
         total = sum(p.values())
 
         def mean(of: dict[int, Any]) -> Any:
@@ -262,7 +265,7 @@ class Server:
             state = {**found[i]["keeps"], "method": self.method.settled(found[i]["keeps"]["method"], arrived)}
             self.kept[i] = stored(state, case.stored)
         before, showed = self.method.x, self.shown
-        self.method.update(arrived, total / sum(self.weights), mean({i: found[i]["K"] for i in found}), lr)
+        self.method.update(arrived, total / sum(weights), mean({i: found[i]["K"] for i in found}), lr)
         self.extrapolate(case, arrived, before, t)
         if self.running:
             self.running = {n: mean({i: found[i]["keeps"]["running"][n] for i in found}) for n in self.running}

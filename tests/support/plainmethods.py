@@ -19,9 +19,9 @@ Tree = dict[str, Any]
 class FedAvg:
     """The parts of a method; others replace some of them."""
 
-    fields: dict[str, float] = {"eta_g": 1.0}
+    fields: dict[str, Any] = {"eta_g": 1.0}
 
-    def __init__(self, x0: Vec, **fields: float) -> None:
+    def __init__(self, x0: Vec, **fields: Any) -> None:
         vars(self).update(self.fields | fields)
         self.x = x0
         self.begin(np.zeros_like(x0))
@@ -268,8 +268,30 @@ class FedDyn(Dual):
         return self.alpha
 
 
-class FedSpeed(Dual, FedSAM):
-    fields = {"lam": 10.0, "rho": 0.1}
+class FedSpeed(Dual):
+    fields = {"lam": 10.0, "rho": 0.1, "alpha": 1.0, "ascent_fraction": 1.0, "server": "all", "correction": True}
+
+    def first(self, x0: Vec) -> Tree:
+        return super().first(x0) if self.correction else {}
+
+    def gradient(self, job: Job, k: int, x: Vec, mine: Tree) -> Vec:
+        g1 = job.grad(k, x, self.ascent_fraction)
+        return (1 - self.alpha) * g1 + self.alpha * job.grad(k, x + self.rho * unit(g1))
+
+    def direction(self, job: Job, k: int, x: Vec, mine: Tree) -> Vec:
+        return super().direction(job, k, x, mine or {"h": 0.0})
+
+    def reply(self, job: Job, x: Vec, D: Vec, mine: Tree) -> tuple[Tree, Tree]:
+        if not self.correction:
+            return {"D": D}, {}
+        up, kept = super().reply(job, x, D, mine)
+        return {"D": D + kept["h"]} if self.server == "active" else up, kept
+
+    def update(self, mean: Tree, share: float, K: float, lr: float) -> None:
+        if self.correction and self.server == "all":
+            super().update(mean, share, K, lr)
+        else:
+            self.x = self.x + mean["D"]
 
 
 class FedLESAMD(Old, Dual):
@@ -348,17 +370,19 @@ class FedGloSS(Dual):
 
 
 class FedADMM(Dual):
-    """Variant `wang`."""
+    fields = {"lam": 10.0, "variant": "wang", "eta_g": 1.0}
 
     def first(self, x0: Vec) -> Tree:
-        return {"h": np.zeros_like(x0), "xh": x0}
+        return {"h": np.zeros_like(x0), **({} if self.variant == "active" else {"xh": x0})}
 
     def reply(self, job: Job, x: Vec, D: Vec, mine: Tree) -> tuple[Tree, Tree]:
         h = mine["h"] + D
+        if self.variant == "active":
+            return {"dxh": x + h - job.centre}, {"h": h}
         return {"dxh": x + h - mine["xh"]}, {"h": h, "xh": x + h}
 
     def update(self, mean: Tree, share: float, K: float, lr: float) -> None:
-        self.x = self.x + share * mean["dxh"]
+        self.x = self.x + {"wang": share, "gong": self.eta_g, "active": 1.0}[self.variant] * mean["dxh"]
 
 
 class FedPD(Dual):
@@ -416,8 +440,13 @@ class FedACG(FedAvg):
         self.x = self.x + self.m
 
 
-class FedNSAM(FedACG, FedSAM):
-    fields = {"gamma": 0.85, "rho": 0.05, "beta": 0.0}
+class FedNSAM(FedACG):
+    fields = {"gamma": 0.85, "rho": 0.05, "ascent": "local", "beta": 0.0}
+
+    def gradient(self, job: Job, k: int, x: Vec, mine: Tree) -> Vec:
+        if self.ascent == "momentum":
+            return job.grad(k, x - self.rho * unit(self.m))
+        return job.sam(k, x, self.rho, 1.0)
 
 
 ALL = [FedAvg, FedProx, FedAdam, FedYogi, FedAdagrad, FedNova, Scaffold, FedCM, FedDyn, FedADMM, FedPD, FedSpeed]
