@@ -137,7 +137,7 @@ class Method(Params):
         return None
 
     @property
-    def needs(self) -> Mapping[str, Any]:
+    def needs(self) -> Mapping[str, str]:
         """Fields of the plan, and the one value with which this method is what it says."""
         return {}
 
