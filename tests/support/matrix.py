@@ -44,8 +44,8 @@ DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "privacy": {
         "clip": {"clip": 0.2},
-        "dp": {"dp": {"noise": 0.5, "clip": 0.2, "where": "server"}},
-        "dp clients": {"dp": {"noise": 0.5, "clip": 0.2, "where": "clients"}},
+        "dp": {"dp": {"noise": 0.5, "clip": 0.2, "where": "server"}, "local_steps": 3},  # K must not depend on data
+        "dp clients": {"dp": {"noise": 0.5, "clip": 0.2, "where": "clients"}, "local_steps": 3},
     },
     "cohort": {"bernoulli": {"cohort": "bernoulli"}, "all": {"active": 0}},
     "weighting": {"samples": {"weighting": "samples"}},
@@ -69,14 +69,16 @@ DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "extend": {"extend": {"extend": 3}},
     "stop rule": {"stop_at": {"goal": 1.17}, "patience": {"patience": 1}},
+    "measured": {"client metrics": {"client_metrics": "every=1,own"}, "network": {"network": "lte"}},
+    "states": {"disk": {"states": "disk"}},
     "engine": {"block": {"engine": "block"}},
     "back end": {"process": {"backend": "process"}},
 }
-"""Every dimension, its values beside the default, and what each is in the words of `plain.Case` (engine, back end and
-extend, which must change nothing, are none of them). The default of all is FedSpeed over 3 of 6 unequal clients."""
+"""Every dimension, its values beside the default, and what each is in the words of `plain.Case`; what must change
+nothing (`HOW`) is no part of a case. The default of all is FedSpeed over 3 of 6 unequal clients."""
 BASE = {"fork weighting": "fedlesam", "fedexp": "fedgamma", "fedexp outermost": "fedgamma"}
 """The method where none is asked for, for values that are refused with FedSpeed; the first of them counts."""
-HOW = ("engine", "backend", "extend", "outermost")
+HOW = ("engine", "backend", "extend", "outermost", "client_metrics", "network", "states")
 FIELD = {
     **dict.fromkeys(("fedavg", "fednova", "scaffold"), ("eta_g", 0.5)),
     **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), ("eta_g", 0.05)),
@@ -214,6 +216,7 @@ def config(case: plain.Case, how: dict[str, Any]) -> Config:
             "backend": how.get("backend", "serial"),
             "workers": 2 if "backend" in how else 0,
             "device": "cpu",
+            **{name: how[name] for name in ("client_metrics", "network", "states") if name in how},
             "seed": case.seed,
         }
     )
