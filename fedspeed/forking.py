@@ -18,7 +18,8 @@ from .config import Config
 from .errors import UserError
 from .files import write
 from .hashing import flush
-from .method import Method
+from .method import Method, nested
+from .metrics import reports
 from .observe import Observer
 from .parent import Parent, write_parent
 from .presets import paper_decay
@@ -200,13 +201,22 @@ def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     ]
     if shapes[0] != shapes[1]:
         yield _refused(f"method.{fields_of[0]}", f"states are {shapes[0]} now and would be {shapes[1]}")
-    means = [config.method.running_mean for config in (old, new)]
+    means = [_running_mean(config.method) for config in (old, new)]
     if means[0] != means[1]:
         yield _refused(f"method.{fields_of[0]}", "what the server keeps as a mean over all clients would not be one")
-    if means[0] and old.weighting != new.weighting:
-        yield _refused(
-            "weighting", f"the server's {means[0][1]} is a mean of the clients' {means[0][0]} with its weights"
-        )
+    if old.weighting == new.weighting:
+        return
+    if means[0]:
+        kept, of = f"the server's {means[0][1]}", f"the clients' {means[0][0]}"
+        yield _refused("weighting", f"{kept} is a mean of {of} with its weights ({old.method.label})")
+    if reports(old.method, "settle"):
+        yield _refused("weighting", f"{old.method.label}'s clients keep what follows from means with its weights")
+
+
+def _running_mean(method: Method) -> tuple[str, str] | None:
+    """Return the mean over all clients of the innermost method; a wrapper that changes uploads names none."""
+    *_, inner = nested(method)
+    return inner.running_mean
 
 
 def _shapes(method: Method) -> str:

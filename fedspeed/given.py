@@ -83,21 +83,37 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def flat_model(
-    model: nn.Module, data: Federated, plan: Plan, device: torch.device, no_decay: Sequence[str]
+    model: nn.Module,
+    data: Federated,
+    plan: Plan,
+    device: torch.device,
+    no_decay: Sequence[str],
+    method: Method | None = None,
 ) -> FlatModel:
-    """A copy of a model as it is trained, with what the plan says of batch norm."""
+    """A copy of a model as it is trained, with what the plan says of batch norm.
+
+    Args:
+        method: whose `ascent_fraction`, if it has one, takes a part of every batch.
+    """
     module = copied(model).to(device)
     module = with_group_norm(module) if plan.batch_norm == "group" else module
     flat = FlatModel(module, no_decay, plan.tracks)
     if flat.statistics:
-        _refuse_single(flat, data.to(device, flat.dtype), plan.batch_size)
+        fraction = getattr(method, "ascent_fraction", 1.0)
+        _refuse_single(flat, data.to(device, flat.dtype), plan.batch_size, fraction, method)
     return flat
 
 
-def _refuse_single(flat: FlatModel, data: Federated, batch_size: int) -> None:
+def _with_single(n: np.ndarray, batch_size: int, fraction: float) -> np.ndarray:
+    """Return the clients, by their numbers of samples, that have a batch of one, or of which a part is one."""
+    lone = np.array([b and max(1, round(fraction * b)) == 1 for b in range(batch_size + 1)], dtype=bool)
+    return np.flatnonzero(lone[n % batch_size] | (lone[batch_size] & (n >= batch_size)))
+
+
+def _refuse_single(flat: FlatModel, data: Federated, batch_size: int, fraction: float, method: Method | None) -> None:
     """Raise if some client has a batch of one sample and the model's batch norm cannot take that."""
     n = data.sizes
-    alone = np.flatnonzero(n % batch_size == 1) if batch_size > 1 else np.arange(len(n))
+    alone = _with_single(n, batch_size, fraction)
     if not len(alone):
         return
     client = int(alone[n[alone].argmin()])
@@ -107,10 +123,12 @@ def _refuse_single(flat: FlatModel, data: Federated, batch_size: int) -> None:
     except ValueError as error:
         if "more than 1 value" not in str(error):
             raise
-        other = next((b for b in range(batch_size + 1, batch_size + 100) if n.min() > 1 and not (n % b == 1).any()), 0)
+        sizes = range(batch_size + 1, batch_size + 100)
+        other = next((b for b in sizes if not len(_with_single(n, b, fraction))), 0)
+        part = f", with ascent_fraction {fraction:g} of {method.label}" if method and fraction < 1 else ""
         raise UserError(
             f"batch_norm: one sample has no variance, and client {client} with {n[client]} samples has a batch of one "
-            f"at batch size {batch_size}; {f'--batch-size {other} leaves none, or' if other else 'choose'} "
+            f"at batch size {batch_size}{part}; {f'--batch-size {other} leaves none, or' if other else 'choose'} "
             f"--batch-norm group"
         ) from None
 

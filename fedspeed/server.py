@@ -114,7 +114,7 @@ class Simulation(ShownSimulation):
         plan.require(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
-        flat = flat_model(model, data, plan, device, no_decay)
+        flat = flat_model(model, data, plan, device, no_decay, method)
         self.method = method
         self.data = data
         self.t = 0

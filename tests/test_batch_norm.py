@@ -11,7 +11,7 @@ from same_bits import leaves
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedspeed import Config, FedAvg, Federated, FedSpeed, Scaffold, UserError, fork, simulate
+from fedspeed import Config, FedAvg, Federated, FedInit, FedSpeed, Scaffold, UserError, fork, simulate
 from fedspeed.carried import Carrying
 from fedspeed.cli import main
 from fedspeed.contract import Hooks
@@ -280,6 +280,15 @@ def test_refused_in_one_line(data, model, changes, told):
     with pytest.raises(UserError, match=told) as refusal:
         simulate(FedAvg(), model(), data, **settings(**changes))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_part_of_a_batch_that_is_one_sample_is_refused_before_it_is_met(data):
+    """Batches of client 3 (9 samples) are 7 and 2, of which an ascent on half of them takes 1."""
+    told = r"client 3 with 9 samples .*batch size 7, with ascent_fraction 0.5 of fedinit; --batch-size 11 leaves none"
+    with pytest.raises(UserError, match=told) as refusal:
+        simulate(FedInit(FedSpeed(ascent_fraction=0.5)), net(), data, **settings(batch_norm="average", batch_size=7))
+    assert "\n" not in str(refusal.value)
+    simulate(FedSpeed(), net(), data, **settings(batch_norm="average", batch_size=7)).close()
 
 
 def test_statistics_do_not_reach_a_private_model(data):

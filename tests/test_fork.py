@@ -217,6 +217,24 @@ def test_what_the_rounds_so_far_rest_on_stays(parents, tmp_path, kind, change, w
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ({"name": "topk", "base": "fedspeed"}, {"weighting": "samples"}),
+        ({"name": "quantise", "base": {"name": "clip", "base": "scaffold"}}, {"weighting": "samples"}),
+        ({"name": "clip", "base": "fedspeed"}, {"method.base.server": "active"}),
+        ({"name": "afedpd"}, {"weighting": "samples"}),
+        ({"name": "topk", "base": "afedpdsam"}, {"weighting": "samples"}),
+    ],
+)
+def test_a_mean_over_all_clients_stays_one_also_inside_a_wrapper_and_where_clients_hold_it(method, change):
+    """A wrapper names no running mean, and A-FedPD's clients keep q_i whose mean with the weights is 0."""
+    old = Config.from_dict({**SMALL, "method": method})
+    with pytest.raises(UserError, match=f"a fork cannot change {next(iter(change))}") as no:
+        forked(old, 3, change)
+    assert "\n" not in str(no.value)
+
+
 def test_noise_that_epsilon_counts_is_the_same_in_all_rounds():
     pytest.importorskip("dp_accounting")
     old = Config.from_dict({**SMALL, "method": {"name": "dp", "noise": 1.0, "base": {"name": "topk"}}})

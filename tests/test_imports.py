@@ -332,6 +332,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "files",
         "hashing",
         "method",
+        "metrics",
         "observe",
         "parent",
         "presets",

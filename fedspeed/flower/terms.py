@@ -59,6 +59,10 @@ class Terms:
                 f"flower: {self.method.label}: expected a method without dp, found it: its noise is a function of the "
                 f"seed, which every device has and can subtract; leave out +dp"
             )
+        if self.method.needs.get("on_client_error") == "stop":
+            raise UserError(
+                f"flower: {self.method.label} needs every reply, and a device may be lost; take another method"
+            )
         if plan.engine == "block":
             raise UserError("flower: engine must be loop, found block; a device runs one client")
         if plan.client_metrics.endswith("own"):
@@ -73,7 +77,7 @@ class Terms:
         """The local work on a device's data, as `Simulation` makes that of all."""
         plan = replace(self.plan, active=self.plan.cohort_size(data.clients))
         device = pick_device(plan.device)
-        flat = flat_model(module, data, plan, device, self.no_decay)
+        flat = flat_model(module, data, plan, device, self.no_decay, self.method)
         return Work(self.method, flat, self.loss, data.to(device, flat.dtype), plan)
 
     def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:

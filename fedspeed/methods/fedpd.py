@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError
 from ..method import Grad, Local, Method, Round
@@ -42,7 +43,8 @@ class FedPD(Method):
         4  x_hat_i = x_i + lam z_i
         5  server:   x^{t+1} = mean_i x_hat_i
 
-    A communication every round (the original may skip some at random). Partial participation is not defined for it.
+    A communication every round (the original may skip some at random). Partial participation is not defined for it:
+    settings with which a reply may be missing (bernoulli cohorts, dropout, on_client_error drop) are refused.
 
     Args:
         lam: penalty parameter, 1/w of the FedSpeed paper's prox weight w.
@@ -56,6 +58,11 @@ class FedPD(Method):
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
     family = "primal-dual"
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        """Settings with which every client is counted in every round."""
+        return {"cohort": "fixed", "dropout": 0.0, "on_client_error": "stop"}
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedPD", lr, 1 / self.lam, "1/lam")

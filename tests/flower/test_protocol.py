@@ -457,6 +457,11 @@ def test_methods_that_settle_are_refused(tmp_path, data):
         Run(tmp_path, data, "afedpd").go()
 
 
+def test_a_method_that_needs_every_reply_is_refused(tmp_path, data):
+    with pytest.raises(fedspeed.UserError, match="flower: fedpd needs every reply, and a device may be lost"):
+        Run(tmp_path, data, "fedpd").go()
+
+
 @pytest.mark.parametrize("method", ["fedavg+dp:noise=0.1", "fedspeed+dp:noise=1,where=clients"])
 def test_noise_that_every_device_can_compute_is_refused(data, method):
     found = parse_method(method)

@@ -268,8 +268,11 @@ def test_every_method_has_a_bad_case():
 def test_fedpd_needs_everybody():
     with pytest.raises(UserError, match="every client in every round"):
         package(Softmax(), METHODS["fedpd"](), Plan(active=6))
-    with pytest.raises(UserError, match="every client in every round"):
-        package(Softmax(), METHODS["fedpd"](), Plan(active=7, cohort="bernoulli"))
+    for missing in ({"cohort": "bernoulli"}, {"dropout": 0.1}, {"on_client_error": "drop"}):
+        (name,) = missing
+        with pytest.raises(UserError, match=f"fedpd: needs {name} = ") as refused:
+            package(Softmax(), METHODS["fedpd"](), Plan(active=7, **missing))
+        assert "\n" not in str(refused.value)
 
 
 READS = ["scaffold", "fedgamma", "fedcm", "mofedsam", "fednova", "fedwmsam", "fedtoga", "fedlesams", "fedmoswa"]
