@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from .data.registry import OWN, usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
@@ -120,7 +121,10 @@ class Config(Plan):
     test_set: bool = course(
         True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
     )
-    augment: str = federation("paper", about="the augmentation of pictures: paper, released, flip or none")
+    augment: str = federation(
+        "",
+        about="the augmentation of pictures: paper, released, flip or none; default paper, for data of your own none",
+    )
     data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")
     until: Until = field(default=(), metadata={"later": True})  # what a fork's first rounds had otherwise
@@ -147,6 +151,8 @@ class Config(Plan):
         if bad := [a for a in self.targets if not 0 < a < 1]:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
+        if not self.augment and not self.data.code:  # data from a user's file say it themselves
+            object.__setattr__(self, "augment", usual_augment(self.data.name))
         self._settle_clients()
         object.__setattr__(self, "until", read_until(self.until, self.rounds))
         self.earlier(0)
@@ -240,6 +246,21 @@ def read_tables(path: Path) -> dict[str, Any]:
     for name in tables.keys() & set(OURS_TO_SAY):
         raise UserError(f"{path}: {name}: expected on the command line or in $RAY_ADDRESS, found in a file; remove it")
     return resolved(tables, path.parent)
+
+
+def other_data(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    """The tables of a config whose data are replaced by others of that name: the user's own do not take over what is
+    usual for the sets of this package.
+
+    Example:
+        >>> other_data({"data": "cifar10", "augment": "paper"}, "arrays")
+        {'data': 'cifar10'}
+    """
+    before = _table(tables.get("data", TABLES["data"]), "data")["name"]
+    taken = (name in OWN or file_of(name)) and not (before in OWN or file_of(before))
+    if taken and tables.get("augment") == usual_augment(before):
+        return {key: value for key, value in tables.items() if key != "augment"}
+    return tables
 
 
 def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ CURE = {
     "model.digest": "build the model from the same seed (torch.manual_seed), or give its class, which is",
     "data.fingerprint": "give the same data",
     "data.split_fingerprint": "give the same split",
+    "data.pipeline": 'prepare the data in the same way (own pictures that were flipped and cropped: augment="paper")',
+    "loss": "give the same loss=",
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .config import TABLES, Config, read_toml, resolved
+from .config import TABLES, Config, other_data, read_toml, resolved
 from .errors import UserError, unknown
 from .methods import class_of
 from .runconfig import PLACEMENT
@@ -149,6 +149,7 @@ def at(base: Tables, point: Point) -> Tables:
             continue
         table = _table(tables.get(target, TABLES[target]))
         if not keys:
+            tables = other_data(tables, str(value)) if target == "data" and "augment" not in point else tables
             tables[target] = {**(table if table.get("name") == value else {}), "name": value}
             continue
         tables[target] = inner = table

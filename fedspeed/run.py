@@ -64,7 +64,8 @@ def load_federation(
             f"data: there is nothing at {config.data_dir}; if the data were moved, give their new place (--data-dir)"
         )
     data = load(config.data.name, **given, progress=progress, code=config.data.code, **config.data.options)
-    config = replace(config, clients=config.clients or data.clients)
+    done = "paper" if data.pipeline.random else "none"
+    config = replace(config, clients=config.clients or data.clients, augment=config.augment or done)
     if config.validation:
         data = data.with_validation(config.validation, config.seed)
     if not config.test_set:
@@ -118,7 +119,8 @@ def run_config(
             run.claim()
             clear_code(out)
         plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
-        config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
+        known = {"engine": plan.engine, "clients": getattr(plan, "clients", 0), "active": plan.active}
+        config = replace(config, **known, augment=getattr(plan, "augment", config.augment))
         write_config(out, config)
         checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
         return _run(Recording(out, config, simulation, [], checkpoints), watching)

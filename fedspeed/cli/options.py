@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..config import TABLES, Config, read_tables
+from ..config import TABLES, Config, other_data, read_tables
 from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
@@ -160,6 +160,7 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         if name == "method" and len(chain(value)) > 1:
             given[name] = parse_method(value)
         else:
+            given = other_data(given, value) if name == "data" else given
             given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
     if args.local_epochs is not None:
         if args.local_steps:
@@ -186,10 +187,11 @@ def as_given(config: Config) -> list[str]:
         ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
     """
     found: list[str] = []
+    usual = Config(data=config.data)  # which decides what is usual for it
     left_open = {field.name: field.default for field in dataclasses.fields(Config)}
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
         value = getattr(config, name)
-        default = getattr(Config(), name)
+        default = getattr(usual if name == "augment" else Config(), name)
         flag = "--" + name.replace("_", "-")
         if value == left_open[name]:  # 0 clients: as many as the data have
             continue

@@ -74,6 +74,13 @@ CARDS = {
     ),
 }
 """A data set of this package is one entry here and its loader."""
+OWN = tuple(name for name, card in CARDS.items() if card.size == "yours")
+"""The names that stand for data of the user's."""
+
+
+def usual_augment(name: str) -> str:
+    """The augmentation of a data set by name where nobody asks for another: the user's own data have none."""
+    return "none" if name in OWN else "paper"
 
 
 class Datasets(Mapping[str, Callable[..., "Samples"]]):
