@@ -23,6 +23,7 @@ from .errors import UserError
 from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together
 from .jobs import turns
+from .losses import fitting_loss, require_outputs
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged, steps_of
@@ -48,7 +49,7 @@ def simulate(
     data: Federated,
     plan: Plan | None = None,
     *,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
     no_decay: Sequence[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
@@ -63,7 +64,8 @@ def simulate(
             arguments, is built from the seed.
         data: who owns what; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
-        loss: `loss(model(x), y)`, the mean over a batch.
+        loss: `loss(model(x), y)`, the mean over a batch; by default cross-entropy for classes, the squared error for
+            floating targets.
         no_decay: names, or ends of names, of parameters without weight decay.
         out: a run directory to write while you iterate; however that ends, the run can be resumed.
         resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
@@ -102,7 +104,7 @@ class Simulation(ShownSimulation):
         model: nn.Module,
         data: Federated,
         plan: Plan,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: Loss | None = None,
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
         observers: Observers | None = None,
@@ -114,6 +116,7 @@ class Simulation(ShownSimulation):
         plan.require(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
+        fitting = fitting_loss(loss, data)
         flat = flat_model(model, data, plan, device, no_decay)
         self.method = method
         self.data = data
@@ -123,7 +126,9 @@ class Simulation(ShownSimulation):
         self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
-        work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
+        work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
+        if loss is None:
+            require_outputs(work)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self._first = work.hooks.init_client(self.x0)  # every client's: a method sees x^0 alone
         touched = min(data.clients, plan.active * plan.rounds)
