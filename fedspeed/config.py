@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from .data.registry import OWN, usual_augment
+from .data.registry import usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
@@ -246,21 +246,6 @@ def read_tables(path: Path) -> dict[str, Any]:
     for name in tables.keys() & set(OURS_TO_SAY):
         raise UserError(f"{path}: {name}: expected on the command line or in $RAY_ADDRESS, found in a file; remove it")
     return resolved(tables, path.parent)
-
-
-def other_data(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    """The tables of a config whose data are replaced by others of that name: the user's own do not take over what is
-    usual for the sets of this package.
-
-    Example:
-        >>> other_data({"data": "cifar10", "augment": "paper"}, "arrays")
-        {'data': 'cifar10'}
-    """
-    before = _table(tables.get("data", TABLES["data"]), "data")["name"]
-    taken = (name in OWN or file_of(name)) and not (before in OWN or file_of(before))
-    if taken and tables.get("augment") == usual_augment(before):
-        return {key: value for key, value in tables.items() if key != "augment"}
-    return tables
 
 
 def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:

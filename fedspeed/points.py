@@ -13,7 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .config import TABLES, Config, other_data, read_toml, resolved
+from .config import TABLES, Config, read_toml, resolved
+from .data.registry import without_augment
 from .errors import UserError, unknown
 from .methods import class_of
 from .runconfig import PLACEMENT
@@ -149,7 +150,8 @@ def at(base: Tables, point: Point) -> Tables:
             continue
         table = _table(tables.get(target, TABLES[target]))
         if not keys:
-            tables = other_data(tables, str(value)) if target == "data" and "augment" not in point else tables
+            if target == "data" and "augment" not in point:
+                tables = without_augment(tables, str(table.get("name")), str(value))
             tables[target] = {**(table if table.get("name") == value else {}), "name": value}
             continue
         tables[target] = inner = table

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .backends import Place, open_backend
+from .blame import made_nan, server_blamed
 from .carried import whole
 from .client import Work
 from .clientmetrics import ClientMetrics
@@ -134,6 +135,8 @@ class Simulation(ShownSimulation):
         touched = min(data.clients, plan.active * plan.rounds)
         self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
         self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
+        if not all_finite(self.server) and all_finite((self.x0,)):
+            raise made_nan(method, "init_server", "the server's first state")
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
@@ -220,14 +223,16 @@ class Simulation(ShownSimulation):
         K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
         told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
         with one_thread():  # the bits of a sum depend on the number of threads
-            result = work.hooks.received(mean.result(), told)
+            came = mean.result()
+            result = work.hooks.received(came, told)
             settle(self.states, work.hooks, result, told)
             server = work.hooks.update(self.server, result, told)
+            if not all_finite(server):
+                blame = server_blamed(self.method, t, self.server, came, result)
+                raise blame or server_diverged(self.method, server, t, lr)
             metrics = merged(self.method, work.hooks.metrics(server, result, told), replies)
-            del mean, result
+            del mean, came, result
             update_norm = distance(server.x, self.server.x)
-        if not all_finite(server):
-            raise server_diverged(self.method, server, t, lr)
         trained = time.perf_counter()
         score, validation, measured = score_round(self.backend, self.work, whole(server), t + 1, replies)
         train_loss = average(replies, "train_loss")

@@ -86,6 +86,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "vec",
     },
     "engines": {
+        "blame",
         "client",
         "contract",
         "data",
@@ -136,6 +137,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "server": {
         "backends",
+        "blame",
         "carried",
         "client",
         "clientmetrics",
@@ -306,6 +308,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "illness": {"cures", "observe", "record"},
     "symptoms": {"carried", "devices", "errors", "evaluate", "fields", "losses", "sampling", "vec"},
     "losses": {"data", "errors", "sampling"},
+    "blame": {"client", "contract", "errors", "method", "origin", "vec"},
     "metering": {"client", "errors", "given", "network", "record"},
     "network": {"errors", "hashing", "record"},
     "clientmetrics": set(),
@@ -316,7 +319,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "splitfile": {"data", "files"},
     "batch": {"config", "errors", "illness", "observe", "pool", "report", "run", "runconfig", "rundir", "stopping"},
     "sweeps": {"batch", "config", "environment", "errors", "exporters", "observe", "points", "report", "runconfig"},
-    "points": {"config", "errors", "methods", "runconfig"},
+    "points": {"config", "data", "errors", "methods", "runconfig"},
     "slurm": {"config", "errors", "files", "runconfig", "slurmtext"},
     "slurmtext": set(),
     "recurrent": {"errors"},

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..config import TABLES, Config, other_data, read_tables
+from ..config import TABLES, Config, read_tables
+from ..data.registry import without_augment
 from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
@@ -160,7 +161,8 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         if name == "method" and len(chain(value)) > 1:
             given[name] = parse_method(value)
         else:
-            given = other_data(given, value) if name == "data" else given
+            if name == "data":
+                given = without_augment(given, _name(given.get(name)), value)
             given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
     if args.local_epochs is not None:
         if args.local_steps:
@@ -205,6 +207,11 @@ def as_given(config: Config) -> list[str]:
         found += [part for key, value in getattr(config, target).options.items()
                   for part in ("--set", f"{target}.{key}={toml_value(value)}")]  # fmt: skip
     return found
+
+
+def _name(table: Any) -> str:
+    """The name in a table of a config, or the default."""
+    return str((table.get("name") if isinstance(table, dict) else table) or TABLES["data"])
 
 
 def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:
