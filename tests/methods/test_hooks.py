@@ -198,6 +198,15 @@ def test_a_mistake_in_a_method_gives_one_line_with_its_place(name, tmp_path, cap
     assert abs(int(place[1]) - number) <= 2  # the line itself, or the `def` above it
 
 
+def test_explain_offers_no_rate_for_a_mistake_in_a_hook(tmp_path, capsys):
+    path, _ = mutant(tmp_path, "F", "return grad(x) / 0")
+    fails(tmp_path, path, code=1)
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Mine.direction made NaN or Inf of finite values" in out
+    assert "what to try" not in out
+
+
 @pytest.mark.parametrize("hook", MISSING)
 def test_a_hook_that_is_missing_is_named(hook, tmp_path, capsys):
     path = tmp_path / "mine.py"
