@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,3 +103,28 @@ def require_outputs(work: Work) -> None:
 def shape_text(shape: tuple[int, ...]) -> str:
     """A shape of a batch with its first axis by name."""
     return f"({', '.join(['batch', *map(str, shape[1:])])})"
+
+
+def loss_name(loss: Any) -> str:
+    """A loss by its qualified name; with its settings, as far as they are plain, where it is an object.
+
+    Example:
+        >>> loss_name(functools.partial(cross_entropy, label_smoothing=0.1))
+        'torch.nn.functional:cross_entropy(label_smoothing=0.1)'
+    """
+    if isinstance(loss, functools.partial):
+        plain: dict[str, Any] = {**{str(i): a for i, a in enumerate(loss.args)}, **loss.keywords}
+        return loss_name(loss.func) + _settings(plain)
+    if hasattr(loss, "__qualname__"):
+        return place(loss)
+    return place(type(loss)) + _settings({k: v for k, v in vars(loss).items() if not k.startswith("_")})
+
+
+def _settings(values: dict[str, Any]) -> str:
+    plain = (f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | bool) and k != "training")
+    return f"({', '.join(plain)})"
+
+
+def place(thing: Any) -> str:
+    """Where a class or function is written: `module:name`."""
+    return f"{thing.__module__}:{thing.__qualname__}"

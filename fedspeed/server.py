@@ -24,15 +24,17 @@ from .errors import UserError
 from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together
 from .jobs import turns
-from .losses import fitting_loss, require_outputs
+from .losses import fitting_loss, loss_name, require_outputs
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
+from .presets import paper_decay
 from .record import Record
 from .scoring import score_round
+from .settings import in_force, one_line
 from .states import ClientStates, DiskStates, choose_states, settle
 from .stopping import Stopping
 from .stretches import Stretches
@@ -160,6 +162,17 @@ class Simulation(ShownSimulation):
     def ended(self) -> str:
         """`finished`, or `stopped: ...` with what a rule of the plan says; "" while rounds are left."""
         return "finished" if self.t >= self.plan.rounds else self.stopping.status
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The settings that the data decide: what is done to pictures, and the loss."""
+        return {"augment": self.data.pipeline.augmentation, "loss": loss_name(self.work.loss).partition(":")[2]}
+
+    @property
+    def settings(self) -> str:
+        """What the run trains with, in a line."""
+        decay = self.plan.lr_decay or paper_decay(self.method)
+        return one_line(in_force(self.plan.fields() | {"lr_decay": decay, "clients": self.data.clients}, self.told))
 
     @property
     def out(self) -> Path | None:

@@ -14,8 +14,8 @@ from ..data.federated import Federated
 from ..environment import environment
 from ..errors import UserError
 from ..given import flat_model, given_model, given_plan, pick_device
-from ..givenrun import loss_name, module_digest
-from ..losses import fitting_loss
+from ..givenrun import module_digest
+from ..losses import fitting_loss, loss_name
 from ..method import Method, nested
 from ..methods import DP
 from ..metrics import reports
