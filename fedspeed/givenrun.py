@@ -21,8 +21,7 @@ import torch
 from .checkpoint import Checkpoints
 from .config import GIVEN, Config, Spec
 from .errors import UserError
-from .losses import loss_name as loss_name
-from .losses import place
+from .losses import loss_name, place
 from .methods import METHODS, WRAPPERS
 from .plan import Plan
 from .recording import Recording
