@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from .data.registry import usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
@@ -116,7 +117,10 @@ class Config(Plan):
     test_set: bool = course(
         True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
     )
-    augment: str = federation("paper", about="the augmentation of pictures: paper, released, flip or none")
+    augment: str = federation(
+        "",
+        about="the augmentation of pictures: paper, released, flip or none; default paper, for data of your own none",
+    )
     data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")
     until: Until = field(default=(), metadata={"later": True})  # what a fork's first rounds had otherwise
@@ -143,6 +147,8 @@ class Config(Plan):
         if bad := [a for a in self.targets if not 0 < a < 1]:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
+        if not self.augment and not self.data.code:  # data from a user's file say it themselves
+            object.__setattr__(self, "augment", usual_augment(self.data.name))
         self._settle_clients()
         object.__setattr__(self, "until", read_until(self.until, self.rounds))
         self.earlier(0)

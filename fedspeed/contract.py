@@ -145,7 +145,8 @@ class Hooks:
         self._tree("settle", kept, self.dtype, what="Client")
         self._alike("settle", "Client", fields_of(kept), fields_of(client), "as `upload` returned it")
         if not all_finite(kept):
-            raise Diverged(f"{self._name('settle')}: round {round.t + 1}: a client's state became NaN or Inf")
+            place = defined(self.method, "settle")
+            raise Diverged(f"{self._name('settle')}: round {round.t + 1}: a client's state became NaN or Inf ({place})")
         return kept
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:

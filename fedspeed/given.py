@@ -162,8 +162,8 @@ def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
 
 
 def require_loss(loss: Any) -> None:
-    """Raise for what cannot be called, or is a class."""
-    if not callable(loss) or isinstance(loss, type):
+    """Raise for what cannot be called, or is a class; None stands for the usual loss."""
+    if (loss is not None and not callable(loss)) or isinstance(loss, type):
         raise UserError(
             f"loss: expected a function loss(model(x), y), found {_a(loss)}; torch.nn.functional.cross_entropy for "
             f"classes, mse_loss for numbers, or an instance such as nn.BCEWithLogitsLoss()"

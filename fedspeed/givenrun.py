@@ -6,7 +6,6 @@ takes the same call with the same objects; others are refused.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import tomllib
@@ -22,6 +21,7 @@ import torch
 from .checkpoint import Checkpoints
 from .config import GIVEN, Config, Spec
 from .errors import UserError
+from .losses import loss_name, place
 from .methods import METHODS, WRAPPERS
 from .plan import Plan
 from .recording import Recording
@@ -41,6 +41,8 @@ CURE = {
     "model.digest": "build the model from the same seed (torch.manual_seed), or give its class, which is",
     "data.fingerprint": "give the same data",
     "data.split_fingerprint": "give the same split",
+    "data.pipeline": 'prepare the data in the same way (own pictures that were flipped and cropped: augment="paper")',
+    "loss": "give the same loss=",
 }
 
 
@@ -59,7 +61,7 @@ class GivenRun(Config):
         tables = super().to_dict()
         cls = type(self.method)
         if not self.method.source and cls not in {**METHODS, **WRAPPERS}.values():
-            tables["method"] = {**tables["method"], "class": _place(cls)}
+            tables["method"] = {**tables["method"], "class": place(cls)}
         return tables
 
 
@@ -151,7 +153,7 @@ def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
     return GivenRun(
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,
-        model=Spec(GIVEN, {"class": _place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
+        model=Spec(GIVEN, {"class": place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
         data=Spec(GIVEN, _told(data)),
         split=data.split,
         clients=data.clients,
@@ -173,32 +175,8 @@ def _told(data: Federated) -> dict[str, Any]:
 def module_digest(model: nn.Module) -> str:
     """Of classes, names, shapes and numbers: layers, parameters (and which are trained) and buffers."""
     found = hashlib.blake2b(digest_size=16)
-    found.update(json.dumps([(name, _place(type(part))) for name, part in model.named_modules()]).encode())
+    found.update(json.dumps([(name, place(type(part))) for name, part in model.named_modules()]).encode())
     for name, a in [*model.named_parameters(), *model.named_buffers()]:
         found.update(json.dumps([name, str(a.dtype), list(a.shape), a.requires_grad]).encode())
         found.update(a.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def loss_name(loss: Any) -> str:
-    """A loss by its qualified name; with its settings, as far as they are plain, where it is an object.
-
-    Example:
-        >>> loss_name(functools.partial(json.dumps, indent=1))
-        'json:dumps(indent=1)'
-    """
-    if isinstance(loss, functools.partial):
-        plain: dict[str, Any] = {**{str(i): a for i, a in enumerate(loss.args)}, **loss.keywords}
-        return loss_name(loss.func) + _settings(plain)
-    if hasattr(loss, "__qualname__"):
-        return _place(loss)
-    return _place(type(loss)) + _settings({k: v for k, v in vars(loss).items() if not k.startswith("_")})
-
-
-def _settings(values: dict[str, Any]) -> str:
-    plain = (f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | bool) and k != "training")
-    return f"({', '.join(plain)})"
-
-
-def _place(thing: Any) -> str:
-    return f"{thing.__module__}:{thing.__qualname__}"

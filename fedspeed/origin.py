@@ -30,6 +30,12 @@ def not_block_safe(method: Method) -> Method | None:
     return next((each for each in users if vars(type(each)).get("block_safe") is not True), None)
 
 
+def wrote(method: Method, hook: str) -> bool:
+    """Whether the user wrote a hook of a method, or of one inside it, rather than to inherit the package's."""
+    found = (getattr(getattr(type(each), hook), "__code__", None) for each in nested(method) if not packaged(each))
+    return any(code is not None and not Path(code.co_filename).is_relative_to(PACKAGE) for code in found)
+
+
 def defined(method: Method, hook: str = "") -> str:
     """Where a method's class, or one of its hooks, is written: `mine.py, line 12`; of wrappers and what they wrap, the
     innermost that is the user's and has the hook itself."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import TABLES, Config, read_toml, resolved
+from .data.registry import without_augment
 from .errors import UserError, unknown
 from .methods import class_of
 from .runconfig import PLACEMENT
@@ -149,6 +150,8 @@ def at(base: Tables, point: Point) -> Tables:
             continue
         table = _table(tables.get(target, TABLES[target]))
         if not keys:
+            if target == "data" and "augment" not in point:
+                tables = without_augment(tables, str(table.get("name")), str(value))
             tables[target] = {**(table if table.get("name") == value else {}), "name": value}
             continue
         tables[target] = inner = table

@@ -277,6 +277,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         **({"warmup": config.warmup} if config.warmup else {}),
         **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
+        "settings": simulation.told,
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,

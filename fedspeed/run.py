@@ -25,9 +25,16 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    config: Config, progress: Callable[[str, int, int], None] | None = None, folder: Path | None = None
+    config: Config,
+    progress: Callable[[str, int, int], None] | None = None,
+    folder: Path | None = None,
+    new: bool = False,
 ) -> Simulation:
-    """Load the data, build the model, and stand at round 0."""
+    """Load the data, build the model, and stand at round 0.
+
+    Args:
+        new: nothing was run with this config before, so targets of no clear meaning may be refused.
+    """
     from torch.nn.functional import cross_entropy, mse_loss
 
     from .models import build_with, find_builder
@@ -38,8 +45,19 @@ def prepare(
     if builder.__module__ == find_builder.__module__:  # ours compute with numbers: no embeddings
         data = data.floats()
     model = build_with(builder, config.model.name, data, config.seed, config.model.options)
-    loss = mse_loss if data.classes is None else cross_entropy
+    if new:
+        _require_targets(data)
+    loss = None if new else mse_loss if data.classes is None else cross_entropy
     return Simulation(config.method, model, data, config, loss, folder=folder)
+
+
+def _require_targets(data: Federated) -> None:
+    """Raise for targets that only a loss of the user's own can be for."""
+    if data.classes is None and not data.y.is_floating_point():
+        raise UserError(
+            f"data {data.name}: expected one class label per row, or floats for regression, found whole numbers of "
+            f"shape {tuple(data.y.shape)}; train on them from Python, with a loss of your own"
+        )
 
 
 def load_federation(
@@ -64,7 +82,8 @@ def load_federation(
             f"data: there is nothing at {config.data_dir}; if the data were moved, give their new place (--data-dir)"
         )
     data = load(config.data.name, **given, progress=progress, code=config.data.code, **config.data.options)
-    config = replace(config, clients=config.clients or data.clients)
+    done = "paper" if data.pipeline.random else "none"
+    config = replace(config, clients=config.clients or data.clients, augment=config.augment or done)
     if config.validation:
         data = data.with_validation(config.validation, config.seed)
     if not config.test_set:
@@ -109,7 +128,7 @@ def run_config(
         try:
             if fresh:
                 write_config(out, config)
-            simulation = prepare(config, progress, run.states)
+            simulation = prepare(config, progress, run.states, new=True)
         except Exception:
             if fresh:
                 withdraw(out, made)
@@ -118,7 +137,8 @@ def run_config(
             run.claim()
             clear_code(out)
         plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
-        config = replace(config, engine=plan.engine, clients=getattr(plan, "clients", 0), active=plan.active)
+        known: dict[str, Any] = {"engine": plan.engine, "clients": getattr(plan, "clients", 0), "active": plan.active}
+        config = replace(config, **known, augment=getattr(plan, "augment", config.augment))
         write_config(out, config)
         checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
         return _run(Recording(out, config, simulation, [], checkpoints), watching)

@@ -177,6 +177,7 @@ def same_run(stored: Config, given: Config) -> bool:
     given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
     given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
     given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
+    given = replace(given, augment=given.augment or stored.augment)
     given = replace(given, data_dir=stored.data_dir)  # the data count, not where they are: a resume looks at them
     rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
     return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .backends import Place, open_backend
+from .blame import made_nan, server_blamed
 from .carried import of_method, whole
 from .client import Work
 from .clientmetrics import ClientMetrics
@@ -23,14 +24,17 @@ from .errors import UserError
 from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together
 from .jobs import turns
+from .losses import fitting_loss, loss_name, require_outputs
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged, norms, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
+from .presets import paper_decay
 from .record import Record
 from .scoring import score_round
+from .settings import in_force, one_line
 from .states import ClientStates, DiskStates, choose_states, settle
 from .stopping import Stopping
 from .stretches import Stretches
@@ -48,7 +52,7 @@ def simulate(
     data: Federated,
     plan: Plan | None = None,
     *,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
     no_decay: Sequence[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
@@ -63,7 +67,8 @@ def simulate(
             arguments, is built from the seed.
         data: who owns what; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
-        loss: `loss(model(x), y)`, the mean over a batch.
+        loss: `loss(model(x), y)`, the mean over a batch; by default cross-entropy for classes, the squared error for
+            floating targets.
         no_decay: names, or ends of names, of parameters without weight decay.
         out: a run directory to write while you iterate; however that ends, the run can be resumed.
         resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
@@ -102,7 +107,7 @@ class Simulation(ShownSimulation):
         model: nn.Module,
         data: Federated,
         plan: Plan,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: Loss | None = None,
         no_decay: Sequence[str] = (),
         folder: Path | None = None,
         observers: Observers | None = None,
@@ -114,6 +119,7 @@ class Simulation(ShownSimulation):
         plan.require(method)
         method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
         device = pick_device(plan.device)
+        fitting = fitting_loss(loss, data)
         flat = flat_model(model, data, plan, device, no_decay, method)
         self.method = method
         self.data = data
@@ -123,12 +129,16 @@ class Simulation(ShownSimulation):
         self.x0 = flat.x
         self.recording: Recording | None = None  # what writes the rounds down, if anything does
         self.observers = Observers() if observers is None else observers
-        work = Work(method, flat, loss, data.to(device, flat.dtype), plan)
+        work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
+        if loss is None:
+            require_outputs(work)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self._first = work.hooks.init_client(self.x0)  # every client's: a method sees x^0 alone
         touched = min(data.clients, plan.active * plan.rounds)
         self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
         self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
+        if not all_finite(self.server) and all_finite((self.x0,)):
+            raise made_nan(method, "init_server", "the server's first state")
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
@@ -152,6 +162,17 @@ class Simulation(ShownSimulation):
     def ended(self) -> str:
         """`finished`, or `stopped: ...` with what a rule of the plan says; "" while rounds are left."""
         return "finished" if self.t >= self.plan.rounds else self.stopping.status
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The settings that the data decide: what is done to pictures, and the loss."""
+        return {"augment": self.data.pipeline.augmentation, "loss": loss_name(self.work.loss).partition(":")[2]}
+
+    @property
+    def settings(self) -> str:
+        """What the run trains with, in a line."""
+        decay = self.plan.lr_decay or paper_decay(self.method)
+        return one_line(in_force(self.plan.fields() | {"lr_decay": decay, "clients": self.data.clients}, self.told))
 
     @property
     def out(self) -> Path | None:
@@ -215,15 +236,17 @@ class Simulation(ShownSimulation):
         K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
         told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
         with one_thread():  # the bits of a sum depend on the number of threads
-            result = work.hooks.received(mean.result(), told)
+            came = mean.result()
+            result = work.hooks.received(came, told)
             settle(self.states, work.hooks, result, told)
             server = work.hooks.update(self.server, result, told)
+            if not all_finite(server):
+                blame = server_blamed(self.method, t, self.server, came, result)
+                raise blame or server_diverged(self.method, server, t, lr)
             told_of = merged(self.method, work.hooks.metrics(server, result, told), replies)
             metrics = norms(self.method, of_method(server)) | told_of
-            del mean, result
+            del mean, came, result
             update_norm = distance(server.x, self.server.x)
-        if not all_finite(server):
-            raise server_diverged(self.method, server, t, lr)
         trained = time.perf_counter()
         score, validation, measured = score_round(self.backend, self.work, whole(server), t + 1, replies)
         train_loss = average(replies, "train_loss")

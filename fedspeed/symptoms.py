@@ -11,13 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from .carried import of_method, whole
 from .devices import placed
 from .errors import Diverged
 from .evaluate import Score, slices
 from .fields import named
+from .losses import is_entropy
 from .sampling import torch_seed
 from .vec import accurate, all_finite, one_thread
 
@@ -59,8 +59,7 @@ class Symptoms:
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
         self.likely = max(shares, default=0.0)
         self.entropy = -math.fsum(p * math.log(p) for p in shares)
-        is_entropy = work.loss is nn.functional.cross_entropy or type(work.loss) is nn.CrossEntropyLoss
-        self.guess = math.log(data.classes) if data.classes and is_entropy else None
+        self.guess = math.log(data.classes) if data.classes and is_entropy(work.loss) else None
 
     def client(self, state: Any, first: bool) -> None:
         """The new state of a client whose reply is counted; of a round only the first is looked at."""

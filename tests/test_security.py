@@ -310,7 +310,7 @@ def test_a_reader_wholeaves_does_not_stop_a_run(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.readline().startswith("fedspeed: round 2/40")
+    assert process.stdout.readline().startswith("fedspeed: lr 0.1, ")
     process.stdout.close()
     assert (process.stderr.read(), process.wait()) == ("", 0)
     process.stderr.close()

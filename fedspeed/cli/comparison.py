@@ -26,6 +26,7 @@ def show(found: Comparison, console: Console, out: Path) -> None:
     if dropped:
         parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
     parts.append(textwrap.fill(found.note, wide))
+    parts.append(textwrap.fill(found.settings, wide))
     if found.gaps:
         parts += [
             "",

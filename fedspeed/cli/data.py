@@ -70,6 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--clients", type=int, metavar="N", help="default 100, or as many as the data have (natural)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
     show.add_argument("--validation", default="", metavar="SPEC", help="0.1, clients:0.1 or clients:5; default none")
+    show.add_argument(
+        "--augment", default="", metavar="TEXT", help="as of `run`; default paper, none for your own data"
+    )
     show.add_argument("--out", metavar="DIR", help="where to write the figures (default: figures/)", default="figures")
     show.add_argument("--no-figures", action="store_true", help="numbers only")
     show.add_argument("--json", action="store_true", help="print the numbers as JSON and nothing else")
@@ -113,7 +116,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise UserError(f"--set: expected OPTION=VALUE, found {text!r}")
         key = key.strip().removeprefix("data.")
-        if key in ("name", "split", "clients", "seed", "data_dir", "validation", "progress"):
+        if key in ("name", "split", "clients", "seed", "augment", "data_dir", "validation", "progress"):
             raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"]
@@ -174,6 +177,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
             split=args.split,
             clients=args.clients,
             seed=args.seed,
+            augment=args.augment,
             data_dir=args.data_dir,
             validation=args.validation,
             progress=report,
@@ -217,6 +221,7 @@ def _print(s: Summary, console: Console) -> None:
             f"classes       {s.half.mean():.1f} of {s.classes} hold half of a client's data (mean; from {s.half.min()} "
             f"to {s.half.max()}); the largest holds {shares.mean():.0%}"
         )
+    console.out(f"augmentation  {s.augmentation}")
     console.out(f"repeats       {s.repeats:,} ({s.repeats / s.samples:.1%})")
     console.out(f"unused        {s.unused:,} ({s.unused / s.samples:.1%})")
     console.out(f"fingerprint   data {s.fingerprint}, split {s.split_fingerprint}")
@@ -236,6 +241,7 @@ def _json(s: Summary) -> str:
             "validation_samples": s.validation_samples,
             "sizes": s.sizes.tolist(),
             "half_mass": s.half.tolist(),
+            "augmentation": s.augmentation,
             "repeats": s.repeats,
             "unused": s.unused,
             "data_fingerprint": s.fingerprint,

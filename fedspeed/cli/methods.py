@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import UserError, one_line
 from ..method import Local, Method
 from ..methods import FAMILIES, METHODS, WRAPPERS, build
+from ..plan import Plan
 from ..presets import paper_decay
 from ..registry import foreign
 from ..schedule import own_schedulable
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 LEGEND = """\
 server, client: what each keeps between rounds; down/up: vectors of length d per
 active client and round; grads: minibatch gradients per local step (a teacher's
-pass forward is a third of one); decay: the paper's learning-rate decay. A field
-with * can rise over the first rounds, as the rate of every method can:
---warmup lr=10,rho=10; or decay with the rate: --follow-lr rho.
+pass forward is a third of one); decay: the paper's lr_decay, which runs take
+with --preset paper only. A field with * can rise over the first rounds, as the
+rate of every method can: --warmup lr=10,rho=10; or decay with the rate:
+--follow-lr rho.
 `fedspeed methods NAME` explains one."""
 
 
@@ -163,7 +165,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     kind = f"{method.family}: " if method.family else ""
     console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
-                  f"{c.grads:.3g} gradient(s) per step; learning-rate decay {paper_decay(method)}")  # fmt: skip
+                  f"{c.grads:.3g} gradient(s) per step; the paper's lr_decay {paper_decay(method)} "
+                  f"(--preset paper; a run takes {Plan.lr_decay:g} unless told otherwise)")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TABLES, Config, read_tables
+from ..data.registry import without_augment
 from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
@@ -160,6 +161,8 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
         if name == "method" and len(chain(value)) > 1:
             given[name] = parse_method(value)
         else:
+            if name == "data":
+                given = without_augment(given, _name(given.get(name)), value)
             given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
     if args.local_epochs is not None:
         if args.local_steps:
@@ -186,10 +189,11 @@ def as_given(config: Config) -> list[str]:
         ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
     """
     found: list[str] = []
+    usual = Config(data=config.data)  # which decides what is usual for it
     left_open = {field.name: field.default for field in dataclasses.fields(Config)}
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
         value = getattr(config, name)
-        default = getattr(Config(), name)
+        default = getattr(usual if name == "augment" else Config(), name)
         flag = "--" + name.replace("_", "-")
         if value == left_open[name]:  # 0 clients: as many as the data have
             continue
@@ -203,6 +207,11 @@ def as_given(config: Config) -> list[str]:
         found += [part for key, value in getattr(config, target).options.items()
                   for part in ("--set", f"{target}.{key}={toml_value(value)}")]  # fmt: skip
     return found
+
+
+def _name(table: Any) -> str:
+    """The name in a table of a config, or the default."""
+    return str((table.get("name") if isinstance(table, dict) else table) or TABLES["data"])
 
 
 def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Live(Observer):
         if self.live:
             self.bar.stop()
 
+    def started(self, run: Simulation, config: dict[str, Any]) -> None:
+        """Rounds begin: with which settings."""
+        if self.show:
+            self._say(run.settings)
+
     def round(self, record: Record, run: Simulation) -> None:
         """A round is done."""
         if not self.show:

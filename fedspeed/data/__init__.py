@@ -63,7 +63,7 @@ def load(
     split: str = "dirichlet:0.6",
     clients: int | None = None,
     seed: int = 0,
-    augment: str = "paper",
+    augment: str = "",
     data_dir: str | Path | None = None,
     train_size: int | None = None,
     test_size: int | None = None,
@@ -82,7 +82,7 @@ def load(
         split: one of `partition.SPLITS` with its parameter, for example `dirichlet:0.6`.
         clients: how many; left out, 100, or with `split="natural"` as many as the data have ids.
         seed: fixes the split (and generated data); the same seed gives the same split on every machine.
-        augment: `paper`, `released`, `flip` or `none`.
+        augment: `paper`, `released`, `flip` or `none`; by default `paper`, and `none` for data of your own.
         data_dir: a copy you already have; otherwise the cache, the public home, or a mirror.
         train_size, test_size: use only the first this many samples, class-balanced.
         shrink: average pictures over square blocks with this many pixels per side.
@@ -168,7 +168,7 @@ def federate(
     split: str = "dirichlet:0.6",
     clients: int | None = None,
     seed: int = 0,
-    augment: str = "paper",
+    augment: str = "",
     held_out: int = 0,
     validation: str | float = "",
 ) -> Federated:

@@ -59,6 +59,17 @@ class Pipeline:
         """Whether a stream makes a difference."""
         return bool(self.flip or self.padding)
 
+    @property
+    def augmentation(self) -> str:
+        """What is drawn at random, for people.
+
+        Example:
+            >>> Pipeline(flip=0.5, padding=4).augmentation, Pipeline().augmentation
+            ('flip and crop by 4', 'none')
+        """
+        crop = f"crop by {self.padding}{'' if self.crop == 1 else f' ({self.crop:.0%} of them)'}"
+        return " and ".join(["flip"] * bool(self.flip) + [crop] * bool(self.padding)) or "none"
+
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes to floats, then (x - mean) / std."""
         scale = 255.0 if x.dtype == torch.uint8 else 1.0
@@ -105,6 +116,7 @@ class Augmentation:
         padding: of the random crop; 0 means no crop.
         flip: whether a mirrored picture keeps its meaning.
         released_mean, released_std: the released code's constants where they differ.
+        usual: what is done where nobody says: one of `AUGMENTATIONS`.
     """
 
     mean: tuple[float, ...] = ()
@@ -113,9 +125,11 @@ class Augmentation:
     flip: bool = False
     released_mean: tuple[float, ...] = ()
     released_std: tuple[float, ...] = ()
+    usual: str = "paper"
 
-    def pipeline(self, augment: str) -> Pipeline:
-        """The pipeline for one of `AUGMENTATIONS`."""
+    def pipeline(self, augment: str = "") -> Pipeline:
+        """The pipeline for one of `AUGMENTATIONS`; for the usual one by default."""
+        augment = augment or self.usual
         if augment not in AUGMENTATIONS:
             raise unknown("augmentation", augment, AUGMENTATIONS)
         released = augment == "released"

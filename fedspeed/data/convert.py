@@ -8,6 +8,7 @@ Bytes (uint8) are pictures and stay bytes, in the order (n, channels, height, wi
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ def convert(
             )
     if classes is not None and (isinstance(classes, bool) or np.asarray(classes).dtype.kind not in "iu" or classes < 1):
         raise UserError(f"data {name}: classes must be a whole number >= 1, found {classes!r}")
+    if classes is not None and y.dtype.kind == "f" and y.ndim == 1:
+        y, y_test = _labels(y, name, classes), None if y_test is None else _labels(y_test, name, classes)
     if labelled(y):
         high = max(int(a.max()) for a in (y, y_test) if a is not None)
         if classes is None:
@@ -61,6 +64,12 @@ def convert(
                 raise UserError(
                     f"data {name}: expected class labels 0, 1, 2, ..., found {high} with {len(y)} samples; number your "
                     f"classes from 0, or set classes={classes} (--set data.classes={classes}) if there are that many"
+                )
+            if not known and min(int(a.min()) for a in (y, y_test) if a is not None) == 1:
+                warnings.warn(
+                    f"data {name}: no sample has class 0: labels are 1 to {high}, so {classes} classes are counted; "
+                    f"write y - 1, or classes={classes} (--set data.classes={classes}) if that is meant",
+                    stacklevel=4,
                 )
         for part, a in (("training", y), ("test", y_test)):
             check_labels(name, part, a, classes)
@@ -87,6 +96,17 @@ def _family(a: np.ndarray) -> str:
 def labelled(y: np.ndarray) -> bool:
     """Whether targets are class labels: one whole number per row."""
     return y.dtype.kind in "ui" and y.ndim == 1
+
+
+def _labels(y: np.ndarray, name: str, classes: int) -> np.ndarray:
+    """Floats that the user calls classes as whole numbers."""
+    bad = np.flatnonzero(y != np.floor(y))
+    if len(bad):
+        raise UserError(
+            f"data {name}: expected whole numbers as targets with classes={classes}, found {y[bad[0]]:g} in row "
+            f"{bad[0]} ({len(bad)} in all); leave classes out for regression"
+        )
+    return y.astype(np.int64)
 
 
 def check_labels(name: str, part: str, y: np.ndarray | None, classes: int | None) -> None:

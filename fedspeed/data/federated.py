@@ -113,10 +113,16 @@ class Federated:
         kind = other if self.classes is None else f"{self.classes} classes"
         test = "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"
         valid = "" if self.validation is None else f", {len(self.validation):,} for validation"
+        pictures = f"augmentation {self.pipeline.augmentation}, " if self.is_pictures else ""
         return (
             f"<Federated {self.name}: {self.clients:,} clients, {len(self.indices):,} samples ({sizes}), "
-            f"{shown(self.x)}, {kind}, split {self.split}, {test}{valid}>"
+            f"{shown(self.x)}, {pictures}{kind}, split {self.split}, {test}{valid}>"
         )
+
+    @property
+    def is_pictures(self) -> bool:
+        """Whether inputs are pictures, or are augmented as such."""
+        return self.pipeline.random or (self.x.dtype == torch.uint8 and self.x.ndim == 4)
 
     @property
     def clients(self) -> int:

@@ -19,6 +19,7 @@ class Summary:
         half: how many of its largest classes hold half of a client's data, client by client.
         samples: training samples there are; `unused` of them belong to nobody, nor to the validation set.
         repeats: how many places in clients' lists repeat a sample that has an owner already.
+        augmentation: what is drawn at random of the pictures of a batch.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Summary:
     unused: int
     repeats: int
     validation_samples: int = 0
+    augmentation: str = "none"
 
     @property
     def clients(self) -> int:
@@ -90,4 +92,5 @@ def describe(data: Federated) -> Summary:
         unused=len(data.x) - used - held,
         repeats=len(data.indices) - used,
         validation_samples=held,
+        augmentation=data.pipeline.augmentation,
     )

@@ -19,15 +19,15 @@ from .samples import Progress, Samples, silent
 
 
 def own_augmentation(shape: Sequence[int]) -> Augmentation:
-    """For pictures of unknown kind: 0.5 / 0.5 a channel, flip, and a crop padded by 1/8 of the side.
+    """For pictures of unknown kind: 0.5 / 0.5 per channel; if asked for, flip and a crop padded by 1/8 of the side.
 
-    That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. Use `augment="none"` where a mirrored picture means
-    something else. Anything but pictures (three axes) is used as it is.
+    That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. A mirrored digit or letter is another one, so nothing is
+    augmented unless the user says `augment="paper"`. Anything but pictures (three axes) is used as it is.
     """
     if len(shape) != 3:
-        return Augmentation()
+        return Augmentation(usual="none")
     half = (0.5,) * shape[0]
-    return Augmentation(half, half, padding=shape[1] // 8, flip=True)
+    return Augmentation(half, half, padding=shape[1] // 8, flip=True, usual="none")
 
 
 def from_arrays(

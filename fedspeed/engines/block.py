@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..blame import blamed
 from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, own_model, step_
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
@@ -113,7 +114,7 @@ class Block:
             ups = unstack(up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
         if not good:
-            return [self._lost(jobs, i, K, down, client) for i in range(len(jobs))]
+            return [self._lost(jobs, i, K, down, client, state) for i in range(len(jobs))]
         if len(good) < len(jobs):
             up = tree_map(lambda a: a[good] if a.ndim == 2 else a, up)
         mean = tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, up)
@@ -126,13 +127,14 @@ class Block:
                 facts = facts._replace(mean_rate=local.mean_rate)
                 replies.append(Reply(job, mean if first else None, kepts[i], facts))
             else:
-                replies.append(self._lost(jobs, i, K, down, client))
+                replies.append(self._lost(jobs, i, K, down, client, state))
         return replies
 
-    def _lost(self, jobs: list[Job], i: int, K: int, down: Any, client: Any) -> Failed:
+    def _lost(self, jobs: list[Job], i: int, K: int, down: Any, client: Any, state: Callable[[int], Any]) -> Failed:
         """The job of a row that is not finite."""
         losses = [float(loss[i]) for loss in self.oracle.losses]
-        return Failed(jobs[i], diverged(self.work, jobs[i], K, losses, down, unstack(client, len(jobs))[i]))
+        error = diverged(self.work, jobs[i], K, losses, down, unstack(client, len(jobs))[i])
+        return Failed(jobs[i], blamed(self.work, jobs[i], down, state, error))
 
 
 class BlockOracle:

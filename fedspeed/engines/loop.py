@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..blame import blamed
 from ..client import Failed, Job, Reply, Work, run_client
 from ..errors import ClientFailed, Diverged
 
@@ -27,10 +28,12 @@ class Loop:
 
     def run(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         """The replies of some clients."""
-        return [self._one(job, down, state(job.client)) for job in jobs]
+        return [self._one(job, down, state) for job in jobs]
 
-    def _one(self, job: Job, down: Any, client: Any) -> Reply | Failed:
+    def _one(self, job: Job, down: Any, state: Callable[[int], Any]) -> Reply | Failed:
         try:
-            return run_client(self.work, job, down, client, self.buffers)
-        except (ClientFailed, Diverged) as error:
+            return run_client(self.work, job, down, state(job.client), self.buffers)
+        except ClientFailed as error:
             return Failed(job, error)
+        except Diverged as error:
+            return Failed(job, blamed(self.work, job, down, state, error))

@@ -89,8 +89,5 @@ def client_app(
 
 
 def _terms(method: Any, model: Any, plan: Any, loss: Any, no_decay: Sequence[str], settings: dict[str, Any]) -> Terms:
-    from torch.nn.functional import cross_entropy
-
-    chosen = cross_entropy if loss is None else loss
-    require_loss(chosen)
-    return Terms(given_method(method), model, given_plan(plan, settings), chosen, tuple(no_decay))
+    require_loss(loss)
+    return Terms(given_method(method), model, given_plan(plan, settings), loss, tuple(no_decay))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,9 @@ class Device:
         counted, stateful = int(told["counted"]), has_leaves(first)
         state = kept.read(counted, first) if stateful and counted != NEVER else None
         lost = stateful and counted != NEVER and state is None
-        begun = tree_map(lambda a: a.to(work.flat.device, copy=True), first if state is None else state)
-        reply = next(Serial(work).run([job], down, lambda _: begun))
+        begun = first if state is None else state
+        copied = partial(tree_map, lambda a: a.to(work.flat.device, copy=True), begun)
+        reply = next(Serial(work).run([job], down, lambda _: copied()))
         if isinstance(reply, Failed):
             raise reply.error
         if stateful:

@@ -176,7 +176,7 @@ def make_simulation(
 ) -> Simulation:
     """The run, its clients elsewhere."""
     return Simulation(
-        terms.method, module, data, terms.plan, terms.loss, terms.no_decay, folder, states=counted, place=place
+        terms.method, module, data, terms.plan, terms.fitting(data), terms.no_decay, folder, states=counted, place=place
     )
 
 

@@ -14,7 +14,8 @@ from ..data.federated import Federated
 from ..environment import environment
 from ..errors import UserError
 from ..given import flat_model, given_model, given_plan, pick_device
-from ..givenrun import loss_name, module_digest
+from ..givenrun import module_digest
+from ..losses import fitting_loss, loss_name
 from ..method import Method, nested
 from ..methods import DP
 from ..metrics import reports
@@ -40,7 +41,7 @@ class Terms:
     method: Method
     model: Any
     plan: Plan
-    loss: Loss
+    loss: Loss | None
     no_decay: tuple[str, ...]
 
     def configured(self, config: Mapping[str, Any]) -> Terms:
@@ -78,7 +79,11 @@ class Terms:
         plan = replace(self.plan, active=self.plan.cohort_size(data.clients))
         device = pick_device(plan.device)
         flat = flat_model(module, data, plan, device, self.no_decay, self.method)
-        return Work(self.method, flat, self.loss, data.to(device, flat.dtype), plan)
+        return Work(self.method, flat, self.fitting(data), data.to(device, flat.dtype), plan)
+
+    def fitting(self, data: Federated) -> Loss:
+        """The loss that was given, or the usual one of such data."""
+        return fitting_loss(self.loss, data)
 
     def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:
         """What one side says of itself, by name."""
@@ -89,7 +94,7 @@ class Terms:
             **{name: str(about[name]) for name in ("fedspeed", "torch", *ALIKE)},
             "method": json.dumps(_stated(self.method), sort_keys=True),
             "plan": json.dumps(plan, sort_keys=True),
-            "loss": loss_name(self.loss),
+            "loss": loss_name(self.fitting(data)),
             "no_decay": ", ".join(self.no_decay),
             "model": module_digest(module),
             **shape_of(data),

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..files import write
 from ..record import is_number
+from ..settings import compared, difference, in_force
 from ..stopping import goal_accuracy
 from . import tables
 from .paired import find_row, gaps
@@ -56,12 +57,24 @@ class Comparison:
 
     def markdown(self) -> str:
         """Table and differences."""
-        page = tables.markdown(*self.table) + f"\n{self.note}.\n"
+        page = tables.markdown(*self.table) + f"\n{self.note}.\n" + (f"\n{self.settings}.\n" if self.settings else "")
         return page + (f"\n{self.question}:\n\n{tables.markdown(*self.gap_table)}" if self.gaps else "")
 
     def data(self) -> dict[str, Any]:
         """As JSON takes it."""
-        return tables.data(self.rows, self.targets, self.gaps, self.baseline)
+        same, others = compared(self._settings)
+        told = {"settings": {"shared": same, "different": others}}
+        return tables.data(self.rows, self.targets, self.gaps, self.baseline) | told
+
+    @property
+    def _settings(self) -> dict[str, dict[str, str]]:
+        first = {row.label: row.runs[0] for row in self.rows if row.runs}
+        return {label: in_force(run.config, run.summary.get("settings")) for label, run in first.items()}
+
+    @property
+    def settings(self) -> str:
+        """What the runs train with, and which of it differs between the methods."""
+        return difference(self._settings)
 
     @property
     def title(self) -> str:

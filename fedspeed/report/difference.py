@@ -52,7 +52,12 @@ def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
     """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
     first, second = _summary(a), _summary(b)
     for summary in (first, second):
-        for name in ("digests", "engine", *PLACED):  # what was computed is compared as rounds, model and config
+        for name in (
+            "digests",
+            "engine",
+            "settings",
+            *PLACED,
+        ):  # what was computed is compared as rounds, model and config
             summary.pop(name, None)
     data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
     made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))

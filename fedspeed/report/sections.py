@@ -60,7 +60,8 @@ def verdict(found: Comparison) -> Html:
     tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
     note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
     below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
-    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below])
+    settings = element("p", f"{found.settings[:1].upper()}{found.settings[1:]}.", class_="note", id="settings")
+    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below, settings])
 
 
 def _not_worse(found: Comparison, best: str) -> set[str]:

@@ -74,7 +74,8 @@ def test_pictures_with_a_test_set_grey_and_resized(tmp_path: Path) -> None:
     assert samples.x_test is not None
     assert (samples.x.shape, samples.x_test.shape) == ((6, 1, 16, 16), (4, 1, 16, 16))
     data = federate(samples, split="iid", clients=2)
-    assert (data.pipeline.mean, data.pipeline.padding) == ((0.5,), 2)
+    assert (data.pipeline.mean, data.pipeline.random) == ((0.5,), False)
+    assert federate(samples, split="iid", clients=2, augment="paper").pipeline.padding == 2
 
 
 def test_pictures_with_client_ids(pets: Path) -> None:

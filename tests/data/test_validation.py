@@ -142,7 +142,7 @@ def test_every_method_has_the_same_sets_and_pictures_are_not_augmented() -> None
     from fedspeed.data import federate, from_arrays
 
     samples = from_arrays(r.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), np.arange(60) % 2)
-    data = federate(samples, split="iid", clients=4, validation=0.25)
+    data = federate(samples, split="iid", clients=4, validation=0.25, augment="paper")
     assert data.pipeline.random
     assert data.validation is not None
     plain = 2 * data.x[data.validation].float() / 255 - 1

@@ -124,7 +124,9 @@ MUTANTS = {  # the line, what stands there instead, and what is said
     ),
     "direction ends the program": ("F", "raise SystemExit(0)", "direction must not end the program"),
     "update ends the program": ("H", "raise SystemExit(0)", "update must not end the program"),
-    "direction NaN": ("F", "return x * float('nan')", r"client \d+ diverged \(NaN or Inf\) in round 1"),
+    "direction NaN": ("F", "return x * float('nan')", r"Mine.direction made NaN or Inf of finite values in round 1"),
+    "upload NaN": ("G", "return Up(xK / 0), client", "Mine.upload made NaN or Inf of finite values in round 1"),
+    "update NaN": ("H", "return Server(server.x / 0, server.v)", "Mine.update made NaN or Inf of finite values in r"),
     "upload is a dict": ("G", "return {'D': xK}", r"upload must return a pair \(Up, Client\), found a dict"),
     "upload is a tensor": ("G", "return xK", r"upload must return a pair \(Up, Client\), found a tensor"),
     "upload is Up alone": ("G", "return Up(xK)", r"upload must return a pair \(Up, Client\), found an? Up"),
@@ -187,16 +189,22 @@ def fails(tmp_path, path, *more: str, code: int = 2) -> None:
 def test_a_mistake_in_a_method_gives_one_line_with_its_place(name, tmp_path, capsys):
     mark, code, says = MUTANTS[name]
     path, number = mutant(tmp_path, mark, code)
-    diverges = "diverged" in says
-    fails(tmp_path, path, code=1 if diverges else 2)
+    fails(tmp_path, path, code=1 if "NaN" in says else 2)
     err = capsys.readouterr().err
     assert re.search(says, err), err
     assert err.count("\n") == 1, err
-    if diverges:
-        return
     place = re.search(r"mine\.py, line (\d+)", err)
     assert place, err
     assert abs(int(place[1]) - number) <= 2  # the line itself, or the `def` above it
+
+
+def test_explain_offers_no_rate_for_a_mistake_in_a_hook(tmp_path, capsys):
+    path, _ = mutant(tmp_path, "F", "return grad(x) / 0")
+    fails(tmp_path, path, code=1)
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Mine.direction made NaN or Inf of finite values" in out
+    assert "what to try" not in out
 
 
 @pytest.mark.parametrize("hook", MISSING)

@@ -1,0 +1,82 @@
+"""The settings in force: what a run trains with, in one line. Needs no torch: a report reads them from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ALWAYS = ("lr", "lr_decay", "weight_decay", "weighting", "augment", "loss", "local_epochs", "batch_size", "active",
+          "cohort")  # fmt: skip
+"""The settings that are always told, in this order; `local_steps` stands for `local_epochs` where it is set."""
+IF_SET = ("warmup", "clip")
+BY_DATA = ("augment", "loss")
+
+
+def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
+    """What a run trains with, by the names of its config.
+
+    Args:
+        config: its tables, or the fields of its plan and `clients`.
+        told: what its summary says under `settings`: the loss, and what is done to pictures, which data decide.
+
+    Example:
+        >>> in_force({"lr": 0.1, "local_epochs": 5, "local_steps": 3, "active": 10, "clients": 100, "clip": 0.0})
+        {'lr': '0.1', 'local_steps': '3', 'active': '10 of 100'}
+    """
+    by_data = {name: told[name] for name in BY_DATA if name in told} if isinstance(told, Mapping) else {}
+    values = {**config, **by_data}
+    names = [*ALWAYS, *(name for name in IF_SET if values.get(name))]
+    if values.get("local_steps"):
+        names[names.index("local_epochs")] = "local_steps"
+    found = {name: _text(values[name]) for name in names if values.get(name) not in (None, "")}
+    if "active" in found and values.get("clients"):
+        found["active"] += f" of {_text(values['clients'])}"
+    return found
+
+
+def one_line(settings: Mapping[str, str]) -> str:
+    """Settings for people.
+
+    Example:
+        >>> one_line({"lr": "0.1", "augment": "none"})
+        'lr 0.1, augment none'
+    """
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """What several methods have in common, and what differs: by name, the value of each.
+
+    Example:
+        >>> compared({"fedavg": {"lr": "0.1", "clip": "1"}, "fedspeed": {"lr": "0.1"}})
+        ({'lr': '0.1'}, {'clip': {'fedavg': '1', 'fedspeed': 'none'}})
+    """
+    names = dict.fromkeys(name for one in settings.values() for name in one)
+    values = {name: {label: one.get(name, "none") for label, one in settings.items()} for name in names}
+    same = {name: next(iter(of.values())) for name, of in values.items() if len(set(of.values())) == 1}
+    return same, {name: of for name, of in values.items() if name not in same}
+
+
+def difference(settings: Mapping[str, Mapping[str, str]]) -> str:
+    """Settings of several methods in a sentence: what they share, and whose differ.
+
+    Example:
+        >>> difference({"fedavg": {"lr": "0.1", "lr_decay": "0.998"}, "fedspeed": {"lr": "0.1", "lr_decay": "0.9995"}})
+        'settings of all: lr 0.1; they differ in lr_decay: 0.998 (fedavg), 0.9995 (fedspeed)'
+    """
+    same, others = compared(settings)
+    if len(settings) < 2:
+        return f"settings: {one_line(same)}" if same else ""
+    told = []
+    for name, of in others.items():
+        whose: dict[str, list[str]] = {}
+        for label, value in of.items():
+            whose.setdefault(value, []).append(label)
+        each = ", ".join(f"{value} ({', '.join(labels)})" for value, labels in whose.items())
+        told.append(f"{name}: {each}")
+    return f"settings of all: {one_line(same)}; they differ in {'; '.join(told) or 'none of them'}"
+
+
+def _text(value: Any) -> str:
+    """A value as the command line takes it; of a file that may be anybody's, no more than a line's worth."""
+    return f"{value:g}" if isinstance(value, float) else str(value)[:200]
