@@ -1,7 +1,7 @@
 """The tutorials, and the pages beside them that show output, run from their first block to their last, as printed.
 
 Python blocks share one namespace per page, commands and files one folder. A ```text block is what the block before it
-prints: spaces aside, `...` is anything. Where numbers stand is compared everywhere, their values only where bits are the
+prints: spaces aside, `...` is anything. Where numbers stand is compared everywhere, values only where bits are the
 same as on the machine that wrote the pages (`processor.py`). A block that says `needs: NAME` runs where there is NAME.
 """
 
