@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forked import forked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def quick_workers() -> Iterator[None]:
+    """Workers of a test are forked: for tests that do not look at how they start and end."""
+    with forked():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def bytes_of(saved, client: int) -> bytes:
 
 
 @pytest.mark.parametrize("command", ["resume", "run"])
-def test_a_run_goes_on_elsewhere_if_it_is_told_to(tmp_path, command):
+def test_a_run_goes_on_elsewhere_if_it_is_told_to(tmp_path, command, quick_workers):
     """A job that is queued again has other nodes; a run begun on a cluster may go on without one."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     run_config(config(), whole)

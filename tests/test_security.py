@@ -219,7 +219,7 @@ def test_a_termination_inside_a_library_call_is_noted(tmp_path: Path) -> None:
 
 
 @linux
-def test_an_interrupted_round_is_run_again_with_the_same_bits() -> None:
+def test_an_interrupted_round_is_run_again_with_the_same_bits(quick_workers: None) -> None:
     """Answers to the round that was given up are not taken for those of the next."""
     serial = outcome(FedSpeed(), rounds=3)
     data, model = digits()

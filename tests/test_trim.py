@@ -298,7 +298,7 @@ def test_the_lists_name_methods():
 
 
 @pytest.mark.parametrize("settings", [{"engine": "block"}, {"backend": "process", "workers": 2}], ids=str)
-def test_block_engine_and_worker_processes(settings):
+def test_block_engine_and_worker_processes(settings, quick_workers):
     runs = [
         simulate(FedSpeed(), small_net(True), pictures(SMALL), rounds=2, active=4, batch_size=3, lr=0.02, **how)
         for how in (settings, {"engine": "loop", "backend": "serial"})

@@ -131,7 +131,7 @@ def test_epsilon_is_the_librarys():
         DP(TopK(Scaffold(), 0.2), NOISE, CLIP, where="clients"),
     ],
 )
-def test_the_same_bits_on_every_back_end(method):
+def test_the_same_bits_on_every_back_end(method, quick_workers):
     def ended(**changes):
         with package(EQUAL, method, Plan.from_fields({**PLAN.fields(), **changes})) as run:
             return [record.metrics for record in run], run.x
