@@ -312,11 +312,12 @@ def test_a_method_s_name_is_the_method_also_where_a_folder_is_called_so(capsys):
 # --- screen ---
 
 
-def test_on_a_terminal_everything_fits():
+@pytest.mark.parametrize("widths", [(60, 200), pytest.param((80, 120), marks=pytest.mark.slow)], ids=str)
+def test_on_a_terminal_everything_fits(widths):
     name = "fedspeed:rho=0.05,lam=100"
     given = ["fedavg", name, *QUICK, "--seeds", "2", "--targets", "0.01", "--quiet", "--out", "c"]
     assert main(["compare", *given]) == 0
-    for wide in (60, 80, 120, 200):
+    for wide in widths:
         code, shown = in_a_terminal([*MODULE, "compare", "c"], (40, wide))
         assert code == 0, shown
         assert max(map(len, shown.splitlines())) <= wide

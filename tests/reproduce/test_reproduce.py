@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import forked
+from forked import CONTEXT, forked
 
 from fedspeed.cli import main
 from fedspeed.config import Config
@@ -328,19 +328,20 @@ def test_a_store_killed_while_it_packs_loses_nothing(tmp_path, monkeypatch):
     assert list(Store(tmp_path).results().values()) == numbered(0, 1)
 
 
-PUTS = """
-import sys, pathlib
-from fedspeed.reproduce.stored import Store
-store = Store(pathlib.Path(sys.argv[1]))
-for i in range(int(sys.argv[2]), 30, 3):
-    store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
-    store.pack()
-"""
+def put_and_pack(folder: Path, first: int) -> None:
+    store = Store(folder)
+    for i in range(first, 30, 3):
+        store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
+        store.pack()
 
 
 def test_processes_that_put_and_pack_at_once_lose_nothing(tmp_path):
-    started = [subprocess.Popen([sys.executable, "-c", PUTS, str(tmp_path), str(i)]) for i in range(3)]
-    assert [process.wait() for process in started] == [0, 0, 0]
+    started = [CONTEXT.Process(target=put_and_pack, args=(tmp_path, i)) for i in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0, 0, 0]
     assert dict(Store(tmp_path).results()) == {result["key"]: result for result in numbered(*range(30))}
 
 

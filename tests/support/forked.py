@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["fedspeed.backends.worker", "fedspeed.run"])
+
 
 @contextmanager
 def forked() -> Iterator[None]:
@@ -17,9 +20,7 @@ def forked() -> Iterator[None]:
     Such a worker has the environment of when the first one was forked, and Linux takes the process it was forked from
     for its parent. How workers start and how they end with their parent is tested without this.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedspeed.backends.worker", "fedspeed.run"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedspeed.backends.process.get_context", lambda kind: context)
-        patch.setattr("fedspeed.pool.multiprocessing", SimpleNamespace(get_context=lambda kind: context))
+        patch.setattr("fedspeed.backends.process.get_context", lambda kind: CONTEXT)
+        patch.setattr("fedspeed.pool.multiprocessing", SimpleNamespace(get_context=lambda kind: CONTEXT))
         yield
