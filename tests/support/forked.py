@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fedspeed.backends.worker", "fedspeed.run"])
+CONTEXT.set_forkserver_preload(
+    ["fedspeed.backends.worker", "fedspeed.run", "fedspeed.server", "fedspeed.cli", "fedspeed.data", "numpy.random"]
+)
 
 
 @contextmanager
