@@ -9,11 +9,19 @@ FLOWER := .venv-flower
 KILLS ?= 12
 JOBS ?= auto
 
+# How older processors compute: other bits, and the same results within what tests and pages allow
+LOWEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+NUMBERS := tests/methods tests/engines tests/theory tests/docs tests/data/test_augment.py tests/data/test_validation.py \
+	$(addprefix tests/reproduce/,test_results_version.py test_reproduction_page.py) \
+	$(patsubst %,tests/test_%.py,batch_norm client compat device format illness inspection layers models problems recurrent \
+	replay schedule server traps trim vec)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-flower soak bench gpu-check profile notebooks check format wheel clean
+.PHONY: help setup demo test test-all test-lowered test-flower soak bench gpu-check profile notebooks check format wheel clean
 
 help: ## show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install the package with its pinned dependencies
 
@@ -43,6 +51,12 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
+# the second command: what every tutorial prints
+test-lowered: setup ## the tests as older processors compute: all with SSE4.2, those that compare numbers with AVX2
+	$(LOWEST) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(LOWEST) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m slow tests/docs/test_tutorials.py
+	$(AVX2) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(NUMBERS)
+
 # flwr wants other versions of some packages than the trackers, so it has an environment of its own; the second step
 # installs what is listed as it is listed
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
@@ -54,7 +68,7 @@ $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 test-flower: $(FLOWER)/.installed ## the tests of deployment: the protocol, then a real Flower federation on loopback
 	$(FLOWER)/bin/python -m pytest tests/flower -m 'slow or not slow' -n 2 --dist loadfile
 
-test-all: test test-flower $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
+test-all: test test-lowered test-flower $(TRACKERS) $(DOCS) ## the tests, then the slow ones: real data, many processes, trackers (under 60 minutes)
 	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadgroup
 
 bench: setup ## time against bare PyTorch loops; QUICK=1: in 5 minutes; PEERS=1: other simulators too; FULL_MEMORY=1

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forked import forked
+
+# Threads of torch that have nothing to do wait asleep: with as many test processes as cores, those that spin take the
+# time of the others. torch reads this when it is imported, which is later. It changes no bit.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def quick_workers() -> Iterator[None]:
+    """Workers of a test are forked: for tests that do not look at how they start and end."""
+    with forked():
+        yield
 
 
 @pytest.fixture(scope="module")

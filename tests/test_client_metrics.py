@@ -126,7 +126,7 @@ def scores(**settings):
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("block", marks=pytest.mark.slow)])
-def test_the_same_numbers_on_every_back_end(engine, monkeypatch):
+def test_the_same_numbers_on_every_back_end(engine, monkeypatch, quick_workers):
     monkeypatch.setitem(BACKENDS, "plain", f"{__name__}:Plain")
     here = scores(engine=engine)
     assert len(here[0]) == 2 * (8 + 4 * 4 * 12)  # rounds 2 and 3: four columns of float32

@@ -122,14 +122,23 @@ def words(command: str) -> list[str]:
     return given + [more for pattern, extra in SHORTER if re.search(pattern, " ".join(given)) for more in extra]
 
 
+@pytest.fixture(scope="module")
+def given_runs(tmp_path_factory) -> Path:
+    """Run directories that the documents take as given: NAME (stopped), A and B."""
+    out = tmp_path_factory.mktemp("given")
+    assert main(["run", "--quiet", "--out", str(out / "A"), *QUICK]) == 0
+    for name in ("NAME", "B"):
+        shutil.copytree(out / "A", out / name)
+    (out / "NAME" / "summary.json").unlink()
+    return out
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """What the documents take as given: run directories NAME (stopped), A and B, files they show, a cifar10."""
+def folder(tmp_path, monkeypatch, given_runs) -> Path:
+    """What the documents take as given: run directories, files they show, a cifar10."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSPEED_CACHE", str(tmp_path / "cache"))
-    for name in ("NAME", "A", "B"):
-        assert main(["run", "--quiet", "--out", f"runs/{name}", *QUICK]) == 0
-    Path("runs/NAME/summary.json").unlink()
+    shutil.copytree(given_runs, "runs")
     tar(binary(records(TEN, n=40)), tmp_path / "cifar.tar.gz")
     tar(plays(10), tmp_path / "plays.tar.gz")
     tar(drawings(dict.fromkeys(("ant", "cat"), np.eye(28)[None].repeat(10, axis=0))), tmp_path / "drawings.tgz")

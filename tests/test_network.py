@@ -151,7 +151,7 @@ def test_a_run_by_hand(method, calls, copies):
     assert {1e-6, 2e-6} == {clock.speed(i) for i in range(7)}
 
 
-def test_the_same_numbers_in_workers_and_no_bit_of_training_moves():
+def test_the_same_numbers_in_workers_and_no_bit_of_training_moves(quick_workers):
     timed = {"network": "lte", "devices": "phones"}
     plain = outcome(Scaffold())
     serial = outcome(Scaffold(), **timed)

@@ -383,7 +383,7 @@ def test_observers_need_no_torch():
 # --- where it ran ---
 
 
-def test_the_summary_says_engine_back_end_and_workers(tmp_path):
+def test_the_summary_says_engine_back_end_and_workers(tmp_path, quick_workers):
     runs = [run_config(small(backend=name, workers=2), tmp_path / name) for name in ("serial", "process")]
     assert [(s["engine"], s["backend"], s["workers"]) for s in runs] == [("loop", "serial", 1), ("loop", "process", 2)]
     differ = {one.name for one in differences(tmp_path / "serial", tmp_path / "process")}

@@ -151,8 +151,8 @@ def test_a_copy_that_was_edited_is_not_executed(own, tmp_path):
         resume(tmp_path / "a", allow_code=True)
 
 
-def test_worker_processes_find_the_classes(own, tmp_path):
-    """In a process that knows nothing of the file: workers are started afresh."""
+def test_worker_processes_find_the_classes(own, tmp_path, quick_workers):
+    """In processes that know nothing of the file."""
     method = """
 from fedspeed import FedAvg
 class Mine(FedAvg):

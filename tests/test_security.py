@@ -97,7 +97,8 @@ def test_a_method_from_a_file_is_found_in_workers_too(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "mine.py").write_text(textwrap.dedent(OWN))
-    given = [*LONG, *WORKERS, "--method", f"{folder / 'mine.py'}:Mine", "--rounds", "1", "--quiet", "--out", "out"]
+    given = [*LONG, *WORKERS[:2], "--workers", "1", "--method", f"{folder / 'mine.py'}:Mine", "--rounds", "1"]
+    given += ["--quiet", "--out", "out"]
     subprocess.run([*entry("script", tmp_path), *given], cwd=tmp_path, check=True)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "finished"
 
@@ -116,7 +117,7 @@ USER = """
 
     if __name__ == "__main__":
         data = fedspeed.load_data("digits", clients=6)
-        settings = {"rounds": 1, "active": 2, "local_steps": 1, "batch_size": 10, "engine": "loop", "workers": 2}
+        settings = {"rounds": 1, "active": 2, "local_steps": 1, "batch_size": 10, "engine": "loop", "workers": 1}
         run = fedspeed.simulate(fedspeed.FedAvg(), Net(), data, backend="process", **settings)
         print([record.round for record in run])
 """
@@ -219,7 +220,7 @@ def test_a_termination_inside_a_library_call_is_noted(tmp_path: Path) -> None:
 
 
 @linux
-def test_an_interrupted_round_is_run_again_with_the_same_bits() -> None:
+def test_an_interrupted_round_is_run_again_with_the_same_bits(quick_workers: None) -> None:
     """Answers to the round that was given up are not taken for those of the next."""
     serial = outcome(FedSpeed(), rounds=3)
     data, model = digits()
@@ -318,7 +319,9 @@ def test_a_reader_wholeaves_does_not_stop_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("command", [SHORT, ["methods"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [SHORT, pytest.param(["methods"], marks=pytest.mark.slow), ["--help"]], ids=" ".join
+)
 def test_output_that_cannot_be_written_is_an_error_in_the_end(command: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -330,7 +333,7 @@ def test_output_that_cannot_be_written_is_an_error_in_the_end(command: list[str]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.slow), "<&- >&- 2>&-"])
 def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
     subprocess.run(f'"{sys.executable}" -m fedspeed {" ".join(SHORT)} {closed}', shell=True, cwd=tmp_path, check=True)
     assert finished(tmp_path)

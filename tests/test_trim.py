@@ -264,7 +264,7 @@ def apart(method, weight_decay, net=small_net, **settings):
 NEEDS_NO_DECAY = {"fedlesam", "fedgloss", "fedwmsam", "fedtoga", "fedlesamd", "fedlesams"}
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.1])
+@pytest.mark.parametrize("clip", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("method", EVERY)
 def test_the_same_run(method, clip):
     """With weight decay, and clipping of gradients; but for methods that measure how far a model moved."""
@@ -284,7 +284,7 @@ READS_X |= {"afedpd", "afedpdsam", "fedgloss", "fedacg", "fedtoga"}
 READS_PAST_MOVEMENT = {"scaffold", "fedgamma", "fedcm", "mofedsam", "fedmoswa", "fedgmt"} | NEEDS_NO_DECAY
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+@pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 @pytest.mark.parametrize("method", EVERY)
 def test_released_clipping_counts_what_dead_taps_hold(method, weight_decay):
     """It is no clipping of gradients, so the two runs differ for methods that add x or past movements to one."""
@@ -314,12 +314,19 @@ def test_the_extra_parameter_is_the_norm_of_the_dead_taps():
         resnet18_gn(CIFAR, 10, keep_norm=True)
 
 
+@pytest.mark.parametrize("name", ["fedspeed", "scaffold", "fedlesam"])
+def test_released_clipping_without_weight_decay(name):
+    """Then past movements hold nothing of dead taps, x does; the slow tests above have every method."""
+    found = apart(METHODS[name](), 0.0, clip=0.1, clip_mode="released")
+    assert found > 1e-8 if name in READS_X else found < 1e-10
+
+
 def test_the_lists_name_methods():
     assert {*METHODS, "fedinit"} >= READS_X | READS_PAST_MOVEMENT
 
 
 @pytest.mark.parametrize("settings", [{"engine": "block"}, {"backend": "process", "workers": 2}], ids=str)
-def test_block_engine_and_worker_processes(settings):
+def test_block_engine_and_worker_processes(settings, quick_workers):
     runs = [
         simulate(FedSpeed(), small_net(True), pictures(SMALL), rounds=2, active=4, batch_size=3, lr=0.02, **how)
         for how in (settings, {"engine": "loop", "backend": "serial"})
@@ -335,7 +342,7 @@ def test_block_engine_and_worker_processes(settings):
     "method", [FedSpeed(), pytest.param(FedAdam(eta_g=0.001), marks=pytest.mark.slow)], ids=lambda m: m.name
 )
 def test_the_same_run_of_the_real_network(method):
-    plan = Plan(rounds=2, active=1, local_steps=2, batch_size=2, lr=0.01, weight_decay=0.01, backend="serial")
+    plan = Plan(rounds=2, active=1, local_steps=1, batch_size=2, lr=0.02, weight_decay=0.01, backend="serial")
 
     def net(trim):
         torch.manual_seed(1)

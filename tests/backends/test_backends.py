@@ -56,7 +56,7 @@ def test_nothing_outlives_a_run():
     for _ in run:
         pass
     assert not children()
-    abandoned = simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS)
+    abandoned = simulate(METHODS["fedavg"](), model, data, backend="process", workers=1, **SETTINGS)
     abandoned.step()
     del abandoned
     deadline = time.monotonic() + 10
@@ -76,7 +76,7 @@ class Explodes(nn.Module):
         return self.inner(x.flatten(1)) * float("nan")
 
 
-def test_errors_of_a_worker_are_the_same_as_here():
+def test_errors_of_a_worker_are_the_same_as_here(quick_workers):
     data, _ = digits()
     messages = []
     for backend in ("serial", "process"):
@@ -103,7 +103,7 @@ class Counts(nn.Module):
         return self.inner(x.flatten(1))
 
 
-def test_an_error_that_is_nobody_s_update_stops_the_round_and_leaves_the_workers_usable(monkeypatch):
+def test_an_error_that_is_nobody_s_update_stops_the_round_and_leaves_the_workers_usable(monkeypatch, quick_workers):
     """It is raised, not waited for: in a worker, and in the parent where a client's state cannot be read."""
     data, model = digits()
     with simulate(METHODS["fedavg"](), Counts(), data, backend="process", workers=2, **SETTINGS) as run:
@@ -138,7 +138,7 @@ class Sometimes(nn.Module):
         return y * float("nan") if self.scale > 50 else y
 
 
-def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch):
+def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch, quick_workers):
     data, model = digits()
     with simulate(METHODS["fedspeed"](), model, data, backend="process", workers=1, **SETTINGS) as run:
         sent = []
@@ -153,7 +153,7 @@ def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch):
         assert [reply.job for reply in replies] == jobs[1:]
 
 
-def test_a_round_can_be_run_again_after_it_failed():
+def test_a_round_can_be_run_again_after_it_failed(quick_workers):
     """No worker's late answer is taken for one of the next round."""
     (data, _), model = digits(), Sometimes()
     with (
@@ -190,7 +190,7 @@ import fedspeed, torch
 data = fedspeed.load_data('digits', clients=10)
 {model}
 run = fedspeed.simulate(fedspeed.FedAvg(), model, data, rounds=1, local_steps=1, engine='loop', backend={backend!r},
-                        workers=2, active=2)
+                        workers=1, active=2)
 with run:
     list(run)
 print(type(run.backend).__name__)

@@ -96,7 +96,7 @@ def federation(poisoned: int) -> Federated:
         pytest.param("process", "nan", marks=pytest.mark.slow),
     ],
 )
-def test_a_failing_client_stops_the_run_or_is_dropped(backend, how):
+def test_a_failing_client_stops_the_run_or_is_dropped(backend, how, quick_workers):
     data, model = federation(poisoned=2), Allergic(99.0, how)
     settings = {"rounds": 2, "active": 6, "local_epochs": 1, "batch_size": 4, "backend": backend, "workers": 2}
     with simulate(FedSpeed(), model, data, **settings) as run:
@@ -172,7 +172,7 @@ def test_a_round_in_which_everybody_fails_is_an_error():
 
 
 @pytest.mark.filterwarnings("ignore:a worker process died")
-def test_a_worker_killed_in_a_round_is_replaced_and_the_bits_stay():
+def test_a_worker_killed_in_a_round_is_replaced_and_the_bits_stay(quick_workers):
     serial = outcome(FedSpeed(), rounds=6, local_epochs=4)
     data, model = digits()
     with simulate(
@@ -196,7 +196,7 @@ def test_a_worker_killed_in_a_round_is_replaced_and_the_bits_stay():
 
 
 @pytest.mark.filterwarnings("ignore:a worker process died")
-def test_a_client_that_always_kills_its_worker_stops_the_run_with_the_reason():
+def test_a_client_that_always_kills_its_worker_stops_the_run_with_the_reason(quick_workers):
     data = federation(poisoned=2)
     with (
         simulate(FedAvg(), Deadly(), data, rounds=1, active=6, local_epochs=1, backend="process", workers=2) as run,

@@ -107,7 +107,7 @@ def outcome(method, **settings):
     ],
     ids=str,
 )
-def test_blocks_in_workers_give_the_bits_of_blocks_here(method):
+def test_blocks_in_workers_give_the_bits_of_blocks_here(method, quick_workers):
     settings = {"stragglers": 0.1, "dropout": 0.1}
     assert_same_bits(outcome(method, **settings), outcome(method, backend="process", workers=2, **settings))
 
@@ -126,7 +126,7 @@ def test_a_back_end_of_ones_own(method, threads):
 
 
 @pytest.mark.parametrize("run", [outcome, pytest.param(loop_outcome, marks=pytest.mark.slow)], ids=["block", "loop"])
-def test_a_schedule_has_the_same_bits_everywhere(run, threads):
+def test_a_schedule_has_the_same_bits_everywhere(run, threads, quick_workers):
     """A round's method is made where its jobs are run."""
     method, settings = METHODS["fedsmoo"](rho=0.3), {"warmup": "lr=2,rho=3", "rounds": 3}
     here = run(method, **settings)
@@ -194,7 +194,7 @@ class Allergic(nn.Module):
         pytest.param("nan", Diverged, "client 1 diverged", marks=pytest.mark.slow),
     ],
 )
-def test_a_failing_client_of_a_block_in_a_worker(how, kind, says):
+def test_a_failing_client_of_a_block_in_a_worker(how, kind, says, quick_workers):
     """The others of its block count as they do here: bit by bit."""
     data, model = federation([4, 4, 4, 4, 3, 3]), Allergic(how)
     if how == "nan":
@@ -223,7 +223,7 @@ class Fragile(FedSpeed):
         return super().upload(xK, down, client, run)
 
 
-def test_the_clients_of_a_block_that_raises_are_run_one_by_one():
+def test_the_clients_of_a_block_that_raises_are_run_one_by_one(quick_workers):
     """Each has an upload of its own then."""
     data = federation([4] * 6)
     data.x[8:12] *= 1e3
@@ -242,7 +242,7 @@ def test_the_clients_of_a_block_that_raises_are_run_one_by_one():
         assert torch.equal(runs[0].x, runs[1].x)
 
 
-def test_a_worker_that_dies_in_a_block_is_replaced_and_the_bits_stay(tmp_path):
+def test_a_worker_that_dies_in_a_block_is_replaced_and_the_bits_stay(tmp_path, quick_workers):
     data = federation([4, 4, 4, 4, 3, 3])
     common = {"rounds": 2, "active": 6, "local_epochs": 1, "batch_size": 4, "engine": "block", "workers": 2}
     torch.manual_seed(0)

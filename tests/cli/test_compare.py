@@ -217,7 +217,7 @@ def test_more_methods_and_seeds_join_what_is_there(capsys):
     assert "Is the difference to fedspeed real?" in out
 
 
-def test_control_c_of_runs_side_by_side_and_then_the_same_command(tmp_path):
+def test_control_c_of_runs_side_by_side_and_then_the_same_command(tmp_path, quick_workers):
     Path("own.py").write_text(OWN)
     given = ["compare", "fedavg", "own.py:Mine", *QUICK, "--rounds", "60", "--seeds", "2", "--jobs", "2", "--out", "c"]
     with subprocess.Popen([*MODULE, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -245,7 +245,7 @@ def test_control_c_of_runs_side_by_side_and_then_the_same_command(tmp_path):
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_run_that_fails_is_named_and_the_others_go_on(capfd, jobs):
+def test_a_run_that_fails_is_named_and_the_others_go_on(capfd, jobs, quick_workers):
     Path("own.py").write_text(OWN)
     given = ["compare", "fedavg", "own.py:Broken", "fedcm", *QUICK, "--seeds", "2", "--jobs", jobs, "--out", "c"]
     assert main(given) == 2
@@ -263,7 +263,7 @@ def test_a_setting_that_no_run_can_start_with_stops_at_once(capsys):
     assert not Path("c").exists()
 
 
-def test_warnings_of_other_processes_are_one_line(capfd):
+def test_warnings_of_other_processes_are_one_line(capfd, quick_workers):
     flags = ["--seeds", "2", "--jobs", "2", "--lr", "0.1", "--out", "c", "--quiet"]
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -312,11 +312,12 @@ def test_a_method_s_name_is_the_method_also_where_a_folder_is_called_so(capsys):
 # --- screen ---
 
 
-def test_on_a_terminal_everything_fits():
+@pytest.mark.parametrize("widths", [(60, 200), pytest.param((80, 120), marks=pytest.mark.slow)], ids=str)
+def test_on_a_terminal_everything_fits(widths):
     name = "fedspeed:rho=0.05,lam=100"
     given = ["fedavg", name, *QUICK, "--seeds", "2", "--targets", "0.01", "--quiet", "--out", "c"]
     assert main(["compare", *given]) == 0
-    for wide in (60, 80, 120, 200):
+    for wide in widths:
         code, shown = in_a_terminal([*MODULE, "compare", "c"], (40, wide))
         assert code == 0, shown
         assert max(map(len, shown.splitlines())) <= wide

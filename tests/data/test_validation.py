@@ -117,7 +117,7 @@ def test_all_clients_cannot_be_held_out() -> None:
 @pytest.mark.parametrize(
     "where", [{"engine": "loop", "backend": "serial"}, {"engine": "block"}, {"backend": "process", "workers": 2}]
 )
-def test_scores_are_those_of_the_rows_in_numpy(where: dict[str, Any]) -> None:
+def test_scores_are_those_of_the_rows_in_numpy(where: dict[str, Any], quick_workers: None) -> None:
     """More than one shard; in the rounds in which the test set is evaluated; on every back end."""
     data = digits(split="iid", validation=0.5)
     assert data.validation is not None

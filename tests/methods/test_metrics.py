@@ -101,7 +101,7 @@ def bits(out) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("block", marks=pytest.mark.slow)])
-def test_a_metric_takes_one_file_and_gives_the_same_bits_everywhere(tmp_path, own, engine):
+def test_a_metric_takes_one_file_and_gives_the_same_bits_everywhere(tmp_path, own, engine, quick_workers):
     """Against what the engine measures by itself: drift is the mean of ||x_iK - x||^2, the update's norm the step's."""
     runs = {}
     for name, extra in {"serial": [], "process": ["--workers", "2"]}.items():

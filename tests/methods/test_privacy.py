@@ -160,7 +160,7 @@ def test_amplification_by_sampling_is_counted_for_clients_without_a_state_alone(
         DP(TopK(Scaffold(), 0.2), NOISE, CLIP, where="clients"),
     ],
 )
-def test_the_same_bits_on_every_back_end(method):
+def test_the_same_bits_on_every_back_end(method, quick_workers):
     def ended(**changes):
         with package(EQUAL, method, Plan.from_fields({**PLAN.fields(), **changes})) as run:
             return [record.metrics for record in run], run.x

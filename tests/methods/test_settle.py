@@ -163,7 +163,7 @@ def ended(method, **changes):
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("block", marks=pytest.mark.slow)])
-def test_worker_processes_and_files_give_the_same_bits(engine):
+def test_worker_processes_and_files_give_the_same_bits(engine, quick_workers):
     method = FedInit(AFedPDSAM())
     here = ended(method, engine=engine)
     assert_same_bits(here, ended(method, engine=engine, states="disk"))

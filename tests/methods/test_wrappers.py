@@ -232,7 +232,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "base", "engine"), PLACES, ids=str)
-def test_worker_processes_give_the_same_bits(files, name, base, engine):
+def test_worker_processes_give_the_same_bits(files, name, base, engine, quick_workers):
     method = wrap(files, name, base)
     here = ended(method, engine=engine)
     there = ended(method, engine=engine, backend="process", workers=2)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import CONTEXT, forked
 
 from fedspeed.cli import main
 from fedspeed.config import Config
@@ -45,7 +46,8 @@ def runs(count: int = 3, **changes) -> list[Run]:
 
 def made(given: list[Run], out: Path, jobs: int = 2) -> list[dict]:
     store, done = Store(out), []
-    make(given, store, jobs, lambda run, part, note: None, done.append)
+    with forked():
+        make(given, store, jobs, lambda run, part, note: None, done.append)
     assert {run.key for run in done} == {run.key for run in given}
     return [Store(out).get(run.key) for run in given]
 
@@ -245,7 +247,7 @@ def test_a_process_that_dies_is_replaced_and_its_run_goes_on(tmp_path):
     assert all(apart(store.get(run.key), other) == 0 for run, other in zip(given, undisturbed, strict=True))
 
 
-def test_a_run_with_bad_input_stops_with_its_name(tmp_path):
+def test_a_run_with_bad_input_stops_with_its_name(tmp_path, quick_workers):
     given = runs(1)
     bad = replace(
         given[0], config=replace(given[0].config, data=replace(given[0].config.data, options={"train_size": 10**9}))
@@ -329,20 +331,20 @@ def test_a_store_killed_while_it_packs_loses_nothing(tmp_path, monkeypatch):
     assert list(Store(tmp_path).results().values()) == numbered(0, 1)
 
 
-PUTS = """
-import sys, pathlib
-from fedspeed.reproduce.stored import Store
-from fedspeed.tuning.cost import gradients
-store = Store(pathlib.Path(sys.argv[1]))
-for i in range(int(sys.argv[2]), 30, 3):
-    store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
-    store.pack()
-"""
+def put_and_pack(folder: Path, first: int) -> None:
+    store = Store(folder)
+    for i in range(first, 30, 3):
+        store.put({"key": f"k{i}", "measures": {}, "n": i / 7})
+        store.pack()
 
 
 def test_processes_that_put_and_pack_at_once_lose_nothing(tmp_path):
-    started = [subprocess.Popen([sys.executable, "-c", PUTS, str(tmp_path), str(i)]) for i in range(3)]
-    assert [process.wait() for process in started] == [0, 0, 0]
+    started = [CONTEXT.Process(target=put_and_pack, args=(tmp_path, i)) for i in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0, 0, 0]
     assert dict(Store(tmp_path).results()) == {result["key"]: result for result in numbered(*range(30))}
 
 
@@ -408,7 +410,8 @@ def test_a_result_says_which_commit_made_it(tmp_path):
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduce") / "smoke"
-    assert main(["reproduce", "table7", "--preset", "smoke", "--quiet", "--out", str(out)]) == 0
+    with forked():
+        assert main(["reproduce", "table7", "--preset", "smoke", "--quiet", "--out", str(out)]) == 0
     return out
 
 
@@ -450,7 +453,7 @@ def test_render_packs_what_a_stopped_command_left(smoke, tmp_path):
 
 
 @pytest.mark.slow
-def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_path):
+def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_path, quick_workers):
     given = ["reproduce", "table7", "--preset", "smoke", "--seeds", "1", "--out", str(smoke), "--again", "--quiet"]
     assert main(given) == 0
     assert "0 do not" in capsys.readouterr().out

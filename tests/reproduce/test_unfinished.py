@@ -51,7 +51,7 @@ def test_a_result_that_was_stored_later_is_found_in_either_place(tmp_path):
     assert store.later("a", store.read_at) is None, "older than what is known: not read again"
 
 
-def test_runs_that_others_make_or_have_made_are_left_to_them(tmp_path):
+def test_runs_that_others_make_or_have_made_are_left_to_them(tmp_path, quick_workers):
     pytest.importorskip("fcntl")
     busy, done, ours = runs(3)
     store, other, finished = Store(tmp_path), Store(tmp_path), []

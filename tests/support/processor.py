@@ -1,0 +1,24 @@
+"""Whether this processor computes the bits that the pages show: the one place where tests ask which it is."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fedspeed.environment import bits_environment
+
+MADE_ON = ("2.13.0", "AVX512")  # torch, and the instructions that decide the last bits
+TORCH_READS = ("ATEN_", "MKL_", "ONEDNN_", "DNNL_")  # beginnings of variables that choose its instructions
+FORCE = "FEDSPEED_OTHER_PROCESSOR"
+"""Set to anything, this variable makes tests take the branch for other processors; lowered instructions do, too."""
+
+
+def same_bits() -> bool:
+    """Whether numbers are computed here as on the machine that wrote the pages."""
+    here = (torch.__version__.split("+")[0], torch.backends.cpu.get_cpu_capability())
+    lowered = any(name.startswith(TORCH_READS) for name in bits_environment())
+    return here == MADE_ON and not lowered and not os.environ.get(FORCE)
+
+
+SAME_BITS = same_bits()
