@@ -112,6 +112,9 @@ REFUSED: list[Rule] = [
         "their server takes another step than the mean update, or one at a rate of its own",
     ),
     (("fedexp outermost",), DPS, "it sends a number about the upload that DP has bounded"),
+    (("fedexp",), (*TOPKS, "quantise", "clip"), "they would change the D whose square it has measured"),
+    (DPS, ("fedexp", "fednova", "fedwmsam"), "they send numbers that DP cannot bound"),
+    (DPS, ("drop",), "the divisor would depend on a client's data"),
     (("fedinit global",), GRADIENT_FROM_D, "D / (K lr) would count the relaxation as a gradient"),
     (("fedpd",), ("bernoulli", "dropout", "drop"), "every client in every round: a missing reply is not defined"),
     (
@@ -130,12 +133,7 @@ REFUSED: list[Rule] = [
     (("warm-up rho",), ("fedswa", "fedmoswa"), "their rho is where the rate of a round ends, not a length"),
 ]
 """Pairs that are refused, and why; all others are the plain loop's."""
-KNOWN: list[Rule] = [
-    (("fedexp",), (*TOPKS, "quantise", "clip", *DPS), "FedExP's square is of another upload than the one that arrives"),
-    (("fednova", "fedwmsam"), ("clip", *DPS), "clipping scales a number about the work (steps, v) with the vectors"),
-    (DPS, ("drop",), "the divisor depends on a client's data"),
-    (("stragglers",), ("fedswa", "fedmoswa"), "a straggler's rate falls as if its early end had been planned"),
-]
+KNOWN: list[Rule] = []
 """Pairs that differ from the plain loop and are not refused: faults, each with what it is. To be empty."""
 WORDS = {
     **{"dp clients": "dp", "fedinit global": "fedinit", "fedexp outermost": "fedexp", "topk without feedback": "topk"},
