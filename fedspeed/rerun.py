@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from .illness import UNTRAINED
 from .record import TIMES, Record
 from .rundir import ROUNDS, RunDir
 from .statefile import read_state
@@ -43,6 +44,11 @@ def unlike(again: Record, before: Record | None) -> list[str]:
     if before is None:
         return [f"round {again.round} is missing in {ROUNDS}"]
     new, old = again.to_dict(), before.to_dict()
+    if any(sign.startswith(UNTRAINED[1]) for sign in before.signs):  # of a version that judged weights by another rule
+        for plain in (new, old):
+            plain["signs"] = {
+                sign: value for sign, value in plain.get("signs", {}).items() if not sign.startswith(UNTRAINED)
+            }
     return [
         f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
         for key in new | old
