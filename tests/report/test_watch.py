@@ -410,7 +410,8 @@ def test_mangled_requests_change_nothing(ask, runs, capfd):
         whole = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", port), timeout=20) as wire, suppress(ConnectionError):
             wire.sendall(mangled(draw, whole))
-            wire.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it has refused and closed already
+                wire.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda wire=wire: wire.recv(2**16), b""))
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " not in head.split(b"\r\n")[0] or body in (page, data)
