@@ -2,7 +2,8 @@
 continued, the rest is started; one after another, or side by side in processes (`pool`).
 
     tasks = [RunTask.of(config, out / name, label) for ...]
-    failed = make_runs(unfinished(tasks), jobs=2)         # why, by label; the others are done
+    with one_command(out):
+        failed = make_runs(unfinished(tasks), jobs=2)     # why, by label; the others are done
 
 A command that is killed at any instant and repeated goes on where it was: all that is known is in the run directories.
 The bits are those of single runs.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from .report.difference import flat
 from .report.runs import RunFiles
 from .report.standing import score_of
 from .runconfig import PLACEMENT, as_stored, named_code, placement, read_config, same_run, trusted
-from .rundir import RunDir
+from .rundir import RunDir, alone
 from .stopping import over
 
 if TYPE_CHECKING:
@@ -93,6 +95,22 @@ def cost_of(config: Config) -> float:
     return float(config.rounds * (config.active or 10) * steps * (1 + ascent))
 
 
+@contextmanager
+def one_command(out: Path) -> Iterator[None]:
+    """Keep other commands out of a folder of runs until the end, and leave no empty folder behind.
+
+    Two of them would take turns at the same runs and write the same tables.
+    """
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        with alone(out):
+            yield
+    finally:
+        with suppress(OSError):  # there is something in it
+            for folder in made:
+                folder.rmdir()
+
+
 def unfinished(tasks: Iterable[RunTask]) -> list[RunTask]:
     """Those with something left to do; a folder that holds another run is refused before anything is made."""
     return [task for task in tasks if task.overwrite or not is_done(task.folder, Config.from_dict(task.tables))]
@@ -152,7 +170,7 @@ def make_runs(
     """
     shown = shown or Shown()
     failed: dict[str, str] = {}
-    alone = jobs == 1 or len(tasks) == 1
+    by_itself = jobs == 1 or len(tasks) == 1
     begun = False
 
     def told(task: RunTask, what: tuple[float, str] | str) -> None:
@@ -175,8 +193,8 @@ def make_runs(
         failed[task.label] = why
         shown.on_failed(task, why)
 
-    work = partial(_work, not alone)
-    pool.run_tasks(tasks, work, jobs, on_told=told, on_done=done, on_failed=fail, here=alone)
+    work = partial(_work, not by_itself)
+    pool.run_tasks(tasks, work, jobs, on_told=told, on_done=done, on_failed=fail, here=by_itself)
     return failed
 
 

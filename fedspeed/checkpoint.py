@@ -44,7 +44,7 @@ CURE = {
     "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",
     "split": f"put the data and the split in {CONFIG} back as they were",
-    "frozen weights": "build the model with the weights it had",
+    "frozen weights": "build the model with the frozen weights and buffers it had",
     "layout": "filters of a trimmed network were stored in another order: use the version that wrote it",
 }
 

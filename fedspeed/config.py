@@ -109,7 +109,7 @@ class Config(Plan):
     data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`), or file.py:load")  # noqa: RUF009
     split: str = federation("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
     clients: int = federation(
-        0, "[0, inf)", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"
+        0, "[0, 1e8]", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"
     )
     validation: str = course(
         "", about="what nobody trains on, to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"

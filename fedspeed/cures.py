@@ -14,8 +14,8 @@ MEANS = {
     "dead layer": "A layer gives zeros for every sample: its units are switched off, by a huge step or by a negative "
     "bias before a ReLU. What lies before it gets no gradient, so no later rate brings it back; the start or the "
     "first steps must be other ones.",
-    "untrained weights": "Weights are where they started but for weight decay: no gradient ever reached them. A layer "
-    "behind them is dead, or the model does not use them.",
+    "untrained weights": "Weights are where they started but for weight decay, and the loss, which needs them, has no "
+    "gradient there: a layer behind them is dead, or the forward pass cuts them off (detach, no_grad).",
     "loss above guessing": "Equal odds for all classes would lose less. Local steps overshoot (the rate, or their "
     "number, is too large for this model), or clients go so far apart that their mean is worse than each of them.",
     "chance": "The accuracy is that of always naming one class. Training is on a plateau at its start, or what was "

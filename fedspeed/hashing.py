@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+SEAL = "seal"
+"""The key of a table's own digest."""
 MOST_HEADER = 100_000_000
 """Bytes of a safetensors file that are read as its header."""
 
@@ -59,6 +61,27 @@ def digest(path: Path, flush: bool = False) -> str:
         if flush:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def sealed(plain: dict[str, Any], indent: int | None = None) -> str:
+    """Return a table as JSON with the digest of that JSON as its last entry, `seal`; one that it has is replaced.
+
+    Example:
+        >>> text = sealed({"a": 1})
+        >>> seal_holds(text), seal_holds(text.replace("1", "2", 1)), seal_holds('{"a": 1}')
+        (True, False, None)
+    """
+    plain = {key: value for key, value in plain.items() if key != SEAL}
+    text = json.dumps(plain, indent=indent)
+    return json.dumps({**plain, SEAL: hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}, indent=indent)
+
+
+def seal_holds(text: str, indent: int | None = None) -> bool | None:
+    """Whether JSON is what `sealed` wrote, in every byte; None if it has no seal, as files of older versions."""
+    plain = json.loads(text)
+    if SEAL not in plain:
+        return None
+    return sealed(plain, indent) == text
 
 
 def tensors_digest(path: Path) -> str:

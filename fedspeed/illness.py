@@ -27,6 +27,8 @@ GUESSES, LONG = 5, 10
 
 ABOVE, SAME, GROWTH = 1.05, 0.005, 2.0
 """A loss is above guessing by this factor; the same as at first within this part; a norm that doubles grows."""
+UNTRAINED = ("untrained ", "still ")
+"""How signs of untrained weights begin; the second is that of older versions, which did not ask for a gradient."""
 CAUSES = ("constant outputs", "dead layer")
 FOLLOWS = ("loss above guessing", "chance", "standing still")
 """What is not told once one of the causes is known."""
@@ -160,12 +162,14 @@ def _layers(records: Sequence[Record], scored: Sequence[Record]) -> Iterator[Ill
             seen = f"layer {about} gives zeros for all of {_size(row[-1], sign):.0f} samples"
             yield Illness("dead layer", row[-1].round, seen, about, _series(scored, sign))
             break
-    still = next((record for record in records if _signs([record], "still ")), None)
-    if still:
-        names = [sign.removeprefix("still ") for sign in _signs([still], "still ")]
-        more = f" and {len(names) - 1} more" * (len(names) > 1)
-        seen = f"weights {names[0]}{more} were never trained, only scaled"
-        yield Illness("untrained weights", still.round, seen, names[0], _series(records, f"still {names[0]}"))
+    for kind in UNTRAINED:
+        still = next((record for record in records if _signs([record], kind)), None)
+        if still:
+            names = [sign.removeprefix(kind) for sign in _signs([still], kind)]
+            more = f" and {len(names) - 1} more" * (len(names) > 1)
+            seen = f"weights {names[0]}{more} were never trained, only scaled"
+            yield Illness("untrained weights", still.round, seen, names[0], _series(records, f"{kind}{names[0]}"))
+            break
 
 
 def _growing(records: Sequence[Record]) -> Iterator[Illness]:

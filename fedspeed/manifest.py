@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from .files import read_text
-from .hashing import Hash
+from .hashing import SEAL, Hash, seal_holds, sealed
 from .rundir import CLIENT_METRICS, LOG, ROUNDS, STATE, UPLOADS, RunDir
 from .statelog import Entry, read_entry, read_log
 
 CHECKPOINT_FORMAT = 2
 ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
+PARTS = ("server", "log", "rounds", "client_metrics", "uploads")
+KEYS = {"format", "round", *PARTS[:3], "bound", "waited"}
+YOUNGER = {*PARTS[3:], SEAL}
+"""The keys of a manifest: those that all have, and those that may be missing, in an older one for example."""
+BOUND = {"config", "data", "split"}
+BOUND_YOUNGER = {"variables", "layout", "frozen weights"}
+"""What a run is bound to: what stands in every manifest, and what only some have."""
 
 
 @dataclass(frozen=True)
@@ -64,35 +71,40 @@ class Manifest:
         """Of a file `checkpoints/ROUND.json`; raises one of `ERRORS` if it is none."""
         if path.is_symlink():
             raise OSError("expected a file, found a link")
-        plain = json.loads(read_text(path))
+        text = read_text(path)
+        plain = json.loads(text)
         t = plain["round"]
         if type(t) is not int or t < 1 or t != int(path.stem) or type(plain["format"]) is not int:
             raise ValueError(f"format {plain['format']!r}, round {t!r}")
         if plain["format"] == 1:
+            _require_keys("a manifest", plain, {"format", "round", "files"})
             return cls(t, *_format_1(plain["files"], t))
         if plain["format"] != CHECKPOINT_FORMAT:
             raise ValueError(f"expected format 1 or {CHECKPOINT_FORMAT}, found {plain['format']}")
-        server, log, rounds = (_part(plain[name]) for name in ("server", "log", "rounds"))
+        _require_keys("a manifest", plain, KEYS, YOUNGER)
+        if seal_holds(text) is False:
+            raise ValueError("it was changed: its seal is of other text")
+        server, log, rounds = (_part(plain[name]) for name in PARTS[:3])
         if server.name != _server(t) or not LOG.fullmatch(log.name) or rounds.name != ROUNDS:
             raise ValueError(f"unexpected files {server.name}, {log.name}, {rounds.name}")
         if server.length is not None or log.length is None or rounds.length is None:
             raise ValueError("expected the number of bytes of log and rounds")
-        others = [_part(plain[key]) if key in plain else None for key in ("client_metrics", "uploads")]
+        others = [_part(plain[key]) if key in plain else None for key in PARTS[3:]]
         for part, name in zip(others, (CLIENT_METRICS, UPLOADS), strict=True):
             if part is not None and (part.name != name or not part.length):
                 raise ValueError(f"unexpected file {part.name}, or not the number of its bytes")
         bound, waited = plain["bound"], plain["waited"]
         if not isinstance(bound, dict) or not all(isinstance(value, str) for value in bound.values()):
             raise ValueError(f"bound to {bound!r}")
+        _require_keys("`bound`", bound, BOUND, BOUND_YOUNGER)
         if type(waited) not in (int, float) or not 0 <= waited < 1e12:
             raise ValueError(f"waited {waited!r}")
         return cls(t, server, {}, log, rounds, bound, float(waited), *others)
 
     def text(self) -> str:
         """The manifest as it is written."""
-        names = ("server", "log", "rounds", "client_metrics", "uploads")
-        parts = {name: _plain(part) for name in names if (part := getattr(self, name)) is not None}
-        return json.dumps(
+        parts = {name: _plain(part) for name in PARTS if (part := getattr(self, name)) is not None}
+        return sealed(
             {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}
         )
 
@@ -152,7 +164,15 @@ def _server(t: int) -> str:
     return run.name(run.server_path(t))
 
 
+def _require_keys(what: str, plain: dict[str, Any], keys: set[str], younger: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Raise for a key that is unknown or missing: one that was renamed would be read as one that is not there."""
+    missing, unknown = sorted(keys - plain.keys()), sorted(plain.keys() - keys - younger)
+    if missing or unknown:
+        raise ValueError(f"keys of {what}: missing {missing}, unknown {unknown}")
+
+
 def _part(plain: dict[str, Any]) -> Part:
+    _require_keys("a file's entry", plain, {"file", "digest"}, {"bytes"})
     name = plain["file"]
     digest = plain["digest"]
     length = plain.get("bytes")

@@ -39,8 +39,9 @@ def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def frozen_digest(flat: FlatModel) -> dict[str, str]:
     """What binds a run to the numbers of its model that are in no checkpoint: frozen parameters and buffers, and first
-    running statistics; nothing if no parameter is frozen and there are no such statistics."""
-    if not flat.statistics and all(p.requires_grad for p in flat.model.parameters()):
+    running statistics; nothing where there are none of these."""
+    others = [name for name, a in named_tensors(flat.model) if not a.requires_grad]
+    if not flat.statistics and not others:
         return {}
     found = hashlib.blake2b(digest_size=8)
     for name, a in [("", flat.statistics.first), *named_tensors(flat.model)]:

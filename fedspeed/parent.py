@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .errors import UserError
-from .files import read_json, write
+from .files import read_json, read_text, write
+from .hashing import SEAL, seal_holds, sealed
 from .record import Record, rounds_digest
 from .rundir import FORK, RunDir
 
@@ -58,18 +58,21 @@ def read_parent(run: RunDir) -> Parent | None:
     if not run.fork_file.exists():
         return None
     plain = read_json(run.fork_file)
+    holds = seal_holds(read_text(run.fork_file).removesuffix("\n"), indent=1) if plain else None
     folder, at, rounds, changes = (plain.get(name) for name in Parent._fields)
     pairs = changes.values() if isinstance(changes, dict) else [None]
     if (
         plain.get("format") != FORMAT
+        or plain.keys() - {SEAL} != {"format", *Parent._fields}
+        or holds is False
         or not (isinstance(folder, str) and isinstance(rounds, str) and type(at) is int and at > 0)
         or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     ):
-        raise UserError(f"{run.fork_file} is not a {FORK} of format {FORMAT}; put it back")
+        raise UserError(f"{run.fork_file} is not a {FORK} of format {FORMAT} as it was written; put it back")
     assert isinstance(changes, dict)
     return Parent(folder, at, rounds, changes)
 
 
 def write_parent(run: RunDir, parent: Parent) -> None:
     """Write `fork.json`."""
-    write(run.fork_file, json.dumps({"format": FORMAT, **parent._asdict()}, indent=1) + "\n", durable=True)
+    write(run.fork_file, sealed({"format": FORMAT, **parent._asdict()}, indent=1) + "\n", durable=True)

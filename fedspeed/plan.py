@@ -37,8 +37,8 @@ class Plan(Params):
         5
     """
 
-    rounds: int = course(100, "[1, inf)", "the number of communication rounds T")
-    active: int = federation(0, "[0, inf)", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
+    rounds: int = course(100, "[1, 1e7]", "the number of communication rounds T")
+    active: int = federation(0, "[0, 1e8]", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
     cohort: str = federation(
         "fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone"
     )
@@ -132,7 +132,7 @@ class Plan(Params):
         "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
         placement=True,
     )
-    workers: int = machine(0, "[0, inf)", "the number of worker processes; 0 takes one per core", placement=True)
+    workers: int = machine(0, "[0, 1e5]", "the number of worker processes; 0 takes one per core", placement=True)
     ray_address: str = machine(
         "",
         about="the Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT; none: $RAY_ADDRESS, or one of our own",

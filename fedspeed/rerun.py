@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from .illness import UNTRAINED
 from .record import TIMES, Record
 from .rundir import ROUNDS, RunDir
 from .statefile import read_state
@@ -45,6 +46,11 @@ def unlike(again: Record, before: Record | None) -> list[str]:
     new, old = again.to_dict(), before.to_dict()
     if "x_norm" not in old.get("metrics", {}):  # a run that is older than these norms
         new["metrics"] = {k: v for k, v in new.get("metrics", {}).items() if not k.endswith("_norm")} or None
+    if any(sign.startswith(UNTRAINED[1]) for sign in before.signs):  # of a version that judged weights by another rule
+        for plain in (new, old):
+            plain["signs"] = {
+                sign: value for sign, value in plain.get("signs", {}).items() if not sign.startswith(UNTRAINED)
+            }
     return [
         f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
         for key in new | old

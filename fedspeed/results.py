@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
+from .files import read_bytes, read_json, read_text
+from .hashing import SEAL, seal_holds
 from .modelfile import model_tensors
 from .recording import digests, summarise
 from .reported import REPORTED
-from .rundir import CLIENT_METRICS, SUMMARY
+from .rundir import CLIENT_METRICS, SUMMARY, RunDir
+from .splitfile import split_text
 from .stopping import Stopping
 
 if TYPE_CHECKING:
@@ -60,6 +64,45 @@ def unlike_summary(
     return wrong
 
 
+def unlike_notes(run: RunDir, summary: dict[str, Any]) -> list[str]:
+    """Return how a summary's seal is broken, which covers times and versions, and how the model's note differs.
+
+    Runs of older versions have no seal: their manifests have none either.
+    """
+    if not summary:
+        return []
+    holds = seal_holds(read_text(run.summary_file).removesuffix("\n"), indent=1)
+    if holds is None:
+        newest = run.manifests()[:1]
+        return [f"{SUMMARY}: {SEAL} is missing" for path in newest if SEAL in read_json(path)]
+    if not holds:
+        return [f"{SUMMARY} was changed: its {SEAL} is of other text"]
+    made_with = (summary.get("environment") or {}).get("fedspeed")
+    return _unlike_note(run.model_file, f"{made_with}, round {summary.get('rounds')}")
+
+
+def _unlike_note(path: Path, wanted: str) -> list[str]:
+    """Return how the version and the round noted in a model's file are not these; a file of another kind is found by
+    `unlike_model`."""
+    if not path.is_file():  # a pipe would not answer
+        return []
+    try:
+        with safe_open(path, "pt") as file:
+            found = (file.metadata() or {}).get("fedspeed")
+    except (OSError, SafetensorError):
+        return []
+    return [] if found == wanted else [f"{path.name}: expected the note {wanted!r}, found {found!r}"]
+
+
+def unlike_split(path: Path, simulation: Simulation) -> list[str]:
+    """Return how `split.json`, which reports draw, is not that of the data, in any byte."""
+    try:
+        same = read_bytes(path) == split_text(simulation.data).encode()
+    except OSError as error:
+        return [f"{path.name} cannot be read ({error})"]
+    return [] if same else [f"{path.name} is not that of the data and the split; delete it, or put it back"]
+
+
 def unlike_rounds(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
     """How the rounds that were measured are not those that the plan asks for."""
     plan = simulation.plan
@@ -84,7 +127,6 @@ def unlike_measured(measured: ClientMetrics | None, again: ClientMetrics | None,
 
 def unlike_model(path: Path, simulation: Simulation, what: str) -> list[str]:
     """How a saved model differs, in names, shapes, dtypes or bits, from where a simulation stands."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:

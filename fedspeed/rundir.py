@@ -18,7 +18,7 @@ import tomli_w
 
 from .errors import UserError
 from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
-from .hashing import tensors_digest
+from .hashing import SEAL, sealed, tensors_digest
 from .notebook import ShownRun
 from .record import Record
 from .reported import is_whole
@@ -195,6 +195,7 @@ class RunDir(ShownRun):
             refuse_depth(summary)
         except (OSError, ValueError, TypeError, RecursionError):
             return {}
+        summary.pop(SEAL, None)
         return summary
 
     def summary(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class RunDir(ShownRun):
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
-        write(self.summary_file, json.dumps(summary, indent=1) + "\n")
+        write(self.summary_file, sealed(summary, indent=1) + "\n")
 
     def drop_results(self) -> None:
         """Remove model and summary, which tell of an end that was none."""

@@ -35,14 +35,18 @@ class Split(NamedTuple):
 
 def write_split(path: Path, data: Federated) -> None:
     """Write it down, unless it is there."""
-    if path.exists():
-        return
+    if not path.exists():
+        write(path, split_text(data))
+
+
+def split_text(data: Federated) -> str:
+    """Return the file's text; it follows from the data alone."""
     from .data.summary import class_counts
 
     few = data.classes and data.classes * data.clients <= CELLS
     counts = class_counts(data).tolist() if few else []
     found = Split(data.split_fingerprint, data.name, data.split, data.sizes.tolist(), counts, list(data.class_names))
-    write(path, json.dumps(found._asdict()) + "\n")
+    return json.dumps(found._asdict()) + "\n"
 
 
 def read_split(path: Path) -> Split | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .batch import RunTask, folder_name, make_runs, unfinished
+from .batch import RunTask, folder_name, make_runs, one_command, unfinished
 from .config import Config
 from .environment import cores
 from .errors import UserError
@@ -172,9 +172,10 @@ def run_sweep(
     Observers(log)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     planned = plan(tables, points_of(grid, points, len(chosen), max_runs), chosen, out, overwrite=overwrite, log=log)
-    failed = make_runs(unfinished(tasks_of(planned)), jobs or cores())
-    for label, why in failed.items():
-        warnings.warn(f"{label} failed: {why}", stacklevel=3)
-    found = outcome(planned, failed)
-    found.write(out)
+    with one_command(out):
+        failed = make_runs(unfinished(tasks_of(planned)), jobs or cores())
+        for label, why in failed.items():
+            warnings.warn(f"{label} failed: {why}", stacklevel=3)
+        found = outcome(planned, failed)
+        found.write(out)
     return found

@@ -1,8 +1,9 @@
 """What is measured of a round besides its scores, to know an ill run by: `Record.signs`, empty of a healthy one.
 
 Numbers are written down where they are beyond what a healthy run has; `illness.py` says what they come to. They cost
-a norm of each server vector per round and a look at the weights in rounds 4, 8, 16, ...; only a model that scores no
-better than guessing is looked into, with one slice of the test set. They change no bit of the run.
+a norm of each server vector per round and a look at the weights in rounds 4, 8, 16, ..., with one gradient where some
+of them hardly moved; only a model that scores no better than guessing is looked into, with one slice of the test set.
+They change no bit of the run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from .carried import of_method, whole
@@ -33,7 +35,9 @@ FLAT = 0.02
 LOST = 0.1
 """The part of the first model's spread below which it was lost: some start with outputs that are nearly alike."""
 STILL = 1e-4
-"""How far a weight has moved, relative to itself, if it has only been scaled and rounded."""
+"""How far a weight has moved, relative to itself, if it has only been scaled and rounded; a slow one may have, too."""
+FEW = 50
+"""Samples of which a gradient is taken, to tell weights that it reaches, however slowly they move."""
 FIRST = 2
 EARLY = 5
 """Rounds at first in which outputs may be alike, and in which loss and accuracy may be those of guessing."""
@@ -76,7 +80,7 @@ class Symptoms:
         with one_thread():
             found |= self._large("server", of_method(server))
             if t >= 4 and t & (t - 1) == 0:
-                found |= self._still(server.x)
+                found |= self._untrained(server)
             if score is not None and t > FIRST and self._suspicious(score):
                 found |= self._inside(whole(server))
         if t > EARLY:
@@ -86,13 +90,57 @@ class Symptoms:
     def _large(self, whose: str, tree: Any) -> dict[str, float]:
         return {f"norm {name}": size for name, size in grown(whose, tree, self.most).items()}
 
-    def _still(self, x: torch.Tensor) -> dict[str, float]:
-        """Weights that were scaled, by weight decay, and never trained, while others were."""
-        flat, first = self.work.flat, self.x0.to(x.dtype)
+    def _untrained(self, server: Any) -> dict[str, float]:
+        """Return weights that were scaled, by weight decay, and never trained, while others were: no gradient reaches
+        them. One that hardly moved but has a gradient learns (LoRA's A, a block that starts as its shortcut)."""
+        flat, first, x = self.work.flat, self.x0.to(server.x.dtype), server.x
         moved = [_moved(a, b) for a, b in zip(x.split(flat.sizes), first.split(flat.sizes), strict=True)]  # type: ignore[no-untyped-call]
         most = max((m for m in moved if m < math.inf), default=math.inf)
         layers = zip(flat.names, flat.shapes, moved, strict=True)
-        return {f"still {name}": m for name, shape, m in layers if len(shape) > 1 and m <= min(STILL, 1e-3 * most)}
+        still = {name: m for name, shape, m in layers if len(shape) > 1 and m <= min(STILL, 1e-3 * most)}
+        unreached = self._unreached(whole(server), list(still)) if still else []
+        return {f"untrained {name}": still[name] for name in unreached}
+
+    def _unreached(self, x: torch.Tensor, names: list[str]) -> list[str]:
+        """Return the weights that the loss needs and that no gradient reaches. A weight that nothing uses (its value
+        may be any) is not one: it has no gradient by design."""
+        flat = self.work.flat
+        weights = dict(zip(flat.names, flat.parameters, strict=True))
+        some = [weights[name] for name in names]
+        try:
+            flat.load(x.to(flat.dtype, copy=True))
+            flat.model.eval()
+            batch = self._few()
+            with torch.enable_grad():
+                value = self._loss(*batch)
+            grads = torch.autograd.grad(value, some, allow_unused=True)
+            return [
+                name
+                for name, p, g in zip(names, some, grads, strict=True)
+                if (self._needs(p, float(value.detach()), batch) if g is None else not bool(g.any()))
+            ]
+        except Exception:  # a model or a loss that cannot be asked here; the run continues without this sign
+            return []
+
+    def _needs(self, p: nn.Parameter, before: float, batch: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        """Whether the loss is another one with other values of a parameter."""
+        kept = p.data
+        p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).to(kept)
+        with torch.no_grad():
+            now = float(self._loss(*batch))
+        p.data = kept
+        return now != before
+
+    def _few(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return some samples that are scored, or of training where none are."""
+        data, pieces = self.work.data, slices(self.work.data, self.validation)
+        if pieces:
+            return (data.validation_batch if self.validation else data.test_batch)(0, min(FEW, pieces[0][1]))
+        return data.batch(np.arange(min(FEW, len(data.y))))
+
+    def _loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch_seed(0, "symptoms"):
+            return self.work.loss(self.work.flat.model(inputs), targets)
 
     def _suspicious(self, score: Score) -> bool:
         """Whether outputs may be the same for every input: then the loss is at least the labels' entropy."""

@@ -13,7 +13,7 @@ from .errors import Diverged, UserError
 from .parent import read_parent
 from .run import prepare
 from .runconfig import bound_to, read_config
-from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SUMMARY, RunDir, beside
+from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SPLIT, SUMMARY, RunDir, beside
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -99,6 +99,7 @@ def verify(
                 found.note(shared, parent.unlike(records))
             for one in saved:
                 _checkpoint(checkpoints, one, simulation, records, going_on, found)
+            _split(files, simulation, found)
             measured = _measured(files, simulation, len(records), found)
             model_of = 0 if going_on else _results(run, config, simulation, records, saved, found)
             if every_round:
@@ -171,11 +172,21 @@ def _measured(files: RunDir, simulation: Simulation, rounds: int, found: Verific
     return measured
 
 
+def _split(files: RunDir, simulation: Simulation, found: Verification) -> None:
+    """Compare `split.json` with the data."""
+    from .results import unlike_split
+
+    if files.split_file.exists():
+        found.note(f"{SPLIT} is that of the data and the split", unlike_split(files.split_file, simulation))
+    else:
+        found.held.append(f"{SPLIT} is not there, so it is not bound; a report of this run draws no split")
+
+
 def _results(
     run: Path, config: Config, simulation: Simulation, records: list[Record], saved: list[Saved], found: Verification
 ) -> int:
     """Summary against rounds, model against checkpoint; of which round a model still to be compared is, or 0."""
-    from .results import rounds_told, unlike_model, unlike_summary
+    from .results import rounds_told, unlike_model, unlike_notes, unlike_summary
     from .statefile import read_state
 
     files = RunDir(run)
@@ -189,7 +200,7 @@ def _results(
     upto = rounds_told(summary, records)
     complete = any(one.log for one in saved[:1])
     wrong = unlike_summary(run, summary, config, simulation, upto, complete)
-    found.note(f"{SUMMARY} follows from config, data and rounds", wrong)
+    found.note(f"{SUMMARY} follows from config, data and rounds", wrong + unlike_notes(files, summary))
     if summary.get("status") == "finished":
         short = [f"{ROUNDS} holds {len(records)} rounds, {CONFIG} says {config.rounds}"]
         found.note("all rounds are present", [] if len(records) == config.rounds else short)

@@ -42,6 +42,29 @@ def test_right_implementations_conform(toy, method):
     assert "conforms" in str(found)
 
 
+class InPlace(toys.FedAvg):
+    """Right numbers, and it scales the gradient that it was handed."""
+
+    def client(self, i, x, grad, t):
+        def scaled(y):
+            g = grad(y)
+            step = g.copy()
+            g *= 0.5
+            return step
+
+        return super().client(i, x, scaled, t)
+
+
+def test_a_gradient_that_is_changed_in_place_is_told():
+    found = fedspeed.audit(InPlace, "fedavg", **SHORT)
+    assert found.conforms
+    assert "note: round 1, client 0: it changes the gradient it is handed in place" in str(found)
+    assert found.to_dict()["gradient_changed_in_place"] == "round 1, client 0"
+    clean = fedspeed.audit(toys.FedAvg, "fedavg", **SHORT)
+    assert "note:" not in str(clean)
+    assert clean.to_dict()["gradient_changed_in_place"] is None
+
+
 PLANTED = [  # the toy, its mistake, the method, the kind and a part of what is said, where it shows first
     (toys.FedAvg, "divided by N", "fedavg", "denominator", "all N clients", "round 1, server, x"),
     (toys.FedAvg, "sign", "fedavg", "sign", "up the gradient", "round 1, client 0, x_K"),

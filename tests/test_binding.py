@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 from crashing import outcome
-from sealing import seal
+from sealing import resealed, seal
 from watching import Rounds
 
 from fedspeed.config import Config, read_toml
@@ -135,7 +135,7 @@ def test_states_left_out_are_refused(tmp_path, kept):
     hashed = Hash()
     hashed.update(data[:end])
     manifest["log"] |= {"bytes": end, "digest": hashed.digest()}
-    newest.write_text(json.dumps(manifest))
+    newest.write_text(resealed(manifest))
     refused(run, r"round 3: by rounds.jsonl the state of client \d is of round \d, in the checkpoint (none|of round 1)")
 
 
@@ -144,7 +144,7 @@ def test_states_left_out_of_format_1_are_refused(tmp_path):
     newest = run / "checkpoints" / "2.json"
     manifest = json.loads(newest.read_text())
     manifest["files"] = {name: value for name, value in manifest["files"].items() if "states" not in name}
-    newest.write_text(json.dumps(manifest))
+    newest.write_text(resealed(manifest))
     refused(run, "by rounds.jsonl the state of client 0 is of round 2, in the checkpoint none")
 
 
@@ -232,7 +232,7 @@ def test_a_trimmed_network_that_was_stored_in_another_order_is_refused(tmp_path)
     manifest = json.loads(newest.read_text())
     assert manifest["bound"].pop("layout") == "tap by tap"
     kept = newest.read_text()
-    newest.write_text(json.dumps(manifest))
+    newest.write_text(resealed(manifest))
     refused(run, "another layout: expected layout of old, found tap by tap; filters of", allow_code=True)
     newest.write_text(kept)
     resume(run, allow_code=True)

@@ -13,7 +13,9 @@ from crashing import outcome
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
+from fedspeed.report.difference import differences
 from fedspeed.run import resume, run_config
+from fedspeed.verify import verify
 
 TINY = {"rounds": 4, "clients": 8, "active": 3, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear"}
 
@@ -127,3 +129,28 @@ def test_a_run_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "rounds.jsonl.part").mkdir()
     with pytest.raises(UserError, match="cannot write"):
         resume(tmp_path)
+
+
+SMALL_FILES = """
+import resource, sys
+from fedspeed.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [100, 3000, 9000, 20000])
+def test_where_there_is_no_room_a_run_stops_in_one_line_and_goes_on_later(tmp_path, most):
+    """No file may have more bytes: as on a full disk, writing fails in the config, in rounds, in a checkpoint."""
+    options = "--clients 6 --active 3 --rounds 4 --local-steps 1 --model linear --backend serial --quiet".split()  # noqa: SIM905
+    run = ["run", *options, "--out", str(tmp_path / "a"), "--resume", "auto"]
+    ended = subprocess.run(
+        [sys.executable, "-B", "-c", SMALL_FILES, str(most), *run], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "File too large" in ended.stderr
+    assert main(run) == 0
+    assert main(["run", *options, "--out", str(tmp_path / "whole")]) == 0
+    assert differences(tmp_path / "whole", tmp_path / "a") == []
+    assert verify(tmp_path / "a").broken == []

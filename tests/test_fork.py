@@ -16,6 +16,7 @@ from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
 from fedspeed.forking import forked
+from fedspeed.hashing import sealed
 from fedspeed.methods import METHODS, WRAPPERS
 from fedspeed.observe import Observer
 from fedspeed.record import TIMES
@@ -306,7 +307,7 @@ def test_verify_knows_whose_rounds_they_are(parents, tmp_path, capsys):
     assert "fork of" in (shown := capsys.readouterr().out.replace("\n", " "))
     assert "lr 0.1 -> 0.05" in shown
     told = json.loads((out / "fork.json").read_text())
-    (out / "fork.json").write_text(json.dumps(told | {"rounds": "0" * 32}))
+    (out / "fork.json").write_text(sealed(told | {"rounds": "0" * 32}, indent=1) + "\n")
     assert any("rounds are not those of" in wrong for wrong in verify(out).broken)
     (out / "fork.json").write_text("[]")
     with pytest.raises(UserError, match=r"fork\.json is not a fork\.json of format 1"):

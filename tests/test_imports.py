@@ -382,7 +382,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "uploads",
         "vec",
     },
-    "rerun": {"checkpoint", "record", "rundir", "statefile", "states"},
+    "rerun": {"checkpoint", "illness", "record", "rundir", "statefile", "states"},
     "trace": {"contract", "engines", "method", "vec"},
     "tuning": {
         "batch",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from sealing import resealed
 from watching import Rounds, Stop, stop_after
 
 from fedspeed import checkpoint
@@ -190,7 +191,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     for part, name in (("log", "states/../../log@1"), ("log", "checkpoints/server@1"), ("server", "../server@2"),
                        ("rounds", "../rounds.jsonl"), ("log", "states/1@1"), ("log", "log@1")):  # fmt: skip
         changed = {**manifest, part: {**manifest[part], "file": name}}
-        newest.write_text(json.dumps(changed))
+        newest.write_text(resealed(changed))
         with pytest.raises(UserError, match=r"damaged.*unexpected files"):
             resume(tmp_path)
 

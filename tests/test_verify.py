@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sealing import put_state, seal
+from sealing import put_state, resealed, seal
 from watching import Rounds
 
 from fedspeed import server
@@ -172,7 +172,7 @@ def test_a_changed_early_record_is_found(run):
     assert "\n" not in said
     summary = json.loads((run / "summary.json").read_text())
     summary["digests"] = digests(run, RunDir(run).records())
-    (run / "summary.json").write_text(json.dumps(summary))
+    RunDir(run).write_summary(summary)
     assert broken(run) == ""
     assert "round 1: update_norm is" in broken(run, every_round=True)
 
@@ -216,7 +216,7 @@ def test_a_changed_summary_or_model_is_found(run, tmp_path):
 def test_other_versions_are_told(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
     summary["environment"]["torch"] = "1.0"
-    (run / "summary.json").write_text(json.dumps(summary))
+    RunDir(run).write_summary(summary)
     assert main(["verify", str(run)]) == 0
     out = capsys.readouterr().out
     assert f"not the run's own torch: 1.0 then, {torch.__version__} now" in out
@@ -244,7 +244,7 @@ def edit_summary(run: Path, **changes) -> None:
     """Keys replaced, or left out where they are None."""
     summary = json.loads((run / "summary.json").read_text()) | changes
     kept = {key: value for key, value in summary.items() if key not in changes or value is not None}
-    (run / "summary.json").write_text(json.dumps(kept))
+    RunDir(run).write_summary(kept)
 
 
 def edit_model(run: Path, change) -> None:
@@ -313,7 +313,7 @@ def test_states_left_out_are_found(run):
     newest = Checkpoints(run).manifests()[0]
     manifest = json.loads(newest.read_text())
     manifest["log"] |= {"bytes": 0, "digest": Hash().digest()}
-    newest.write_text(json.dumps(manifest))
+    newest.write_text(resealed(manifest))
     assert "by rounds.jsonl the state of client" in broken(run)
 
 

@@ -69,10 +69,10 @@ def judged(theirs: Trace, expected: Trace, reference: Reference, name: str) -> A
     first = first_difference(theirs, expected, setting.tolerance)
     compared = len(theirs.vectors.keys() & expected.vectors.keys())
     if first is None:
-        return Audit(name, method, setting, compared, None, (), None)
+        return Audit(name, method, setting, compared, None, (), None, theirs.changed)
     tried = ((fault, lambda f=fault: Reference(f.method, setting, f.seams).run()) for fault in faults(method, setting))
     causes, nearest = explain(theirs, first, tried, setting.tolerance)
-    return Audit(name, method, setting, compared, first, causes, nearest)
+    return Audit(name, method, setting, compared, first, causes, nearest, theirs.changed)
 
 
 def given(method: Method | type[Method] | str) -> Method:

@@ -86,14 +86,22 @@ class Subject:
         with self.during("making it"):
             return factory(**options)
 
-    def gradient(self, trace: Trace, t: int, i: int) -> Callable[[Any], np.ndarray]:
-        """The gradient of client i's loss, which keeps the points at which it is asked for."""
+    def gradient(
+        self, trace: Trace, t: int, i: int, handed: list[tuple[np.ndarray, np.ndarray]]
+    ) -> Callable[[Any], np.ndarray]:
+        """The gradient of client i's loss, which keeps the points at which it is asked for.
+
+        Args:
+            handed: takes every gradient as it is handed out, and a copy.
+        """
         points = trace.points.setdefault((t + 1, i), [])
 
         def grad(x: Any) -> np.ndarray:
             at = vector(x, self.setting.dim, self.where("the point of grad(x)", t, i))
             points.append(at.copy())
-            return self.setting.gradient(i, at)
+            g = self.setting.gradient(i, at)
+            handed.append((g, g.copy()))
+            return g
 
         return grad
 
@@ -117,8 +125,11 @@ class Own(Subject):
         for t, cohort in enumerate(self.setting.cohorts):
             replies = {}
             for i in cohort:
+                handed: list[tuple[np.ndarray, np.ndarray]] = []
                 with self.during("client", t, i):
-                    replies[i] = subject.client(i, x.copy(), self.gradient(trace, t, i), t)
+                    replies[i] = subject.client(i, x.copy(), self.gradient(trace, t, i, handed), t)
+                if not all(np.array_equal(*pair, equal_nan=True) for pair in handed):
+                    trace.changed = trace.changed or f"round {t + 1}, client {i}"
                 model = replies[i][0] if isinstance(replies[i], tuple) and replies[i] else replies[i]
                 trace.add(t + 1, i, "x_K", vector(model, d, self.where("client returned x_K", t, i)))
             with self.during("server", t):

@@ -44,6 +44,8 @@ class Audit:
         first: what differs first; None if nothing does.
         causes: every single mistake that reproduces ALL its numbers, the commonest first.
         nearest: where none does, the one that reproduces them longest.
+        changed: where it first changed in place a gradient that it was handed; "" for nowhere. That is no difference
+            here, where every call gives a fresh vector, but one wherever gradients share memory.
     """
 
     subject: str
@@ -53,6 +55,7 @@ class Audit:
     first: Difference | None
     causes: tuple[Cause, ...]
     nearest: Cause | None
+    changed: str = ""
 
     @property
     def conforms(self) -> bool:
@@ -78,6 +81,7 @@ class Audit:
             "subject": self.subject, "method": self.method.to_dict(), "setting": self.setting.fields(),
             "conforms": self.conforms, "compared": self.compared, "first_difference": first,
             "causes": [{"kind": cause.kind, "says": cause.says} for cause in self.causes], "nearest": near,
+            "gradient_changed_in_place": self.changed or None,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -88,8 +92,16 @@ class Audit:
             f"clients, K = {s.local_steps}, lr {s.lr:g} x {s.lr_decay:g}^t"
         )
         if self.first is None:
-            return f"{about}\nconforms: {self.compared} vectors, all equal within {s.tolerance:g}"
-        return "\n".join([about, f"DIFFERS first in {self.first.key}", *_numbers(self.first), *self._guess()])
+            conforms = f"conforms: {self.compared} vectors, all equal within {s.tolerance:g}"
+            return "\n".join([about, conforms, *self._changes()])
+        differs = [f"DIFFERS first in {self.first.key}", *_numbers(self.first), *self._guess()]
+        return "\n".join([about, *differs, *self._changes()])
+
+    def _changes(self) -> list[str]:
+        text = "it changes the gradient it is handed in place: right here, where every call gives a fresh vector; wrong"
+        return [f"note: {self.changed}: {text} where gradients share memory (p.grad); copy it first"] * bool(
+            self.changed
+        )
 
     def _guess(self) -> list[str]:
         if self.causes:

@@ -40,6 +40,7 @@ class Trace:
     def __init__(self) -> None:
         self.vectors: dict[Key, np.ndarray] = {}
         self.points: dict[tuple[int, int], list[np.ndarray]] = {}
+        self.changed = ""  # where a gradient that was handed out was first changed in place; "" for nowhere
 
     def add(self, round: int, client: int | None, what: str, value: Any) -> None:
         """Keep a copy."""

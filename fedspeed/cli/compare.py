@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch import RunTask, folder_name
+from ..batch import RunTask, folder_name, one_command
 from ..config import Config
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
@@ -75,12 +75,14 @@ def main(args: argparse.Namespace, console: Console) -> int:
     failed: dict[str, str] = {}
     if folders:
         rows, out = _read(args, out, [Path(text) for text in folders], console if show else None)
-        targets = args.targets or told_targets(rows)
+        result = Comparison(rows, args.targets or told_targets(rows), args.baseline)
+        result.write(out)
     else:
-        rows, failed, targets = _run(args, out, console, show)
-    lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed: reported already
-    result = Comparison(rows, targets, "" if lost else args.baseline)
-    result.write(out)
+        with one_command(out):
+            rows, failed, targets = _run(args, out, console, show)
+            lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed: reported already
+            result = Comparison(rows, targets, "" if lost else args.baseline)
+            result.write(out)
     if args.json:
         console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
     elif show:

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..batch import one_command
 from ..environment import cores
 from ..errors import UserError
 from ..points import Point, points_of
@@ -71,9 +72,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
         jobs = min(args.jobs or cores(), len(tasks))
         side = f", {jobs} side by side" if jobs > 1 else ""
         console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
-    failed = several.make(args, tasks, out, console, show)
-    found = outcome(planned, failed)
-    found.write(out)
+    with one_command(out):
+        failed = several.make(args, tasks, out, console, show)
+        found = outcome(planned, failed)
+        found.write(out)
     if args.json:
         console.print_json(json.dumps({"out": str(out), **found.data(), "failed": failed}, default=str))
     elif show:

@@ -77,14 +77,16 @@ def tune(
 
 def finish(tuning: Tuning, make: Make, baseline: str = "") -> Tuned:
     """Search, judge, and write down what it came to."""
+    from ..batch import one_command
     from .result import result
 
     if baseline and baseline not in tuning.methods:
         raise UserError(f"--baseline: expected one of {', '.join(tuning.methods)}, got {baseline!r}")
-    chosen = tuning.search(make)
-    runs, failed = tuning.judge(make, chosen)
-    found = result(tuning, chosen, runs, failed, baseline)
-    found.write()
+    with one_command(tuning.out):
+        chosen = tuning.search(make)
+        runs, failed = tuning.judge(make, chosen)
+        found = result(tuning, chosen, runs, failed, baseline)
+        found.write()
     return found
 
 

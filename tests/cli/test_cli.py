@@ -60,7 +60,7 @@ BAD = [
     ("run --lr fast", "--lr: expected a number, got 'fast'"),
     ("run --weight-decay -1", "weight_decay must be in [0, inf), got -1.0"),
     ("run --rounds 1.5", "--rounds: expected a whole number, got '1.5'"),
-    ("run --rounds 0", "rounds must be in [1, inf), got 0"),
+    ("run --rounds 0", "rounds must be in [1, 1e7], got 0"),
     ("run --seed 99999999999999999999", "seed must be in [0, 1e18]"),
     ("run --cohort some", "cohort must be one of fixed, bernoulli, got 'some'"),
     ("run --targets high", "--targets: expected numbers such as 0.8,0.85, got 'high'"),

@@ -21,7 +21,7 @@ from test_compare import MODULE, QUICK, bits
 
 import fedspeed
 from fedspeed import Config, UserError
-from fedspeed.batch import folder_name
+from fedspeed.batch import folder_name, one_command
 from fedspeed.cli import main
 from fedspeed.cli.sweep import parse_grid, parse_point
 from fedspeed.points import at, combinations, label_of, named, read_points
@@ -36,6 +36,44 @@ RATES = ("0.02", "0.1", "0.5", "1")
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+# --- one folder, one command ---
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["sweep", "--grid", "lr=0.1,0.2"], ["compare", "fedavg", "fedprox"], ["tune", "fedavg", "--budget", "1000"]],
+    ids=str,
+)
+def test_a_folder_that_another_command_works_in_is_refused_in_one_line(command, capsys):
+    given = [*command, *QUICK, "--rounds", "2", "--seeds", "1", "--quiet", "--out", "two"]
+    with one_command(Path("two")):
+        assert main(given) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"fedspeed: error: two is in use: another process is running there; .*\n", error)
+    assert not Path("two").exists()  # neither command has left anything
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_one_ends_well_and_the_other_says_why():
+    given = ["sweep", "--grid", "lr=0.1,0.2", *QUICK, "--rounds", "6", "--seeds", "2", "--quiet", "--out", "two"]
+    both = [subprocess.Popen([*MODULE, *given], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [one.communicate(timeout=120)[1] for one in both]
+    codes = [one.returncode for one in both]
+    assert codes.count(0) >= 1
+    for code, error in zip(codes, errors, strict=True):  # the later one may begin when the other has ended
+        assert (code, error) == (0, "") or (code == 2 and "two is in use" in error and error.count("\n") == 1)
+    assert len(list(Path("two").glob("*/summary.json"))) == 4
+    assert Path("two/sweep.png").is_file()
+    assert not list(Path("two").rglob("*.part"))
+
+
+def test_the_same_from_python():
+    with one_command(Path("two")), pytest.raises(UserError, match="two is in use"):
+        run_sweep({"rounds": 1}, Path("two"), {"lr": [0.1, 0.2]}, None, 1)
+    with one_command(Path("three")), pytest.raises(UserError, match="three is in use"):
+        fedspeed.tune(["fedavg"], 1000, out="three", clients=10, rounds=1)
 
 
 # --- going on ---

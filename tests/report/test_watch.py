@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -387,3 +389,32 @@ def test_ctrl_c_is_the_usual_end(runs, monkeypatch, capsys, stopped: Callable[[]
 def test_a_run_that_may_not_be_read(ask, runs):
     RunDir(runs / "b").config_file.chmod(0)
     assert "Permission denied" in ask.told()["parts"]["warnings"]
+
+
+def mangled(draw: random.Random, request: bytes) -> bytes:
+    """A request with bytes changed, cut out, doubled or put in."""
+    for _ in range(draw.randrange(1, 4)):
+        a, b = sorted(draw.randrange(len(request) + 1) for _ in range(2))
+        junk = draw.choice([b"", b"\0", b"\r\n", b" ", b"\xff" * 9, b"../" * 3, b"A" * 70_000, draw.randbytes(20)])
+        request = request[:a] + draw.choice([junk, request[a:b] * 2, bytes(reversed(request[a:b]))]) + request[b:]
+    return request
+
+
+def test_mangled_requests_change_nothing(ask, runs, capfd):
+    """What is answered with 200 is the page or its data, asked for by our own name; the next reader is served."""
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    page, data = ask("/").content, ask("/data").content
+    draw, port = random.Random(0), ask.server.server_port
+    for _ in range(60):
+        path = draw.choice(["/", "/data", "/../a/config.toml", "//data", "/data?x=1"])
+        whole = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as wire, suppress(ConnectionError):
+            wire.sendall(mangled(draw, whole))
+            with suppress(OSError):  # it has refused and closed already
+                wire.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda wire=wire: wire.recv(2**16), b""))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b" 200 " not in head.split(b"\r\n")[0] or body in (page, data)
+    assert ask("/").content == page
+    assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
+    assert "".join(capfd.readouterr()) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspeed.checkpoint import Checkpoints
-from fedspeed.hashing import cut, digest, prefix
+from fedspeed.hashing import cut, digest, prefix, sealed
 from fedspeed.rundir import RunDir
 from fedspeed.statefile import write_state
 from fedspeed.statelog import Change, StateLog
@@ -26,7 +26,12 @@ def seal(run: Path) -> None:
                 end = min(part.get("bytes", 2**60), (run / part["file"]).stat().st_size)
                 hashed = prefix(run / part["file"], end)
                 manifest[name] = {**part, "digest": hashed.digest(), **({"bytes": end} if "bytes" in part else {})}
-        path.write_text(json.dumps(manifest))
+        path.write_text(resealed(manifest))
+
+
+def resealed(manifest: Any) -> str:
+    """Whatever a manifest holds now, with the seal of that if it had one."""
+    return sealed(manifest) if isinstance(manifest, dict) and "seal" in manifest else json.dumps(manifest)
 
 
 def put_state(run: Path, client: int, state: Any) -> None:
@@ -44,4 +49,4 @@ def put_state(run: Path, client: int, state: Any) -> None:
     log.append([Change(client, entry.generation, state, digest(own) if entry.digest else "")], saved.t)
     manifest = json.loads(newest.read_text())
     manifest["log"] |= {"bytes": log.hash.count, "digest": log.hash.digest()}
-    newest.write_text(json.dumps(manifest))
+    newest.write_text(resealed(manifest))
