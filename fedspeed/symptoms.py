@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from .carried import of_method, whole
 from .devices import placed
@@ -126,10 +127,11 @@ class Symptoms:
         """Whether the loss is another one with other values of a parameter."""
         kept = p.data
         p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).to(kept)
-        with torch.no_grad():
-            now = float(self._loss(*batch))
-        p.data = kept
-        return now != before
+        try:
+            with torch.no_grad():
+                return float(self._loss(*batch)) != before
+        finally:
+            p.data = kept  # the run continues with its own values, whatever the loss did
 
     def _few(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return some samples that are scored, or of training where none are."""
