@@ -123,7 +123,9 @@ def test_a_run_is_bound_to_their_values(folder):
     assert main([*run, "--rounds", "2", "--out", "part"]) == 0
     before = (folder / "part" / "rounds.jsonl").read_bytes()
     weights(1)
-    with pytest.raises(UserError, match=r"is of another frozen weights: .*build the model with the weights it had"):
+    with pytest.raises(
+        UserError, match=r"is of another frozen weights: .*build the model with the frozen weights and buffers it had"
+    ):
         resume(folder / "part", rounds=4, allow_code=True)
     assert (folder / "part" / "rounds.jsonl").read_bytes() == before
     weights(0)

@@ -225,7 +225,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "stopping",
     },
     "sums": {"carried", "rundir", "statefile", "vec"},
-    "results": {"modelfile", "recording", "reported", "rundir", "stopping"},
+    "results": {"files", "hashing", "modelfile", "recording", "reported", "rundir", "splitfile", "stopping"},
     "verify": {
         "checkpoint",
         "environment",
@@ -356,7 +356,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "stretches",
     },
     "jobs": {"client", "presets", "sampling"},
-    "parent": {"errors", "files", "record", "rundir"},
+    "parent": {"errors", "files", "hashing", "record", "rundir"},
     "reported": set(),
     "stretches": {"errors", "method", "plan", "stopping"},
     "collecting": {"client", "plan", "uploads", "vec"},

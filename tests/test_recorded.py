@@ -33,7 +33,7 @@ def outcome(out: Path) -> tuple[object, ...]:
     newest = max((out / "checkpoints").glob("server@*"), key=lambda path: int(path.name.partition("@")[2]))
     return (
         [{k: v for k, v in each.items() if k not in TIMES} for each in rounds],
-        {k: v for k, v in summary.items() if k not in (*TIMES, *PLACED)},
+        {k: v for k, v in summary.items() if k not in (*TIMES, *PLACED, "seal")},
         RunDir(out).model_digest(),
         newest.name,
         newest.read_bytes(),

@@ -31,7 +31,7 @@ class Mine(FedAvg):
 """
 SMALL = {"rounds": 4, "clients": 6, "active": 3, "local_epochs": 1, "model": "linear", "backend": "serial"}
 OPTIONS = ["--rounds", "4", "--clients", "6", "--active", "3", "--local-epochs", "1", "--model", "linear", "--quiet"]
-TIMES = ("seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds")
+TIMES = ("seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds", "seal")
 
 
 @pytest.fixture

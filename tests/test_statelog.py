@@ -237,7 +237,7 @@ def test_rounds_do_not_wait_for_slow_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", -1.0)
     (tmp_path / "rounds.jsonl").touch()
     states, server, go = ClientStates(), Server(torch.zeros(5)), threading.Event()
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, bound={"config": "a", "data": "b", "split": "c"})
     real = checkpoint.write_state
 
     def slow(path, tree):

@@ -9,8 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import UserError, unknown
 from ..usercode import call, file_of, load_code, require_part
 from .registry import DATASETS
@@ -184,6 +182,8 @@ def federate(
     rows = chosen(samples.y, clients + held_out, seed, samples.owner)
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
     if held_out:
+        import numpy as np  # late: a config looks into the registry of data sets, and is checked without it
+
         scored = np.sort(np.concatenate(rows[clients:]))
         rows, test = rows[:clients], (samples.x[scored], samples.y[scored])
     data = Federated.from_arrays(

@@ -69,10 +69,10 @@ def _until(y: float, edge: float, pull: float, c: float, eta: float) -> int:
     """Steps until the edge of a piece is passed; very many if it never is."""
     share = (y - edge) * c / pull  # 1 - r^n has to reach it
     if c == 0:
-        return math.floor((y - edge) / (pull * eta)) + 1
-    if share >= 1:
-        return 2**62
-    return max(1, math.floor(math.log1p(-share) / math.log1p(-eta * c)) + 1)
+        steps = (y - edge) / (pull * eta) if pull * eta else math.inf
+    else:
+        steps = math.log1p(-share) / math.log1p(-eta * c) if share < 1 else math.inf
+    return max(1, math.floor(steps) + 1) if steps < 2**62 else 2**62  # a pull of 1e-311 reaches no edge
 
 
 def break_printed_bound(

@@ -249,7 +249,9 @@ def test_quiet_prints_nothing(capsys):
 def test_json_is_json_and_nothing_else(capsys):
     assert main(["run", *QUICK, "--json", "--out", "a", "--targets", "0.05,0.999"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == {"out": "a", **json.loads(Path("a/summary.json").read_text())}
+    written = json.loads(Path("a/summary.json").read_text())
+    assert written.pop("seal")
+    assert printed == {"out": "a", **written}
     assert printed["targets"]["0.999"] is None
 
 
@@ -434,7 +436,7 @@ def test_lists(capsys, argv):
     elif argv[0] == "models":
         assert "widths=[16, 32, 64]" in out
         words = " ".join(next(line for line in out.splitlines() if "resnet18_gn" in line).split())
-        assert "groups=2, init=usual, trim=false 11,181,642, 4,234,826 live" in words
+        assert "groups=2, init=usual, trim=false, 11,181,642, 4,234,826 live" in words  # keep_norm=false follows
         assert "145,834" in next(line for line in out.splitlines() if line.startswith("cnn "))
     else:
         assert "Reference:" in out

@@ -95,7 +95,7 @@ def test_sets_of_this_package_and_augmentation_of_the_users_own_stay() -> None:
     assert [Config(data=Spec(name)).augment for name in ("digits", "cifar10", "arrays")] == ["paper", "paper", "none"]
     mirrored = Samples("mirrored", X[:, None], Y, classes=3, augmentation=Augmentation(flip=True))
     assert federate(mirrored, **SPLIT).pipeline.flip == 0.5, "who writes an Augmentation asks for it"
-    assert Config.from_dict({"data": "arrays", "preset": "released"}).augment == "released"
+    assert Config.from_dict({"data": "arrays", "preset": "released"}).augment == "none"
 
 
 def test_the_command_line_and_python_make_the_same_run(mine: Path) -> None:

@@ -104,13 +104,16 @@ def outcome(out: Path) -> tuple[Any, ...]:
             **json.loads(path.read_text()),
             "rounds": None,
             "waited": None,
+            "seal": None,
         }  # there are times in them
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*@*")}
     measured = RunDir(out).client_metrics_file
     assert named == {*files, *(f"checkpoints/{name}" for name in manifests)}, "a file too many, or a missing one"
     assert not list(out.rglob("*.part")), "a half-written file"
     summary = json.loads((out / "summary.json").read_text())
-    told = {key: value for key, value in summary.items() if not key.endswith("seconds") and key not in PLACED}
+    told = {
+        key: value for key, value in summary.items() if not key.endswith("seconds") and key not in (*PLACED, "seal")
+    }
     scores = (measured.read_bytes() if measured.exists() else b"") + RunDir(out).uploads_file.read_bytes()
     return timeless, told, (out / "model.safetensors").read_bytes(), manifests, files, scores
 
