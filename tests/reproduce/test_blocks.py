@@ -23,7 +23,6 @@ BLOCKS = {
     "released-c10-500": "CIFAR-10, 10 of 500 (appendix), to 75%",
 }
 HEADER = ("block, IID", "method", "paper", "ours, first score", "ours / paper", "ours, mean of five", "state")
-MARK = re.compile(r"<!-- blocks -->\n.*?<!-- end of blocks -->", re.S)
 
 
 def table() -> str:
@@ -75,15 +74,33 @@ def _last(curve) -> str:
     return f"{100 * curve[-1][1]:.2f}%" if curve else "not scored yet"
 
 
+def course() -> str:
+    """Accuracy and norms of FedSpeed on CIFAR-100, round by round."""
+    results = Reproduction("released-c100-500", STORED / "released-c100-500").store.results().values()
+    (result,) = (r for r in results if r["config"]["method"]["name"] == "fedspeed")
+    rounds, shown = result["rounds"], (5, 50, 100, 200, 300, 400, 500, 520, 600, 700, 730)
+    scores = dict(zip(rounds["round"], rounds["test_accuracy"], strict=True))
+    norms = {found["round"]: found for found in rounds["metrics"]}
+    lines = [
+        ("accuracy %", *(f"{100 * scores[t]:.1f}" for t in shown)),
+        ("norm of x", *(f"{norms[t]['x_norm']:.0f}" for t in shown)),
+        ("norm of H", *(f"{norms[t]['H_norm']:.2f}" for t in shown)),
+    ]
+    return markdown(("round", *map(str, shown)), lines)
+
+
 def block(text: str) -> str:
-    """The page with the table of now."""
-    return MARK.sub(lambda _: f"<!-- blocks -->\n{table().strip()}\n<!-- end of blocks -->", text)
+    """The page with the tables of now."""
+    for mark, made in (("blocks", table), ("course", course)):
+        pattern = re.compile(rf"<!-- {mark} -->\n.*?<!-- end of {mark} -->", re.S)
+        text = pattern.sub(lambda _, mark=mark, made=made: f"<!-- {mark} -->\n{made()}<!-- end of {mark} -->", text)
+    return text
 
 
 def test_the_tables_of_both_pages_are_those_of_the_stored_runs():
     for page in PAGES:
         text = page.read_text("utf-8")
-        assert MARK.search(text), page.name
+        assert "<!-- blocks -->" in text, page.name
         assert block(text) == text, f"{page.name}: python tests/reproduce/test_blocks.py"
 
 
