@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+from fedspeed.damping import damping
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.recipes import find_recipe
@@ -102,6 +103,18 @@ def test_the_tables_of_both_pages_are_those_of_the_stored_runs():
         text = page.read_text("utf-8")
         assert "<!-- blocks -->" in text, page.name
         assert block(text) == text, f"{page.name}: python tests/reproduce/test_blocks.py"
+
+
+def test_the_norm_of_x_is_least_where_the_linear_model_passes_through_zero():
+    """The run that shows an undamped mean: predicted before it, from p, K, lr, w and weight decay alone."""
+    cell = next(c for c in find_recipe("table4-low").cells("released-c100-500") if c.row == "FedSpeed")
+    config = cell.config(0)
+    found = damping(config.method, config, [100] * 500)
+    results = Reproduction("released-c100-500", STORED / "released-c100-500").store.results().values()
+    (result,) = (r for r in results if r["config"]["method"]["name"] == "fedspeed")
+    least = min(result["rounds"]["metrics"], key=lambda record: record["x_norm"])["round"]
+    assert found.ratio < 0.2
+    assert abs(found.zero - least) <= 10
 
 
 if __name__ == "__main__":
