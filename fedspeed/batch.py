@@ -138,6 +138,8 @@ def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
     """The keys that make it another run, at most three."""
     a, b = flat(stored), flat(given)
     keys = [key for key in {**a, **b} if a.get(key) != b.get(key) and key not in (*PLACEMENT, "engine", "targets")]
+    if keys == ["augment"]:
+        return "it differs in augment, which earlier versions set to paper for data of yours: add --augment paper"
     return f"it differs in {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}" if keys else "it differs"
 
 

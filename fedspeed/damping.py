@@ -78,12 +78,13 @@ def damping(method: Method, plan: Plan, sizes: Sequence[int]) -> Damping | None:
         (523, 0.33, 415, 0.44)
     """
     a, w = plan.weight_decay, _weight(method)
-    if not w or not a:
+    if not w or not a or not len(sizes):
         return None
     p = plan.cohort_size(len(sizes)) / len(sizes) * (1 - plan.dropout)
     K = round(sum(plan.steps_of(int(n)) for n in sizes) / len(sizes))
     prox = bool(method.shrink)
-    c = _gain(plan.lr, K, a, w * prox)
+    if not 0 < plan.lr * (a + w * prox) < 1 or not p * a * (c := _gain(plan.lr, K, a, w * prox)) > 1e-300:
+        return None  # local steps overshoot, or hardly move: the model says nothing
     x, H, zero, decay = 1.0, 0.0, None, paper_decay(method)
     for t in range(min(plan.rounds, LONG)):
         D = -_gain(plan.rate(t, decay), K, a, w * prox) * (a * x + w * H)
@@ -131,7 +132,7 @@ def warning_of(config: dict[str, Any], sizes: Sequence[int]) -> str:
     try:
         plan = Plan.from_fields({key: value for key, value in config.items() if key in planned})
         return warning(build(table), plan, sizes)
-    except UserError:
+    except (UserError, ArithmeticError, ValueError):
         return ""
 
 

@@ -105,6 +105,23 @@ def rounds_digest(records: Iterable[Record]) -> str:
     return hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16).hexdigest()
 
 
+def older(record: Record) -> Record:
+    """Return a record as versions wrote it that did not have the norms of x and of the running mean, which come first.
+
+    Example:
+        >>> older(Record.from_dict({**dict.fromkeys(["round", "bytes_down", "bytes_up"], 1), "cohort": [], "lr": 0.1,
+        ...     "train_loss": 1.0, "test_loss": None, "test_accuracy": None, "drift": 0.0, "update_norm": 0.0,
+        ...     "grad_evals": 1.0, "seconds": 0.0, "eval_seconds": 0.0,
+        ...     "metrics": {"x_norm": 1.0, "H_norm": 2.0, "own_norm": 3.0}})).metrics
+        {'own_norm': 3.0}
+    """
+    names = list(record.metrics)
+    if names[:1] != ["x_norm"]:
+        return record
+    dropped = {"x_norm", *(name for name in names[1:2] if name.endswith("_norm"))}
+    return replace(record, metrics={name: value for name, value in record.metrics.items() if name not in dropped})
+
+
 def up_to(rounds: Sequence[dict[str, Any]], target: float) -> Sequence[dict[str, Any]]:
     """The rounds, records as JSON has them, to the first that was tested at a target accuracy; none if none was."""
     scores = (record.get("test_accuracy") for record in rounds)

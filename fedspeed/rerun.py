@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .illness import UNTRAINED
-from .record import TIMES, Record
+from .record import TIMES, Record, older
 from .rundir import ROUNDS, RunDir
 from .statefile import read_state
 from .states import DiskStates
@@ -43,9 +43,8 @@ def unlike(again: Record, before: Record | None) -> list[str]:
     """How a round that was run again differs from its record."""
     if before is None:
         return [f"round {again.round} is missing in {ROUNDS}"]
-    new, old = again.to_dict(), before.to_dict()
-    if "x_norm" not in old.get("metrics", {}):  # a run that is older than these norms
-        new["metrics"] = {k: v for k, v in new.get("metrics", {}).items() if not k.endswith("_norm")} or None
+    new = (again if "x_norm" in before.metrics else older(again)).to_dict()
+    old = before.to_dict()
     if any(sign.startswith(UNTRAINED[1]) for sign in before.signs):  # of a version that judged weights by another rule
         for plain in (new, old):
             plain["signs"] = {

@@ -8,8 +8,9 @@ from typing import Any
 ALWAYS = ("lr", "lr_decay", "weight_decay", "weighting", "augment", "loss", "local_epochs", "batch_size", "active",
           "cohort")  # fmt: skip
 """The settings that are always told, in this order; `local_steps` stands for `local_epochs` where it is set."""
-IF_SET = ("warmup", "clip")
+IF_SET = ("warmup", "follow_lr", "clip")
 BY_DATA = ("augment", "loss")
+"""What data decide, so that only a summary says it: a config may ask for what does nothing to its data."""
 
 
 def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
@@ -24,7 +25,7 @@ def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
         {'lr': '0.1', 'local_steps': '3', 'active': '10 of 100'}
     """
     by_data = {name: told[name] for name in BY_DATA if name in told} if isinstance(told, Mapping) else {}
-    values = {**config, **by_data}
+    values = {**{name: value for name, value in config.items() if name not in BY_DATA}, **by_data}
     names = [*ALWAYS, *(name for name in IF_SET if values.get(name))]
     if values.get("local_steps"):
         names[names.index("local_epochs")] = "local_steps"
@@ -51,7 +52,8 @@ def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str],
         >>> compared({"fedavg": {"lr": "0.1", "clip": "1"}, "fedspeed": {"lr": "0.1"}})
         ({'lr': '0.1'}, {'clip': {'fedavg': '1', 'fedspeed': 'none'}})
     """
-    names = dict.fromkeys(name for one in settings.values() for name in one)
+    known = dict.fromkeys(name for one in settings.values() for name in one)
+    names = [name for name in known if name not in BY_DATA or all(name in one for one in settings.values())]
     values = {name: {label: one.get(name, "none") for label, one in settings.items()} for name in names}
     same = {name: next(iter(of.values())) for name, of in values.items() if len(set(of.values())) == 1}
     return same, {name: of for name, of in values.items() if name not in same}

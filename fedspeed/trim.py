@@ -137,7 +137,7 @@ def trimmed(net: nn.Module, shape: tuple[int, ...], keep_norm: bool = False) -> 
             net.set_submodule(name, smaller)
             dead.append(_square(module.weight) - _square(smaller.weight))
     if keep_norm:
-        norm = torch.stack(dead).sum(0, keepdim=True).clamp_(min=0).sqrt()
+        norm = torch.stack([torch.zeros((), dtype=torch.float64), *dead]).sum(0, keepdim=True).clamp_(min=0).sqrt()
         net.register_parameter(DEAD_NORM, nn.Parameter(norm.to(next(net.parameters()).dtype)))
     return net
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedspeed import METHODS, FedDyn, Federated, FedInit, FedSpeed, Plan, load_data, simulate
+from fedspeed import METHODS, FedDyn, Federated, FedGMT, FedInit, FedSpeed, Plan, load_data, simulate
 from fedspeed.cli import main
 from fedspeed.damping import WEIGHTS, damping, warning, warning_of
 from fedspeed.illness import Doctor
@@ -193,3 +193,15 @@ def test_run_says_it_once_before_round_1_and_explain_again(tmp_path, monkeypatch
                                     {"method": {"name": "feddyn"}, "lr": "high"}])  # fmt: skip
 def test_a_config_that_may_be_anything_is_no_error(config):
     assert warning_of(config, [10] * 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [(FedSpeed(), {"weight_decay": 30.0, "local_steps": 4}), (FedSpeed(), {"weight_decay": 30.0, "local_steps": 2000}),
+     (FedDyn(), {"weight_decay": 1e-320}), (FedGMT(), {"weight_decay": 1e-17})],
+)  # fmt: skip
+def test_a_setting_beyond_the_model_is_silent(method, settings):
+    """Steps that overshoot, or hardly move: nothing is said, and nothing fails."""
+    plan = Plan(rounds=3, active=3, lr=0.1, **settings)
+    assert warning(method, plan, [20] * 10) == ""
+    assert damping(method, plan, []) is None

@@ -312,6 +312,8 @@ def test_the_extra_parameter_is_the_norm_of_the_dead_taps():
     assert untrim(small).keys() == full.state_dict().keys()
     with pytest.raises(UserError, match="keep_norm expects trim=true, found trim=false"):
         resnet18_gn(CIFAR, 10, keep_norm=True)
+    nothing_dead = trimmed(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1, bias=False)), (3, 9, 12), keep_norm=True)
+    assert float(nothing_dead.dead_norm.detach()) == 0
 
 
 @pytest.mark.parametrize("name", ["fedspeed", "scaffold", "fedlesam"])

@@ -243,7 +243,7 @@ def _list(console: Console) -> None:
     from ..reproduce.recipes import recipes
 
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
+    for title in ("name", "what", "presets (minutes of runs that no recipe above makes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
         scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)

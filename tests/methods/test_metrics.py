@@ -33,7 +33,8 @@ from fedspeed.cli import main
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
 from fedspeed.metrics import merged, reports
-from fedspeed.record import MOST
+from fedspeed.parent import Parent
+from fedspeed.record import MOST, older, rounds_digest
 from fedspeed.report.difference import differences
 from fedspeed.rerun import unlike
 from fedspeed.run import resume
@@ -388,3 +389,24 @@ def test_a_run_that_is_older_than_the_norms_is_verified(tmp_path):
     assert unlike(again, again) == []
     (wrong,) = unlike(again, replace(again, metrics={**again.metrics, "H_norm": 0.0}))
     assert "metrics" in wrong
+
+
+def test_a_method_s_own_norm_is_verified_as_any_number():
+    """A method without a running mean has no norms of the engine's: what it calls step_norm is its own."""
+    told = {"step_norm": 0.5}
+    costs = {"drift": 0.0, "update_norm": 0.0, "bytes_down": 1, "bytes_up": 1, "grad_evals": 1.0, "eval_seconds": 0.5}
+    record = Record(round=1, cohort=[], lr=0.1, train_loss=1.0, test_loss=None, test_accuracy=None, dropped=[],
+                    stragglers=[], seconds=1.0, metrics=told, **costs)  # fmt: skip
+    assert unlike(record, record) == []
+    assert unlike(record, replace(record, metrics={})) != []
+
+
+def test_a_run_that_is_older_than_the_norms_can_be_forked(tmp_path):
+    """Its first rounds are run again with norms, and are still its own."""
+    out = tmp_path / "run"
+    run_config(Config.from_dict({"method": "fedspeed", "model": "linear", "rounds": 4, "clients": 6, "active": 2,
+                                 "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
+    records = [Record.from_dict(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    parent = Parent(str(out), 2, rounds_digest(older(r) for r in records[:2]), {})
+    assert parent.unlike(records) == []
+    assert parent.unlike([replace(records[0], lr=0.2), *records[1:]]) != []
