@@ -29,7 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {"widths": (32, 64, 128), "padding": 0}),
     "mlp": ("mlp", {"hidden": (64,)}),
 }
-NEVER = 10**9
+NEVER = 10**7
 
 
 @contextmanager
