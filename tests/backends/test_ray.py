@@ -89,6 +89,8 @@ def test_bits_are_equal_in_another_process_and_not_on_another_cpu():
     here = bits()
     alike = Bits(*json.loads(python(tell, OMP_NUM_THREADS="3").stdout))
     assert differences(here, alike) == {}
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
+        pytest.skip("these are the lowest instructions already: no process can have others")
     other = Bits(*json.loads(python(tell, ATEN_CPU_CAPABILITY="default").stdout))
     found = differences(here, other)
     assert {"cpu", "variables", "job"} <= set(found)
