@@ -243,13 +243,16 @@ def _list(console: Console) -> None:
     from ..reproduce.recipes import recipes
 
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "presets (minutes of runs that no recipe above makes; of `paper` on one GPU)"):
+    for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
         scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
-    console.print("\nnext: fedspeed reproduce table7 --preset smoke")
+    console.print(
+        "\nMinutes are those of the runs that no recipe above makes, computed from counted pictures; 0: it shares all its runs."
+    )
+    console.print("next: fedspeed reproduce table7 --preset smoke")
 
 
 def _told(minutes: float) -> str:
