@@ -249,9 +249,7 @@ def _list(console: Console) -> None:
         scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
-    console.print(
-        "\nMinutes are those of the runs that no recipe above makes, computed from counted pictures; 0: it shares all its runs."
-    )
+    console.print("\nMinutes are those of the runs that no recipe above makes, computed from counted pictures.")
     console.print("next: fedspeed reproduce table7 --preset smoke")
 
 
