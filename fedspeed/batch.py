@@ -42,6 +42,10 @@ BLINK = 0.2
 """Seconds between two words about what goes on inside a round."""
 
 
+SAMPLES = {"digits": 1_437, "tinyimagenet": 100_000}
+"""Training samples of data sets that do not have 50,000, for estimates."""
+
+
 @dataclass(frozen=True)
 class RunTask:
     """A run to make or to continue; its config as tables, for a class from a user's file cannot be sent.
@@ -86,13 +90,18 @@ def folder_name(label: str) -> str:
 
 
 def cost_of(config: Config) -> float:
-    """About how much work a run is, in minibatch passes: an ascent step doubles a step."""
-    method = config.method
-    ascent = getattr(method, "ascent_fraction", 1.0) if getattr(method, "rho", 0.0) else 0.0
-    train = config.data.options.get("train_size", 50_000)
-    each = train / (config.clients or 100) if isinstance(train, int | float) else 500.0
-    steps = config.local_steps or config.local_epochs * each / config.batch_size
-    return float(config.rounds * (config.active or 10) * steps * (1 + ascent))
+    """Return about how much work a run is, in minibatch passes: an ascent step doubles a step."""
+    return pictures_of(config) / config.batch_size
+
+
+def pictures_of(config: Config) -> float:
+    """Return for about how many samples a run computes a gradient; a perturbed step takes two."""
+    ascent = getattr(config.method, "ascent_fraction", 1.0) if getattr(config.method, "rho", 0.0) else 0.0
+    given = config.data.options.get("train_size")
+    whole = given if isinstance(given, int | float) else SAMPLES.get(config.data.name, 50_000)
+    own = whole / (config.clients or 100)
+    local = config.local_steps * config.batch_size if config.local_steps else config.local_epochs * own
+    return float(config.rounds * (config.active or 10) * local * (1 + ascent))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ BY_DATA = ("augment", "loss")
 
 
 def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
-    """What a run trains with, by the names of its config.
+    """Return what a run trains with, by the names of its config.
 
     Args:
         config: its tables, or the fields of its plan and `clients`.
@@ -46,7 +46,7 @@ def one_line(settings: Mapping[str, str]) -> str:
 
 
 def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """What several methods have in common, and what differs: by name, the value of each.
+    """Return what several methods have in common, and what differs: by name, the value of each.
 
     Example:
         >>> compared({"fedavg": {"lr": "0.1", "clip": "1"}, "fedspeed": {"lr": "0.1"}})

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..config import Config
+from ..batch import pictures_of
 from .recipes import Recipe, merge, recipes, run_key, settings
 from .table import Cell
-
-PICTURES = {"cifar10": 50_000, "cifar100": 50_000, "tinyimagenet": 100_000, "digits": 1_437}
 
 
 def minutes(recipe: Recipe, preset: str) -> float:
@@ -45,14 +43,4 @@ def _runs(recipe: Recipe, preset: str, cell: Cell) -> list[tuple[str, float]]:
         for point in recipe.tune.grid[cell.tables["method"]["name"]]:
             tables = merge(merge(cell.tables, chosen.tune), point)
             configs.append(Cell(cell.row, cell.column, tables=tables, rivals=cell.rivals).config(recipe.tune.seed))
-    return [(run_key(config, ""), each * pictures(config)) for config in configs]
-
-
-def pictures(config: Config) -> float:
-    """Return for how many pictures a run computes a gradient; a perturbed step takes two."""
-    method = config.method
-    ascent = getattr(method, "ascent_fraction", 1.0) if getattr(method, "rho", 0.0) else 0.0
-    whole = config.data.options.get("train_size") or PICTURES.get(config.data.name, 50_000)
-    own = float(whole) / (config.clients or 100)
-    epochs = config.local_steps * config.batch_size / own if config.local_steps else config.local_epochs
-    return float(config.rounds * (config.active or 10) * own * epochs * (1 + ascent))
+    return [(run_key(config, ""), each * pictures_of(config)) for config in configs]
