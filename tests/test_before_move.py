@@ -1,0 +1,110 @@
+"""Run directories that were written before modules of the package moved are continued, verified, shown and forked.
+
+Names of layers' classes are hashed into a run of objects, and where a builder was written once decided what its inputs
+are: a file that moves must change neither. `support/before_move.py` wrote the directories.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import before_move
+import pytest
+from processor import SAME_BITS
+
+from fedspeed.cli import main
+from fedspeed.errors import UserError
+from fedspeed.forking import fork
+from fedspeed.run import resume
+from fedspeed.rundir import RunDir
+from fedspeed.verify import verify
+
+pytestmark = [
+    pytest.mark.smoke,
+    pytest.mark.filterwarnings("ignore:environment variables that change the last bits differ"),
+]
+EXPECTED = json.loads(before_move.EXPECTED.read_text())
+FORK_OF = "config"
+SLOW = {"objects-lora": [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]}
+OBJECTS = [pytest.param(name, marks=SLOW.get(name, [])) for name in before_move.OBJECTS]
+
+
+def copied(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(before_move.FOLDER / name, tmp_path / name))
+
+
+def require_expected(name: str, out: Path) -> None:
+    """Check what a run ended with: every bit where bits are the same, else the losses but for rounding."""
+    found, expected = before_move.outcome(out), EXPECTED["runs"][name]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-3)
+    if SAME_BITS:
+        assert found["model"] == expected["model"]
+
+
+def require_verified(out: Path) -> None:
+    """Check digests and running sums, which hold anywhere, and bits where they are the same."""
+    assert [text for text in verify(out).broken if SAME_BITS or "run again" not in text] == []
+    assert main(["verify", str(out)]) == 0 or not SAME_BITS
+
+
+def require_readable(out: Path, tmp_path: Path) -> None:
+    assert main(["show", str(out)]) == 0
+    assert main(["report", str(out), "-o", str(tmp_path / "report.html")]) == 0
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_every_directory_is_tried():
+    stored = {path.name for path in before_move.FOLDER.iterdir() if path.is_dir()}
+    assert stored == {*before_move.CONFIGS, *before_move.OBJECTS, *before_move.COMMANDS, "fork"}
+
+
+@pytest.mark.parametrize("name", [*before_move.CONFIGS, "fork"])
+def test_a_run_of_a_config(name, tmp_path):
+    out = copied(name, tmp_path)
+    require_readable(out, tmp_path)
+    data_dir = str(before_move.FOLDER / before_move.ARRAYS) if "data" in before_move.CONFIGS.get(name, {}) else ""
+    resume(out, data_dir=data_dir)
+    require_expected(name, out)
+    require_verified(out)
+    require_readable(out, tmp_path)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_run_of_objects(name, tmp_path):
+    if name == "objects-lora":
+        pytest.importorskip("peft")
+    out = copied(name, tmp_path)
+    require_readable(out, tmp_path)
+    before = RunDir(out).records()
+    before_move.given(name, out)
+    assert len(before) == before_move.STOPPED
+    require_expected(name, out)
+    with pytest.raises(UserError, match="continue such a run from Python"):  # which nothing else can run again
+        verify(out)
+    require_readable(out, tmp_path)
+
+
+@pytest.mark.parametrize("name", before_move.COMMANDS)
+def test_a_folder_of_a_command(name, tmp_path):
+    """The run that was stopped is continued; the others are kept as they are."""
+    out = copied(name, tmp_path)
+    kept = {p: p.read_bytes() for run in before_move.runs_in(out)[:-1] for p in run.rglob("*") if p.is_file()}
+    assert main([*before_move.COMMANDS[name], "--out", str(out)]) == 0
+    assert all(path.read_bytes() == data for path, data in kept.items())
+    for run in before_move.runs_in(out):
+        require_expected(f"{name}/{run.relative_to(out)}", run)
+        require_verified(run)
+    shown = out / "judged" if name == "tune" else out
+    assert main(["report", str(shown), "-o", str(tmp_path / "report.html")]) == 0
+
+
+def test_a_run_is_forked(tmp_path):
+    """A fork made now ends as the fork that was made then."""
+    fork(copied(FORK_OF, tmp_path), 1, tmp_path / "forked", {"lr": 0.02})
+    require_expected("fork", tmp_path / "forked")
+
+
+def test_digests_of_whole_models():
+    assert before_move.digests() == EXPECTED["models"]
