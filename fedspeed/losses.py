@@ -125,6 +125,21 @@ def _settings(values: dict[str, Any]) -> str:
     return f"({', '.join(plain)})"
 
 
+STORED_NAMES = {
+    "Block": "fedspeed.models:Block",
+    "CharLSTM": "fedspeed.recurrent:CharLSTM",
+    "Conv": "fedspeed.layers:Conv",
+    "Layout": "fedspeed.layers:Layout",
+    "RowConv": "fedspeed.layers:RowConv",
+    "TrimmedConv": "fedspeed.trim:TrimmedConv",
+    "Vector": "fedspeed.models:Vector",
+}
+"""What this package's layers are called in run directories and by Flower devices: the name under which each was stored
+first, wherever it is defined now. Change no entry: a run of such a model could not be continued."""
+
+
 def place(thing: Any) -> str:
-    """Where a class or function is written: `module:name`."""
-    return f"{thing.__module__}:{thing.__qualname__}"
+    """Return `module:name` of a class or function; a layer of this package has its name in `STORED_NAMES`."""
+    found = f"{thing.__module__}:{thing.__qualname__}"
+    ours = thing.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return STORED_NAMES.get(thing.__qualname__, found) if ours else found

@@ -190,6 +190,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def takes_numbers(builder: Callable[..., nn.Module]) -> bool:
+    """Whether a builder is one of `MODELS` that computes with its inputs, so that whole numbers become floats.
+
+    A builder of `MODELS` for token ids says so by its attribute `takes_tokens`. A builder of the user's gets its inputs
+    as they are. Wherever a builder is defined, the answer stays the same: results depend on it.
+    """
+    return builder in MODELS.values() and not getattr(builder, "takes_tokens", False)
+
+
 def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
     """The function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed.
 
@@ -227,7 +236,7 @@ def build_with(
     builder: Callable[..., nn.Module], name: str, data: Federated, seed: int, options: dict[str, Any]
 ) -> nn.Module:
     """What `build_model` does with the function that a name names."""
-    if builder.__module__ == __name__ and not data.x.dtype.is_floating_point and data.x.dtype != torch.uint8:
+    if takes_numbers(builder) and not data.x.dtype.is_floating_point and data.x.dtype != torch.uint8:
         raise UserError(
             f"model {name}: expected floating inputs or bytes, found {data.x.dtype}; use data.floats(), or for token "
             f"ids a model of your own with an embedding"

@@ -51,3 +51,6 @@ def charlstm(
             f"mlp or cnn"
         )
     return CharLSTM(tokens or outputs, outputs, embedding, hidden, layers)
+
+
+charlstm.takes_tokens = True  # type: ignore[attr-defined]  # its inputs stay whole numbers: `models.takes_numbers`

@@ -37,12 +37,12 @@ def prepare(
     """
     from torch.nn.functional import cross_entropy, mse_loss
 
-    from .models import build_with, find_builder
+    from .models import build_with, find_builder, takes_numbers
     from .server import Simulation
 
     builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
     config, data = load_federation(config, progress)
-    if builder.__module__ == find_builder.__module__:  # ours compute with numbers: no embeddings
+    if takes_numbers(builder):
         data = data.floats()
     model = build_with(builder, config.model.name, data, config.seed, config.model.options)
     if new:

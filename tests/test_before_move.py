@@ -6,6 +6,7 @@ are: a file that moves must change neither. `support/before_move.py` wrote the d
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -13,10 +14,15 @@ from pathlib import Path
 import before_move
 import pytest
 from processor import SAME_BITS
+from torch import nn
 
 from fedspeed.cli import main
 from fedspeed.errors import UserError
 from fedspeed.forking import fork
+from fedspeed.losses import STORED_NAMES, place
+from fedspeed.methods import METHODS, WRAPPERS
+from fedspeed.models import MODELS, takes_numbers
+from fedspeed.origin import PACKAGE, packaged
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify
@@ -108,3 +114,49 @@ def test_a_run_is_forked(tmp_path):
 
 def test_digests_of_whole_models():
     assert before_move.digests() == EXPECTED["models"]
+
+
+def layers_of_the_package() -> list[type[nn.Module]]:
+    """All classes of layers in the package, after all files that may define some were imported."""
+    for file in PACKAGE.rglob("*.py"):
+        if "(nn." in file.read_text() and "auditing" not in file.parts:  # whose model is part of a test, in no run
+            parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    found, left = [], [nn.Module]
+    while left:
+        below = left.pop().__subclasses__()
+        left += below
+        found += [cls for cls in below if cls.__module__.startswith("fedspeed.")]
+    return [cls for cls in found if not cls.__module__.startswith("fedspeed.auditing.")]
+
+
+def test_every_layer_has_a_stored_name():
+    """One that is new is entered in the table as `module:name` of where it is first defined; no entry ever changes."""
+    assert sorted(cls.__qualname__ for cls in layers_of_the_package()) == sorted(STORED_NAMES)
+    assert all(place(cls) == STORED_NAMES[cls.__qualname__] for cls in layers_of_the_package())
+
+
+@pytest.mark.parametrize("module", ["fedspeed.models.fast_conv", "fedspeed"])
+def test_a_layer_that_moves_keeps_its_stored_name(module, monkeypatch):
+    before = before_move.digests()
+    for cls in layers_of_the_package():
+        monkeypatch.setattr(cls, "__module__", module)
+    assert before_move.digests() == before
+
+
+def test_a_class_of_somebody_else_has_its_own_name():
+    for module in ("mine", "fedspeed_user_mine_12345678", "fedspeeder.layers"):
+        assert place(type("Conv", (nn.Conv2d,), {"__module__": module})) == f"{module}:Conv"
+
+
+def test_what_becomes_of_inputs_does_not_depend_on_where_a_builder_is_defined(monkeypatch):
+    numbers = {"linear", "vector", "mlp", "cnn", "lenet", "resnet18_gn"}
+    assert {name for name, builder in MODELS.items() if takes_numbers(builder)} == numbers
+    for builder in MODELS.values():
+        monkeypatch.setattr(builder, "__module__", "fedspeed.models.elsewhere")
+    assert {name for name, builder in MODELS.items() if takes_numbers(builder)} == numbers
+    assert not takes_numbers(before_move.narrow_resnet)  # a builder of the user's
+
+
+def test_methods_of_the_package_are_known_as_such():
+    assert all(packaged(cls.from_fields({})) for cls in {**METHODS, **WRAPPERS}.values())
