@@ -18,7 +18,7 @@ NUMBERS := tests/methods tests/engines tests/theory tests/docs tests/data/test_a
 	replay schedule server traps trim vec)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-lowered test-flower soak bench gpu-check profile notebooks check format wheel clean
+.PHONY: help setup demo smoke test test-all test-lowered test-flower soak bench gpu-check profile notebooks check format wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report
 
 test: setup ## the tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+smoke: setup ## what a change breaks first: contract, transcription, results, stored runs, resume (about a minute)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'smoke and not slow'
 
 # the second command: what every tutorial prints
 test-lowered: setup ## the tests as older processors compute: all with SSE4.2, those that compare numbers with AVX2

@@ -18,7 +18,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SMOKE = (
+    "methods/test_contract.py",
+    "methods/test_transcription.py",
+    "reproduce/test_results_version.py",
+    "test_before_move.py",
+    "test_format.py",
+    "test_resume.py",
+)
+"""The modules of `make smoke`: what a change of the arithmetic, or of files, breaks first."""
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SMOKE`."""
+    for item in items:
+        if item.path.as_posix().endswith(SMOKE):
+            item.add_marker(pytest.mark.smoke)
 
 
 @pytest.fixture

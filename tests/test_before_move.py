@@ -27,10 +27,7 @@ from fedspeed.run import resume
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify
 
-pytestmark = [
-    pytest.mark.smoke,
-    pytest.mark.filterwarnings("ignore:environment variables that change the last bits differ"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:environment variables that change the last bits differ")
 EXPECTED = json.loads(before_move.EXPECTED.read_text())
 FORK_OF = "config"
 SLOW = {"objects-lora": [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]}
