@@ -161,6 +161,7 @@ class Simulation(ShownSimulation):
         self.method = method
         self.data = data
         self.t = 0
+        self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
         self.x0 = flat.x
         self.recorder: Recorder | None = None  # writes the rounds to a run directory, if there is one
         self.cause: BaseException | None = None  # of an end of the rounds from outside
@@ -281,7 +282,7 @@ class Simulation(ShownSimulation):
         with together():  # states and server are of the same round, whenever a signal comes
             self.states.commit()
             self.server, self.t = result.server, result.record.round
-            self.elapsed = result.record.virtual_seconds or 0.0
+            self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
             self.stopping.see(result.record)
         return result
 
