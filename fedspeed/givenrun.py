@@ -87,7 +87,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
         try:
             simulation = make(folder=run.states)
             config = _config(simulation, model)
-            simulation.recording = (_resumed if going_on else _begun)(out, config, simulation)
+            simulation.recorder = (_resumed if going_on else _begun)(out, config, simulation)
         except BaseException as error:
             if simulation is not None:
                 simulation.close()

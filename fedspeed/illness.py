@@ -95,7 +95,7 @@ class Doctor(Observer):
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
         """What was before."""
         self.config = config
-        self.records = list(run.recording.records if run.recording else self.records)[: run.t]
+        self.records = list(run.recorder.records if run.recorder else self.records)[: run.t]
         if not run.t and (text := warning(run.method, run.plan, run.data.sizes.tolist())):
             self.tell(text)
 

@@ -28,7 +28,7 @@ class ShownSimulation:
     """A simulation: where it stands; with a directory, its rounds so far too."""
 
     def _repr_html_(self: Simulation) -> str:  # type: ignore[misc]
-        records = self.recording.records if self.recording else []
+        records = self.recorder.records if self.recorder else []
         return _card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
 
 

@@ -90,7 +90,7 @@ class Observers:
         if not self._going:
             self._going = True
             config = {**run.plan.fields(), "method": run.method.to_dict()}
-            self.tell("started", run, run.recording.config.to_dict() if run.recording else config)
+            self.tell("started", run, run.recorder.config.to_dict() if run.recorder else config)
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
         """Rounds end, if they had begun."""

@@ -6,13 +6,13 @@ This is the one place that writes them, for a config and for objects given to `s
 from __future__ import annotations
 
 import atexit
-import inspect
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .backends import mixture
 from .config import GIVEN, Config
@@ -21,7 +21,7 @@ from .errors import UserError
 from .illness import illnesses
 from .interrupts import together
 from .observe import status_of
-from .parent import read_parent
+from .parent import Parent, read_parent
 from .record import cost_to, rounds_digest
 from .rundir import RunDir, line
 from .splitfile import write_split
@@ -30,7 +30,7 @@ from .stopping import Stopping, over
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
     from .record import Record
-    from .server import Simulation
+    from .server import RoundResult, Simulation
 
 
 @contextmanager
@@ -77,100 +77,98 @@ class Recording:
         self._here = out.stat().st_ino
         self._left = self._traces()
         self._apart = False  # states are of a round that was not written down
-        self._cause: BaseException | None = None  # of an end from outside
         self._given_up = False  # the last rounds ended from outside, and nobody said why
-        self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
+        self._written = (simulation.t, simulation.server, simulation.elapsed)  # of the last round that was written
+        self._parent: Parent | None = None
 
-    def rounds(self) -> Generator[Record, None, None]:
-        """The rounds that are left, each written down before it is handed out; those under way, if there are some.
-
-        Given up before its end, by `break` for example, the run is `interrupted`, and can be resumed.
-        """
-        going = self._going()
-        if going is None or inspect.getgeneratorstate(going) == inspect.GEN_CLOSED:
-            going = self._rounds()
-            self._going = weakref.ref(going)
-            _OPEN.add(self)
-        return going
-
-    def close(self, error: BaseException | None = None) -> None:
-        """End the rounds under way, if there are some; an error is what stopped them."""
-        going = self._going()
-        if going is not None:
-            self._cause = error
-            going.close()
-        elif error is not None and self._given_up and self._is_in_place():
-            # a loop lets go of its rounds before its error is known
-            with suppress(Exception), self.hold():
-                self._unchanged()
-                self._conclude(status_of(error))
-
-    def _rounds(self) -> Generator[Record, None, None]:
-        from .uploads import add_uploads
-
-        simulation = self.simulation
-        checkpoints = self.checkpoints
-        out = self.out
+    @contextmanager
+    def session(self, run: Simulation) -> Iterator[Callable[[RoundResult], None] | None]:
+        """Hold the directory while rounds are made, and write how they ended: see `Recorder`."""
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
             done = over(self.files, self.config)
+            self.summary = done or {}
             if done is not None:
-                self.summary = done
+                yield None
                 return
-            self.summary = {}
-            status, written = "running", (simulation.t, simulation.server, simulation.elapsed)
-            self._cause, self._given_up = None, False
-            simulation.stopping.begin()
+            status = "running"
+            self._written, self._given_up = (run.t, run.server, run.elapsed), False
+            _OPEN.add(run)
             try:
-                with room(out, self.config):
-                    self.files.drop_results()
-                    write_split(self.files.split_file, simulation.data)
-                    simulation.observers.started(simulation)
-                    with self.files.rounds_file.open("a", encoding="utf-8") as lines:
-                        parent = read_parent(self.files)
-                        simulation.stopping.after = parent.at if parent else 0
-                        while not simulation.ended:
-                            record = simulation.advance()
-                            self._in_place()
-                            with together():
-                                if simulation.client_metrics is not None:
-                                    self.files.add_client_metrics(simulation.client_metrics)
-                                add_uploads(self.files, record.round, simulation.uploads)
-                                lines.write(line(record))
-                                lines.flush()
-                                self.records.append(record.copy())  # others have it too
-                                written = (simulation.t, simulation.server, simulation.elapsed)
-                            if parent is not None and simulation.t == parent.at:
-                                parent.require(self.records)
-                            checkpoints.offer(simulation.t, simulation.server, simulation.states)
-                            simulation.observers.tell("round", record, simulation)
-                            yield record
+                with room(self.out, self.config), self._opened() as lines:
+                    yield partial(self._write, lines)
                     self._last_checkpoint()
-                status = simulation.ended
+                status = run.ended
             except GeneratorExit:
-                status = status_of(self._cause)
-                self._given_up = self._cause is None
-                if self._given_up and simulation.ended:
-                    with suppress(Exception):
-                        self._last_checkpoint()
-                        status, self._given_up = simulation.ended, False
+                status = self._left_alone()
                 raise
             except BaseException as error:
                 status = status_of(error)
                 raise
             finally:
-                with suppress(Exception):  # reported already, or not what stopped the run
-                    checkpoints.wait()
-                self._apart = simulation.t != written[0]
-                with room(out, self.config) if status == simulation.ended else suppress(Exception):
-                    simulation.restore(*written)  # a round that was not written down is not in the model either
-                    if self._is_in_place():
-                        self._conclude(status)
-                with suppress(OSError):
-                    self._left = self._traces()
-                simulation.observers.ended(status, self.summary)
-        _OPEN.discard(self)
+                self._end(status)
+        _OPEN.discard(run)
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        """Open the file of rounds, after results of an earlier end are removed."""
+        self.files.drop_results()
+        write_split(self.files.split_file, self.simulation.data)
+        self._parent = read_parent(self.files)
+        self.simulation.stopping.after = self._parent.at if self._parent else 0
+        with self.files.rounds_file.open("a", encoding="utf-8") as lines:
+            yield lines
+
+    def _write(self, lines: TextIO, result: RoundResult) -> None:
+        """Write a round, and a checkpoint if one is due."""
+        from .uploads import add_uploads
+
+        run, record = self.simulation, result.record
+        self._in_place()
+        with together():  # a signal comes before all of it or after
+            if result.client_metrics is not None:
+                self.files.add_client_metrics(result.client_metrics)
+            add_uploads(self.files, record.round, result.uploads)
+            lines.write(line(record))
+            lines.flush()
+            self.records.append(record.copy())  # others have it too
+            self._written = (run.t, run.server, run.elapsed)
+        if self._parent is not None and run.t == self._parent.at:
+            self._parent.require(self.records)
+        self.checkpoints.offer(run.t, run.server, run.states)
+
+    def _left_alone(self) -> str:
+        """The status of rounds that were given up, by `break` for example; after the last one the run is finished."""
+        cause = self.simulation.cause
+        self._given_up = cause is None
+        if self._given_up and self.simulation.ended:
+            with suppress(Exception):
+                self._last_checkpoint()
+                self._given_up = False
+                return self.simulation.ended
+        return status_of(cause)
+
+    def _end(self, status: str) -> None:
+        """Write model and summary, and stand at the last round that was written."""
+        run = self.simulation
+        with suppress(Exception):  # reported already, or not what stopped the run
+            self.checkpoints.wait()
+        self._apart = run.t != self._written[0]
+        with room(self.out, self.config) if status == run.ended else suppress(Exception):
+            run.restore(*self._written)  # a round that was not written down is not in the model either
+            if self._is_in_place():
+                self._conclude(status)
+        with suppress(OSError):
+            self._left = self._traces()
+        run.observers.ended(status, self.summary)
+
+    def failed(self, error: BaseException) -> None:
+        """Write why rounds were given up: a loop lets go of its rounds before its error is known."""
+        if self._given_up and self._is_in_place():
+            with suppress(Exception), self.hold():
+                self._unchanged()
+                self._conclude(status_of(error))
 
     def _last_checkpoint(self) -> None:
         self.checkpoints.write(self.simulation.t, self.simulation.server, self.simulation.states)
@@ -218,15 +216,15 @@ class Recording:
         return tuple(found)
 
 
-_OPEN: weakref.WeakSet[Recording] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Simulation] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
     """A script that ends, by an error for example, before its rounds do, leaves a run that says so."""
-    for recording in list(_OPEN):
+    for run in list(_OPEN):
         with suppress(Exception):
-            recording.close()
+            run.end_rounds()
 
 
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:

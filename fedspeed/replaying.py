@@ -138,10 +138,11 @@ def replay(
         while again.t < round - 1:
             if progress:
                 progress("rounds run again", again.t - began, round - 1 - began)
-            done = again.step()
-            different += unlike(done, records[done.round - 1])
-            different += unlike_uploads(sent.get(done.round), again.uploads.items(), done.round)
-        by = again.stretches.next()
+            done = again.advance()
+            t = done.record.round
+            different += unlike(done.record, records[t - 1])
+            different += unlike_uploads(sent.get(t), done.uploads.items(), t)
+        by = again.next_runner()
         chunk = _chunk(by, client)
         trace, reply, took = _turn(by, chunk, client, debug)
         found = _told(by, chunk, client, trace, reply, took)

@@ -242,8 +242,8 @@ def go_on(
 def _run(recording: Recording, observers: Observers) -> dict[str, Any]:
     """All rounds that are left; the summary."""
     simulation = recording.simulation
-    simulation.observers, simulation.recording = observers, recording
-    rounds = recording.rounds()  # kept: let go of by the loop, it would end before the error is known
+    simulation.observers, simulation.recorder = observers, recording
+    rounds = iter(simulation)  # kept: let go of by the loop, it would end before the error is known
     with simulation:
         for _ in rounds:
             pass

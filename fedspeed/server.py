@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import nn
@@ -37,13 +40,13 @@ from .scoring import score_round
 from .settings import in_force, one_line
 from .states import ClientStates, DiskStates, choose_states, settle
 from .stopping import Stopping
-from .stretches import Stretches
+from .stretches import Segments
 from .symptoms import Symptoms, server_diverged
 from .uploads import Uploads
 from .vec import Loss, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
 if TYPE_CHECKING:
-    from .recording import Recording
+    from .config import Config
 
 
 def simulate(
@@ -98,6 +101,40 @@ def simulate(
     return recorded(out, resume, make, module)
 
 
+class RoundResult(NamedTuple):
+    """One round that was computed.
+
+    Args:
+        server: the server's state after it.
+        record: what a run writes down of it.
+        client_metrics: scores on every client's data, if the round was one to measure.
+        uploads: the digests of what clients sent.
+    """
+
+    server: Any
+    record: Record
+    client_metrics: ClientMetrics | None
+    uploads: Uploads
+
+
+class Recorder(Protocol):
+    """Writes the rounds of a run down as they are made: `recording.py`."""
+
+    out: Path
+    config: Config
+    records: list[Record]
+
+    def session(self, run: Simulation) -> AbstractContextManager[Callable[[RoundResult], None] | None]:
+        """Hold the directory while rounds are made, and write how they ended.
+
+        Returns:
+            What writes a round, to be called before anybody hears of it; None if the run is over.
+        """
+
+    def failed(self, error: BaseException) -> None:
+        """Write why rounds were given up, which a loop says only after it let go of them."""
+
+
 class Simulation(ShownSimulation):
     """A run in progress; `for record in simulation` does the rounds that are left."""
 
@@ -125,9 +162,10 @@ class Simulation(ShownSimulation):
         self.data = data
         self.t = 0
         self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
-        self.uploads: Uploads = {}  # of the last round
         self.x0 = flat.x
-        self.recording: Recording | None = None  # what writes the rounds down, if anything does
+        self.recorder: Recorder | None = None  # writes the rounds to a run directory, if there is one
+        self.cause: BaseException | None = None  # of an end of the rounds from outside
+        self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
         if loss is None:
@@ -143,7 +181,7 @@ class Simulation(ShownSimulation):
         self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
-        self.stretches = Stretches(self)
+        self.segments = Segments(self) if getattr(plan, "until", ()) else None
         self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -177,54 +215,83 @@ class Simulation(ShownSimulation):
     @property
     def out(self) -> Path | None:
         """The run's directory, if it has one."""
-        return self.recording.out if self.recording else None
+        return self.recorder.out if self.recorder else None
 
     def __repr__(self) -> str:
         return described(self)
 
     def __iter__(self) -> Iterator[Record]:
-        return self._rounds() if self.recording is None else self.recording.rounds()
+        """Return the rounds that are left; those in progress, if there are some.
 
-    def _rounds(self) -> Iterator[Record]:
-        try:
+        Given up before their end, by `break` for example, the run is `interrupted`; with a directory it can be resumed.
+        """
+        going = self._going()
+        if going is None or inspect.getgeneratorstate(going) == inspect.GEN_CLOSED:
+            going = self._rounds()
+            self._going = weakref.ref(going)
+        return going
+
+    def _rounds(self) -> Generator[Record, None, None]:
+        """Run the rounds: the one loop, with a run directory and without."""
+        self.cause = None
+        with self.recorder.session(self) if self.recorder else self._unrecorded() as write:
+            if write is None:  # the run is over
+                return
             self.stopping.begin()
+            self.observers.started(self)
             while not self.ended:
-                yield self.step()
-        except BaseException as error:
-            self.observers.over(self, error)
-            raise
-        self.observers.over(self, None)
+                result = self.advance()
+                write(result)  # before anybody hears of the round
+                self.observers.tell("round", result.record, self)
+                yield result.record
         self.backend.close()
 
+    @contextmanager
+    def _unrecorded(self) -> Iterator[Callable[[RoundResult], None]]:
+        """Stand in for a recorder: write nothing, and tell the observers how the rounds end."""
+        try:
+            yield lambda _: None
+        except BaseException as error:
+            self.observers.over(self, error if self.cause is None else self.cause)
+            raise
+        self.observers.over(self, None)
+
     def step(self) -> Record:
-        """One round, written down if the run has a directory; see `advance`."""
-        if self.recording is None:
-            record = self.advance()
+        """Run one round, written down if the run has a directory; see `advance`."""
+        if self.recorder is None:
+            record = self.advance().record
             self.observers.tell("round", record, self)
             return record
         for record in self:
             return record
         raise UserError(f"no rounds are left ({self.ended}); simulate(..., resume=True) takes more, or other rules")
 
-    def advance(self) -> Record:
-        """One round, in memory only. If it raises, server and client states are as before it; Ctrl-C leaves them as
-        before or as after it, never between."""
+    def advance(self) -> RoundResult:
+        """Run one round, in memory only.
+
+        If it raises, server and client states are as before it. Ctrl-C leaves them as before or as after it, never
+        between.
+        """
         self.observers.started(self)
         try:
-            server, record, measured, uploads = self.stretches.next()._round()
+            result = self.next_runner()._round()
         except BaseException:
             self.states.discard()
             raise
-        record = self.stopping.stamped(record)
-        with together():
+        result = result._replace(record=self.stopping.stamped(result.record))
+        with together():  # states and server are of the same round, whenever a signal comes
             self.states.commit()
-            self.server, self.t, self.client_metrics = server, record.round, measured
-            self.elapsed, self.uploads = record.virtual_seconds or 0.0, uploads
-            self.stopping.see(record)
-        return record
+            self.server, self.t = result.server, result.record.round
+            self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
+            self.stopping.see(result.record)
+        return result
 
-    def _round(self) -> tuple[Any, Record, ClientMetrics | None, Uploads]:
-        """The server after the next round, its record, what was measured, what was sent; new states are staged."""
+    def next_runner(self) -> Simulation:
+        """The simulation that computes the next round: itself, or in a segment of a fork one with its settings."""
+        return self if self.segments is None else self.segments.next()
+
+    def _round(self) -> RoundResult:
+        """Compute the next round from the present state, which stays; new client states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
         lr, active, lost, jobs = turns(self.work, t)
@@ -275,7 +342,7 @@ class Simulation(ShownSimulation):
         )
         if self.meter:
             record = self.meter.stamped(record, replies, self.elapsed)
-        return server, record, measured, sent(replies)
+        return RoundResult(server, record, measured, sent(replies))
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
@@ -290,13 +357,22 @@ class Simulation(ShownSimulation):
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
         self.elapsed = elapsed or 0.0
 
+    def end_rounds(self, error: BaseException | None = None) -> None:
+        """End the rounds in progress, if there are some; an error is what stopped them."""
+        going = self._going()
+        if going is not None:
+            self.cause = error
+            going.close()
+        elif error is not None and self.recorder is not None:
+            self.recorder.failed(error)
+
     def close(self, error: BaseException | None = None) -> None:
         """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary, with
         the error that stopped the run if there was one."""
-        if self.recording is not None:
-            self.recording.close(error)
+        self.end_rounds(error)
         self.observers.over(self, error)
-        self.stretches.close()
+        if self.segments is not None:
+            self.segments.close()
         self.backend.close()
         self.states.close()
 

@@ -122,7 +122,7 @@ def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Sim
         return type(simulation)(method, flat.model, simulation.data, plan, simulation.work.loss, flat.no_decay, **how)
 
 
-class Stretches:
+class Segments:
     """Who runs the next round of a simulation: itself, or, in a stretch with other settings, one that has those."""
 
     def __init__(self, simulation: Simulation) -> None:

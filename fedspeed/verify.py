@@ -243,11 +243,12 @@ def _again(
         first, goals = simulation.t, {one.t: one for one in ends if one.t > simulation.t}
         last = max(*goals, min(len(records), simulation.plan.rounds), first)
         while simulation.t < last:
-            record = simulation.step()
+            result = simulation.advance()
+            record = result.record
             before = records[record.round - 1] if record.round <= len(records) else None
             wrong += unlike(record, before)
-            wrong += unlike_measured(measured, simulation.client_metrics, record.round)
-            wrong += unlike_uploads(sent.get(record.round), simulation.uploads.items(), record.round)
+            wrong += unlike_measured(measured, result.client_metrics, record.round)
+            wrong += unlike_uploads(sent.get(record.round), result.uploads.items(), record.round)
             if record.round in goals:
                 wrong += list(_other_bits(simulation, goals[record.round]))
             if record.round == model_of:

@@ -223,7 +223,7 @@ def test_a_stopped_run_ends_with_the_same_bits_on_every_back_end(data, tmp_path,
     with simulate(**given, **moved, resume=True) as resumed:
         list(resumed)
         assert all(torch.equal(a, b) for a, b in zip(everything(run), everything(resumed), strict=True))
-    assert [r["test_loss"] for r in records] == [r.test_loss for r in resumed.recording.records]
+    assert [r["test_loss"] for r in records] == [r.test_loss for r in resumed.recorder.records]
     with pytest.raises(UserError, match=f"expected batch_norm '{choice}', found"):
         simulate(**given, **moved | {"batch_norm": "group"}, resume=True)
 

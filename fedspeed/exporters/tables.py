@@ -93,11 +93,11 @@ class Csv(Observer):
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
         """Where to write."""
-        if run.recording is None:
+        if run.recorder is None:
             raise UserError("there is no directory to write to; simulate(..., out=FOLDER)")
-        self.recording = run.recording
+        self.recorder = run.recorder
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
         """Columns are the fields of a record, then its metrics and signs."""
         if summary:  # else the folder was moved, and another may be in its place
-            write(self.recording.out / "rounds.csv", csv_text([row(record) for record in self.recording.records]))
+            write(self.recorder.out / "rounds.csv", csv_text([row(record) for record in self.recorder.records]))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, one_line
 from ..observe import Observer
 from ..record import Record
+from ..rundir import RunDir
 from .source import Source, Told
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ class Tracker(Observer):
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
         """All rounds so far."""
-        if run.recording is None:
+        if run.recorder is None:
             raise UserError("it needs the rounds on disk; simulate(..., out=FOLDER)")
-        self._run = Source(run.recording.out, run.recording.files.config(), run.recording.records)
+        self._run = Source(run.recorder.out, RunDir(run.recorder.out).config(), run.recorder.records)
         with quiet():
             self.open(self._run)
             self.log(self._run.rounds())
