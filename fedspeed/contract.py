@@ -20,9 +20,9 @@ import torch
 from .compat import version
 from .errors import Diverged, UserError
 from .fields import Field, fields_of, kind, named, shape_text
-from .method import Grad, Local, Method, Round, dense_bytes, nested
+from .methods.base import Grad, Local, Method, Round, dense_bytes, nested
+from .methods.source import defined, reason
 from .metrics import number, numbers, reports
-from .origin import defined, reason
 from .vec import all_finite
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")

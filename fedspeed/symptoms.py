@@ -26,7 +26,7 @@ from .vec import accurate, all_finite, one_thread
 
 if TYPE_CHECKING:
     from .client import Work
-    from .method import Method
+    from .methods.base import Method
 
 GROWN = 10.0
 """How many times the first model's norm a vector of server or client must have to be written down; healthy ones have

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..method import Grad, Local, Nothing, Round
 from ..params import param
-from .wrappers import Wrapper, drawn, leaves, mapped, named, rebuilt
+from .base import Down, Grad, Local, Nothing, Round, Up
+from .wrapper import Wrapper, drawn, leaves, mapped, named, rebuilt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ class Client(NamedTuple):
     base: Any  # what the base method keeps
 
 
-def _bytes(up: Any, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
+def _bytes(up: Up, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
     """Return the bytes of an upload: each(d, bytes of a number) per vector, and its numbers as they are."""
     vectors = sum(each(v.shape[-1], v.element_size()) for v in leaves(up, numbers))
     return vectors + sum(v.numel() * v.element_size() for name, v in named(up) if name in numbers)
@@ -82,16 +82,16 @@ class TopK(Wrapper):
         up, _ = super().upload(x0.clone(), down, base, Local(1, 1.0, 1, active=1))
         return Client(mapped(lambda v: v.new_zeros(v.shape), up), super().init_client(x0))
 
-    def start(self, down: Any, client: Client) -> Vec:
+    def start(self, down: Down, client: Client) -> Vec:
         return super().start(down, client.base)
 
-    def direction(self, x: Vec, grad: Grad, down: Any, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
         return super().direction(x, grad, down, client.base)
 
-    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
+    def client_metrics(self, xK: Vec, down: Down, client: Client, run: Local) -> Mapping[str, float]:
         return super().client_metrics(xK, down, client.base, run)
 
-    def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client.base, run)
         if not self.feedback:
             return self.on_vectors(self.largest, up), Client(client.error, kept)
@@ -99,7 +99,7 @@ class TopK(Wrapper):
         sent = self.on_vectors(self.largest, up)  # line 2
         return sent, Client(self.on_vectors(lambda e, v, s: v - s, client.error, up, sent), kept)  # line 3
 
-    def settle(self, client: Client, mean: Any, round: Round) -> Client:
+    def settle(self, client: Client, mean: Up, round: Round) -> Client:
         return Client(client.error, super().settle(client.base, mean, round))
 
     def largest(self, v: Vec) -> Vec:
@@ -107,14 +107,14 @@ class TopK(Wrapper):
         at = v.abs().topk(self.size(v.shape[-1]), dim=-1).indices
         return v.new_zeros(v.shape).scatter_(-1, at, v.gather(-1, at))
 
-    def sent(self, up: Any) -> int:
+    def sent(self, up: Up) -> int:
         return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         k = self.size(d)
         return min(4 * k, -(-d // 8)) + k * each
 
-    def encode(self, up: Any) -> bytes:
+    def encode(self, up: Up) -> bytes:
         """An upload as bytes, as many as `sent` says."""
         import numpy as np
 
@@ -181,7 +181,7 @@ class Quantise(Wrapper):
         """Between the ends of the grid; even but for one bit, so that 0 is on it."""
         return max(1, (1 << self.bits) - 2)
 
-    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
         number = iter(range(len(list(leaves(up)))))
 
@@ -212,13 +212,13 @@ class Quantise(Wrapper):
         value: Vec = (code / (self.steps / 2) - 1) * scale
         return value
 
-    def sent(self, up: Any) -> int:
+    def sent(self, up: Up) -> int:
         return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         return -(-d // self.bucket) * each + -(-d * self.bits // 8)
 
-    def encode(self, up: Any) -> bytes:
+    def encode(self, up: Up) -> bytes:
         """An upload as bytes, as many as `sent` says."""
         import numpy as np
 

@@ -26,8 +26,8 @@ from fedspeed import (
 from fedspeed.cli import options
 from fedspeed.data.registry import CARDS
 from fedspeed.fields import named
-from fedspeed.method import Local, Round
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
+from fedspeed.methods.base import Local, Round
 from fedspeed.presets import paper_decay
 from fedspeed.runconfig import PLACEMENT, as_stored
 from fedspeed.vec import tree_leaves
