@@ -18,9 +18,10 @@ from .methods import (
     FedSpeed,
     MoFedSAM,
     Scaffold,
+    Wrapper,
     class_of,
 )
-from .methods.base import Method
+from .methods.base import Method, nested
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
@@ -98,11 +99,18 @@ def _names(base: Any) -> bool:
 def paper_decay(method: Method) -> float:
     """Return the paper's learning-rate decay per round for a method: `lr_decay = 0` and `--preset paper`.
 
-    The class of a method states it, `lr_decay = 0.99`; a wrapper has that of the method inside.
+    Every class states it as `paper_decay`; a class of the user's may have its own, `lr_decay = 0.99`.
 
     Example:
         >>> from fedspeed import FedAvg, FedInit
         >>> paper_decay(FedAvg()), paper_decay(FedSpeed()), paper_decay(FedInit(FedSpeed()))
         (0.998, 0.9995, 0.9995)
     """
-    return method.lr_decay
+    own: float | None = getattr(method, "lr_decay", None)
+    if own is not None:
+        return own
+    inner = list(nested(method))[1:]
+    asks = isinstance(method, Wrapper) or hasattr(type(method), "lr_decay")  # older files: return self.base.lr_decay
+    if inner and asks:
+        return paper_decay(inner[0])
+    return method.paper_decay

@@ -57,7 +57,7 @@ class AFedPD(Method):
         10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn", tune="1..100:log"
     )
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox(type(self).__name__, lr, 1 / self.lam, "1/lam")

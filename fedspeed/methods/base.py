@@ -146,7 +146,7 @@ class Method(Params):
     reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
     reads_K: ClassVar[bool] = False  # `update` depends on how many steps the clients took: on K or lr_sum of `Round`
     family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped
-    lr_decay: ClassVar[float] = 0.998  # the paper's decay of the local rate per round: `lr_decay = 0`, `--preset paper`
+    paper_decay: ClassVar[float] = 0.998  # the paper's decay of the local rate per round, for `--preset paper`
 
     @property
     def mix(self) -> float:

@@ -60,7 +60,7 @@ class FedADMM(Method):
     variant: str = param("wang", ("wang", "gong", "active"), "the server rule, by the paper it is from")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g of variant `gong`")
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedADMM", lr, 1 / self.lam, "1/lam")

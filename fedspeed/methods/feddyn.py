@@ -44,7 +44,7 @@ class FedDyn(Method):
 
     alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed", tune="0.01..1:log")
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

@@ -60,7 +60,7 @@ class FedGloSS(Method):
         0.15, "[0, inf)", "rho_l, length of the clients' ascent step", schedulable=True, tune="0.01..0.5:log"
     )
     family = "sharpness-aware"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

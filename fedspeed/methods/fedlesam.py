@@ -106,7 +106,7 @@ class FedLESAMD(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
     lam: float = param(10.0, "(0, inf)", "lam, 1/lam weighs prox term and dual", tune="1..100:log")
     family = "sharpness-aware"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

@@ -50,7 +50,7 @@ class FedPD(Method):
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     @property
     def needs(self) -> Mapping[str, Any]:

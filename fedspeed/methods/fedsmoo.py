@@ -66,7 +66,7 @@ class FedSMOO(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors", schedulable=True, tune="0.01..0.5:log")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "sharpness-aware"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

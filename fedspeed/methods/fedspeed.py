@@ -77,7 +77,7 @@ class FedSpeed(Method):
     server: str = param("all", ("all", "active"), "the server rule: `all` as released, `active` as printed")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     released: ClassVar[Mapping[str, Any]] = {"alpha": 1.0, "normalise": True, "server": "all"}
 
     def __post_init__(self) -> None:

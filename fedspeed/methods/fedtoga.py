@@ -60,7 +60,7 @@ class FedTOGA(Method):
     kappa: float = param(1.0, "[0, inf)", "kappa, weight of the last mean step in the ascent")
     beta: float = param(0.9, "[0, inf)", "beta, weight of the last mean step in the direction")
     family = "primal-dual"
-    lr_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
     reads_gradient_from_D = True
     reads_K = True

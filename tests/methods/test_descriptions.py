@@ -161,6 +161,15 @@ def test_the_papers_decay(name):
     assert not hasattr(METHODS[name](), "lr_decay")
 
 
+@pytest.mark.parametrize("cls", METHODS.values(), ids=lambda cls: cls.__name__)
+def test_a_method_with_a_prox_term_and_a_dual_states_the_slower_decay(cls):
+    """A new one that forgets to state it is found; the others inherit the usual decay knowingly."""
+    x0, inherited = torch.zeros(3), Method.paper_decay
+    with_dual = cls().shrink > 0 and len(cls().init_client(x0)) > 0
+    assert inherited == 0.998
+    assert cls.paper_decay == (0.9995 if with_dual else inherited)
+
+
 @dataclass(frozen=True)
 class Attribute(FedAvg):
     lr_decay = 0.9
