@@ -1,4 +1,4 @@
-"""The contract of `method.py`, enforced: every hook's call is checked, and a failure names the user's own line.
+"""The contract of `methods/base.py`, enforced: every hook's call is checked, and a failure names the user's own line.
 
 The checks are of types, shapes and dtypes and of tensors' version counters, so they cost microseconds and are made in
 every call, not only in the first round.

@@ -37,7 +37,7 @@ class AFedPD(Method):
         5  server:    H += mean_S D_i                             so H stays the mean of ALL h_i
         6             x^{t+1} = x^t + mean_S D_i + H
 
-    h_i / lam is the paper's dual variable, 1/lam its rho. Nobody runs line 4: an absence adds to h_i what it adds to H,
+    h_i / lam is the paper's dual variable, 1/lam its rho. Line 4 is never run: an absence adds to h_i what it adds to H,
     so q_i = h_i - H stands still meanwhile. Line 3 keeps q_i + D_i, and `settle`, when the mean is known, takes it off.
     Where clients hold their own states that mean is one more vector to send; it is not counted here.
 
@@ -104,7 +104,7 @@ class AFedPDSAM(AFedPD):
                g2 = g_i(x_ik + rho g1 / (||g1|| + 1e-7))          the same minibatch
                x_i,k+1 = x_ik - eta_l (g2 + (h_i + x_ik - x^t) / lam)
         3  present:   h_i += D_i,   D_i = x_iK - x^t
-        4  absent:    h_i += mean_S D_i                           see `AFedPD`: q_i = h_i - H is kept, nobody runs this
+        4  absent:    h_i += mean_S D_i                           see `AFedPD`: q_i = h_i - H is kept, this is not run
         5  server:    H += mean_S D_i
         6             x^{t+1} = x^t + mean_S D_i + H
 

@@ -131,6 +131,6 @@ class FedExP(Wrapper):
         return {**told, "eta_g": float(self.extrapolation(mean, round))}
 
     def extrapolation(self, mean: Up, round: Round) -> Vec:
-        """eta_g, line 3."""
+        """Return eta_g of line 3."""
         room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))
         return (mean.square / room.clamp(min=1e-30)).clamp(min=1)

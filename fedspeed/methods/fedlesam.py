@@ -89,7 +89,7 @@ class FedLESAMD(Method):
 
     Recovers: rho = 0: FedDyn(alpha=1/lam).
     The released code (MediaBrain-SJTU/FedLESAM@8a9fe90, optimizer/LESAM_D.py) ascends along the LAST round's movement
-    of the server for everybody, and adds to every entry of tensor number j the one number at place j of that vector.
+    of the server for every client, and adds to every entry of tensor number j the one number at place j of that vector.
 
     Args:
         rho: length of the ascent step.

@@ -116,7 +116,7 @@ class FedSpeed(Method):
         return add_prox_(g, x, down.x, 1 / self.lam) if self.prox else g
 
     def quasi_gradient(self, x: Vec, grad: Grad) -> Vec:
-        """g_tilde, lines 7-10; one gradient where the perturbation is off."""
+        """Return g_tilde of lines 7-10; one gradient where the perturbation is off."""
         if self.alpha == 0 or self.rho == 0:
             return grad(x)
         g1 = grad(x, self.ascent_fraction)
