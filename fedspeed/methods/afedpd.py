@@ -37,7 +37,7 @@ class AFedPD(Method):
         5  server:    H += mean_S D_i                             so H stays the mean of ALL h_i
         6             x^{t+1} = x^t + mean_S D_i + H
 
-    h_i / lam is the paper's dual variable, 1/lam its rho. Line 4 is never run: an absence adds to h_i what it adds to H,
+    h_i / lam is the paper's dual variable, 1/lam its rho. Line 4 is never run: an absence adds the same to h_i and H,
     so q_i = h_i - H stands still meanwhile. Line 3 keeps q_i + D_i, and `settle`, when the mean is known, takes it off.
     Where clients hold their own states that mean is one more vector to send; it is not counted here.
 
