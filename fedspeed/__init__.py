@@ -24,10 +24,10 @@ _METHODS = [
 _PUBLIC = {
     "METHODS": "methods",
     **dict.fromkeys(_METHODS, "methods"),
-    "Method": "method",
+    "Method": "methods.base",
     "Wrapper": "methods",
-    "Local": "method",
-    "Round": "method",
+    "Local": "methods.base",
+    "Round": "methods.base",
     "param": "params",
     "rng": "sampling",
     "Plan": "plan",

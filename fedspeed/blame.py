@@ -15,8 +15,8 @@ import torch
 from .client import Job, Work, run_client
 from .contract import Hooks
 from .errors import Diverged
-from .method import Grad, Local, Method
-from .origin import built_in, defined, wrote
+from .methods.base import Grad, Local, Method
+from .methods.source import built_in, defined, wrote
 from .vec import all_finite, tree_leaves
 
 USUAL = 1e12

@@ -15,7 +15,7 @@ import torch
 from .contract import Hooks
 
 if TYPE_CHECKING:
-    from .method import Grad, Local, Method, Round
+    from .methods.base import Grad, Local, Method, Round
     from .vec import FlatModel
 
 

@@ -17,8 +17,8 @@ from .data.federated import Federated
 from .devices import own_randomness, placed
 from .errors import ClientFailed, Diverged, UserError
 from .evaluate import Score
-from .method import Local, Method
-from .origin import reason
+from .methods.base import Local, Method
+from .methods.source import reason
 from .plan import Plan
 from .presets import paper_decay
 from .sampling import batch_order, key, rng, seed_device

@@ -16,8 +16,8 @@ from .data.registry import usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
-from .method import Method
 from .methods import FedSpeed, build
+from .methods.base import Method
 from .plan import OURS_TO_SAY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES

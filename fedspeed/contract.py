@@ -1,4 +1,4 @@
-"""The contract of `method.py`, enforced: every hook's call is checked, and a failure names the user's own line.
+"""The contract of `methods/base.py`, enforced: every hook's call is checked, and a failure names the user's own line.
 
 The checks are of types, shapes and dtypes and of tensors' version counters, so they cost microseconds and are made in
 every call, not only in the first round.
@@ -20,9 +20,9 @@ import torch
 from .compat import version
 from .errors import Diverged, UserError
 from .fields import Field, fields_of, kind, named, shape_text
-from .method import Grad, Local, Method, Round, dense_bytes, nested
+from .methods.base import Grad, Local, Method, Round, dense_bytes, nested
+from .methods.source import defined, reason
 from .metrics import number, numbers, reports
-from .origin import defined, reason
 from .vec import all_finite
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")

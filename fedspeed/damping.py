@@ -24,8 +24,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import UserError
-from .method import Method
 from .methods import build
+from .methods.base import Method
 from .plan import Plan
 from .presets import paper_decay
 

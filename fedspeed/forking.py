@@ -18,7 +18,7 @@ from .config import Config
 from .errors import UserError
 from .files import write
 from .hashing import flush
-from .method import Method, nested
+from .methods.base import Method, nested
 from .metrics import reports
 from .observe import Observer
 from .parent import Parent, write_parent

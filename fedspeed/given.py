@@ -16,8 +16,8 @@ from torch import nn
 from .data.federated import Federated
 from .devices import ready
 from .errors import UserError, unknown
-from .method import Method
 from .methods import METHODS, build
+from .methods.base import Method
 from .models import MODELS, build_model
 from .norms import with_group_norm
 from .plan import Plan

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .method import Method
+from .methods.base import Method
 
 if TYPE_CHECKING:
     from .client import Reply

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import backends
 from .errors import UserError
-from .method import Method, nested
+from .methods.base import Method, nested
 from .network import parse_devices, parse_network
 from .params import Params, param
 from .schedule import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text

@@ -1,34 +1,27 @@
-"""Named settings: what the paper ran each method with, and what its authors' code does where it differs."""
+"""Presets: the settings of the paper for each method, and those of its authors' code where they differ."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .errors import UserError
-from .method import Method, nested
 from .methods import (
     METHODS,
-    AFedPD,
-    AFedPDSAM,
     FedAdam,
-    FedADMM,
     FedAvg,
     FedCM,
     FedDyn,
     FedGamma,
-    FedGloSS,
-    FedLESAMD,
-    FedPD,
     FedProx,
     FedSAM,
     FedSMOO,
     FedSpeed,
-    FedTOGA,
     MoFedSAM,
     Scaffold,
     Wrapper,
     class_of,
 )
+from .methods.base import Method, nested
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
@@ -42,7 +35,7 @@ RELEASED: dict[str, Any] = {
     "lr_decay": 0.998,
     "eval_every": 1,
 }
-"""What their code does to every run, whatever the data."""
+"""The settings of their code in every run, whatever the data."""
 
 THEIR_METHODS = (FedAvg, FedProx, FedAdam, Scaffold, FedDyn, FedCM, FedSAM, MoFedSAM, FedGamma, FedSpeed, FedSMOO)
 """The methods of their code, woodenchild95/FL-Simulator: the choices of `--method` in its train.py."""
@@ -50,12 +43,9 @@ THEIR_METHODS = (FedAvg, FedProx, FedAdam, Scaffold, FedDyn, FedCM, FedSAM, MoFe
 THEIR_DATA = ("cifar10", "cifar100", "tinyimagenet")
 """The data of the paper that their code loads; its augmentation is not defined for other data."""
 
-SLOWER = (FedDyn, FedADMM, FedSpeed, FedPD, FedSMOO, AFedPD, AFedPDSAM, FedGloSS, FedTOGA, FedLESAMD)
-"""Methods with a prox term and a dual, for which the paper takes a slower decay."""
-
 
 def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split: Any) -> dict[str, Any]:
-    """Put what their code does under what is given.
+    """Return a config with the settings of their code where the user gave none.
 
     Args:
         given: the keys of a config, as the user gave them.
@@ -71,7 +61,7 @@ def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split:
 
 
 def _dealt(split: Any, data: str) -> Any:
-    """Return the split that their code makes of a name; whatever else stands there is left as it is."""
+    """Return the split that their code makes of a name; a split that is not a name stays as it is."""
     if not isinstance(split, str):
         return split
     if split.strip() == "iid" and data == "cifar10":  # CIFAR-100 is dealt class by class there: `iid` as it is
@@ -80,7 +70,7 @@ def _dealt(split: Any, data: str) -> Any:
 
 
 def released(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's table with what its authors' code sets, where nothing is given; of methods inside it, too.
+    """Return a method's table with the values of its authors' code where none is given, and so for methods inside it.
 
     A method of this package that is not in the code of FedSpeed's authors and has no values of its own authors' code
     is refused. Wrappers and a user's methods are taken as they are.
@@ -102,14 +92,14 @@ def released(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(base: Any) -> bool:
-    """Whether it is a method's name or table; what else stands there is refused where methods are built."""
+    """Return whether it is a method's name or table; any other value is refused where methods are built."""
     return isinstance(base, str) or (isinstance(base, dict) and isinstance(base.get("name"), str))
 
 
 def paper_decay(method: Method) -> float:
-    """The paper's learning-rate decay per round for a method: what `lr_decay = 0` and `--preset paper` stand for.
+    """Return the paper's learning-rate decay per round for a method: `lr_decay = 0` and `--preset paper`.
 
-    A class of the user's may have its own, `lr_decay = 0.99`.
+    Every class states it as `paper_decay`; a class of the user's may have its own, `lr_decay = 0.99`.
 
     Example:
         >>> from fedspeed import FedAvg, FedInit
@@ -123,4 +113,4 @@ def paper_decay(method: Method) -> float:
     asks = isinstance(method, Wrapper) or hasattr(type(method), "lr_decay")  # older files: return self.base.lr_decay
     if inner and asks:
         return paper_decay(inner[0])
-    return 0.9995 if isinstance(method, SLOWER) else 0.998
+    return method.paper_decay

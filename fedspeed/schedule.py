@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .errors import UserError, one_line, unknown
-from .method import Method, nested
+from .methods.base import Method, nested
 
 LR = "lr"
 """The field of a warm-up that is the plan's, and every method's alike."""

@@ -29,7 +29,7 @@ from .interrupts import together
 from .jobs import turns
 from .losses import fitting_loss, loss_name, require_outputs
 from .metering import Meter
-from .method import Method, Round
+from .methods.base import Method, Round
 from .metrics import average, merged, norms, steps_of
 from .notebook import ShownSimulation
 from .observe import Observer, Observers

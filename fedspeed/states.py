@@ -23,7 +23,7 @@ from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
 if TYPE_CHECKING:
     from .checkpoint import Saved
     from .contract import Hooks
-    from .method import Round
+    from .methods.base import Round
 
 LIMIT = 2**30
 """Bytes of states, of all clients that a run may touch, above which `auto` keeps them on disk."""

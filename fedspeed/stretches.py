@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .method import Method, nested
+from .methods.base import Method, nested
 from .plan import PLACEMENT, Plan
 from .stopping import RULES
 

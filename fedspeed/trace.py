@@ -15,7 +15,7 @@ import torch
 
 from .contract import Hooks
 from .engines.alone import row as row_of
-from .method import Grad, Local
+from .methods.base import Grad, Local
 from .vec import accurate
 
 PARTS = ("gradients", "method", "upload")

@@ -114,10 +114,10 @@ class Mean:
     """Weighted mean of trees, streamed: memory is one tree, and the order of `add` fixes the bits.
 
     Example:
-        >>> from fedspeed.methods.fedavg import Up
+        >>> from fedspeed.methods.base import Movement
         >>> mean = Mean(torch.float64)
         >>> for value, weight in ((1.0, 1.0), (4.0, 2.0)):
-        ...     mean.add(Up(torch.tensor([value])), weight)
+        ...     mean.add(Movement(torch.tensor([value])), weight)
         >>> mean.result().D.item(), mean.weight
         (3.0, 3.0)
     """

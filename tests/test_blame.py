@@ -12,7 +12,7 @@ import fedspeed.engines.block
 import fedspeed.engines.loop
 from fedspeed import FedAvg, Method, load_data, simulate
 from fedspeed.errors import Diverged
-from fedspeed.methods.fedavg import Server, Up
+from fedspeed.methods.base import Model, Movement
 
 DATA = load_data("digits", split="iid", clients=6)
 PLAN: dict[str, Any] = {"rounds": 2, "active": 3, "local_steps": 4, "backend": "serial"}
@@ -61,25 +61,25 @@ class Start(FedAvg):
 @dataclass(frozen=True)
 class Upload(FedAvg):
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Any) -> Any:
-        return Up((xK - down.x) / 0), client
+        return Movement((xK - down.x) / 0), client
 
 
 @dataclass(frozen=True)
 class Update(FedAvg):
     def update(self, server: Any, mean: Any, round: Any) -> Any:
-        return Server((server.x + mean.D) / 0)
+        return Model((server.x + mean.D) / 0)
 
 
 @dataclass(frozen=True)
 class Received(FedAvg):
     def received(self, mean: Any, round: Any) -> Any:
-        return Up(mean.D / 0)
+        return Movement(mean.D / 0)
 
 
 @dataclass(frozen=True)
 class Broadcast(FedAvg):
     def broadcast(self, server: Any) -> Any:
-        return Server(server.x / 0)
+        return Model(server.x / 0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class First(FedAvg):
 @dataclass(frozen=True)
 class Server0(FedAvg):
     def init_server(self, x0: torch.Tensor) -> Any:
-        return Server(x0 / 0)
+        return Model(x0 / 0)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ class Plain(FedAvg):
         return g * (g * g).sum().clamp(min=1e-3)
 
     def update(self, server: Any, mean: Any, round: Any) -> Any:
-        return Server(server.x + mean.D)
+        return Model(server.x + mean.D)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def test_clients_that_a_hook_spoils_are_dropped_where_that_is_asked() -> None:
     @dataclass(frozen=True)
     class Some(FedAvg):
         def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Any) -> Any:
-            return Up((xK - down.x) / (run.client % 2)), client
+            return Movement((xK - down.x) / (run.client % 2)), client
 
     records = list(simulate(Some(), "linear", DATA, **PLAN | {"active": 6}, engine="loop", on_client_error="drop"))
     assert [record.dropped for record in records] == [[0, 2, 4], [0, 2, 4]]

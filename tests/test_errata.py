@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.errata import HOW, errata, of_method, page
 from fedspeed.methods import METHODS, WRAPPERS
+from fedspeed.methods.errata import HOW, errata, of_method, page
 from fedspeed.reproduce.recipes import find_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +18,7 @@ KNOWN = METHODS | WRAPPERS
 
 
 def test_the_page_is_made_from_the_data():
-    """python -c 'from fedspeed.errata import page; print(page(), end="")' > docs/errata.md"""
+    """python -c 'from fedspeed.methods.errata import page; print(page(), end="")' > docs/errata.md"""
     assert (ROOT / "docs" / "errata.md").read_text("utf-8") == page()
 
 

@@ -122,7 +122,7 @@ OWN = '''
 from dataclasses import dataclass, field
 from functools import cached_property
 from fedspeed import FedAvg, param
-from fedspeed.method import Method
+from fedspeed.methods.base import Method
 
 @dataclass(frozen=True)
 class Scaled(FedAvg):

@@ -17,8 +17,8 @@ from torch import nn
 from fedspeed.cli import main
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, Diverged, UserError
-from fedspeed.method import Method
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSAM, FedSpeed
+from fedspeed.methods.base import Method
 from fedspeed.methods.terms import TINY
 from fedspeed.params import param
 from fedspeed.plan import Plan

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedspeed import FedAvg, Federated, FlatModel, UserError, simulate
-from fedspeed.methods.fedavg import Up
+from fedspeed.methods.base import Movement
 from fedspeed.methods.terms import add_corrected_prox_, add_prox_, ascend_
 from fedspeed.vec import Mean, all_finite, clip_, distance, squared_distance, tree_bytes, tree_leaves, tree_map
 
@@ -334,8 +334,8 @@ def test_mean_is_weighted_and_leaves_what_it_counts():
 
 def test_mean_of_a_matrix_that_is_transposed_in_memory():
     mean, matrix = Mean(torch.float64), torch.arange(6.0).view(2, 3).t()
-    mean.add(Up(matrix), 1.0)
-    mean.add(Up(3 * matrix), 1.0)
+    mean.add(Movement(matrix), 1.0)
+    mean.add(Movement(3 * matrix), 1.0)
     assert torch.equal(mean.result().D, 2 * matrix.double())
 
 
@@ -370,7 +370,7 @@ def test_long_vectors_are_worked_on_in_pieces_with_the_same_bits():
     assert squared_distance(x.double(), g.double()) == pytest.approx(exact**2, rel=1e-13)
     mean = Mean(torch.float64)
     for v, weight in ((g, 2.0), (x, 3.5), (h, 0.7)):
-        mean.add(Up(v), weight)
+        mean.add(Movement(v), weight)
     total = g.double().mul(2.0).add(x.double(), alpha=3.5).add(h.double(), alpha=0.7)
     assert torch.equal(mean.result().D, total.div(2.0 + 3.5 + 0.7))
 

@@ -22,7 +22,7 @@ def start(text):
     clients = [Quadratic(tuple(c["optimum"]), c["a"], c["b"], c["c"]) for c in asked["clients"]]
     run, active, best = None, asked["active"], optimum(clients)
     reply = {"optimum": best, "pulls": [(-client.gradient(Vec(best))).a for client in clients], "error": ""}
-    module = __import__(f"fedspeed.methods.{asked['method']}", fromlist=["methods"])
+    module = __import__(asked["module"], fromlist=["methods"])
     try:
         method = getattr(module, asked["cls"])(**asked["fields"])
         reply["error"] = warned(method, asked["lr"], active, len(clients))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 
 OWN = ("federation", "bridge")
-SHARED = ("errors", "params", "method", "methods/terms")
+SHARED = ("errors", "params", "methods/base", "methods/terms")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
 ASKED = """
 __future__ _ast _collections _collections_abc _contextvars _functools _locale _operator _py_abc _py_warnings _thread
@@ -37,9 +37,9 @@ INSPECT = '"""Left out: dataclasses imports it for what is not used here."""\n'
 
 def modules() -> dict[str, str]:
     """The text of every module of the page, by name; packages are empty."""
-    names = [name for name in METHODS if name not in LEFT_OUT]
+    used = dict.fromkeys(cls.__module__ for name, cls in METHODS.items() if name not in LEFT_OUT)
     files = {f"fedspeed.{name.replace('/', '.')}": ROOT / "fedspeed" / f"{name}.py" for name in SHARED}
-    files |= {f"fedspeed.methods.{name}": ROOT / "fedspeed" / "methods" / f"{name}.py" for name in names}
+    files |= {module: ROOT / f"{module.replace('.', '/')}.py" for module in used}
     files |= {name: HERE / f"{name}.py" for name in OWN}
     return {"fedspeed": "", "fedspeed.methods": "", "inspect": INSPECT} | {
         name: path.read_text("utf-8") for name, path in files.items()
@@ -53,6 +53,7 @@ def described() -> list[dict[str, Any]]:
         {
             "name": cls.__name__.lower(),
             "cls": cls.__name__,
+            "module": cls.__module__,
             "family": cls.family,
             "about": (cls.__doc__ or "").strip().split("\n", 1)[0],
             "fields": [

@@ -11,7 +11,7 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
-from fedspeed.method import Local, Round
+from fedspeed.methods.base import Local, Round
 
 FAR = 1e6  # a model further out than this is not drawn any more
 

@@ -34,7 +34,7 @@ function restart(keep = true) {
   const method = chosen(), { K, lr, active } = state.values;
   state.clients = clients();
   const said = JSON.parse(window.python.start(JSON.stringify({
-    method: method.name, cls: method.cls, fields: state.fields, clients: state.clients, x0: state.x0, K, lr, active,
+    module: method.module, cls: method.cls, fields: state.fields, clients: state.clients, x0: state.x0, K, lr, active,
   })));
   const far = Math.hypot(state.x0[0] - said.optimum[0], state.x0[1] - said.optimum[1]);
   Object.assign(state, { best: said.optimum, pulls: said.pulls, trace: [state.x0], last: null, far: [far], label: method.cls });

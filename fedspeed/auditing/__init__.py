@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..method import Method
 from ..methods import build
+from ..methods.base import Method
 from ..usercode import file_of, load_code, require_part
 from .result import Audit as Audit
 from .result import Cause as Cause

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from ..origin import reason
+from ..methods.source import reason
 from .trace import Trace, named, vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..method import Method
+    from ..methods.base import Method
     from .reference import Reference
     from .setting import Setting
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ..method import Method
 from ..methods import FedAvg
+from ..methods.base import Method
 from ..vec import tree_map
 from .reference import Seams, vectors
 from .setting import Setting

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..method import Local, Method, Round
+from ..methods.base import Local, Method, Round
 from ..vec import tree_map
 from .setting import Setting
 from .trace import Trace

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..method import Method
+from ..methods.base import Method
 from .setting import Setting
 from .trace import Difference, Key, Trace, first_difference
 

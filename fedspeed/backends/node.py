@@ -21,7 +21,7 @@ from ..devices import exact
 from ..engines import Engine, make_engine
 from ..errors import UserError
 from ..evaluate import Score, score_slice
-from ..origin import built_in
+from ..methods.source import built_in
 from ..rundir import state_name
 from ..scratch import Scratch
 from ..statefile import read_state, write_state

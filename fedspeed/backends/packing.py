@@ -17,8 +17,8 @@ import torch
 
 from ..client import Work
 from ..errors import UserError
-from ..method import Method
 from ..methods import find_method, from_text
+from ..methods.base import Method
 from ..plan import Plan
 from ..usercode import LOADED, TEXTS, load_text
 from ..vec import FlatModel

@@ -19,7 +19,7 @@ from ..clientscores import Sums, score_clients
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, score_slice
-from ..origin import reason
+from ..methods.source import reason
 from ..vec import tree_map
 from .packing import unpack
 from .shared import Place, Segment, at, put, take

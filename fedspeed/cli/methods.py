@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, one_line
-from ..method import Local, Method
 from ..methods import FAMILIES, METHODS, WRAPPERS, build
+from ..methods.base import Local, Method
 from ..plan import Plan
 from ..presets import paper_decay
 from ..registry import foreign
@@ -182,7 +182,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _errata(name: str | None, console: Console) -> int:
     """The errata book, or one method's part."""
-    from ..errata import errata, of_method
+    from ..methods.errata import errata, of_method
 
     if name:
         build({"name": name})  # a name that does not exist is an error, one without entries is not

@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from ..errors import UserError
-from ..method import Method
 from ..methods import WRAPPERS, find_method
+from ..methods.base import Method
 
 
 def parse_value(text: str) -> Any:

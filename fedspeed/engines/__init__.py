@@ -15,8 +15,8 @@ from torch import nn
 
 from ..client import Failed, Job, Reply, Work
 from ..data.federated import Federated
-from ..method import Method
-from ..origin import not_block_safe
+from ..methods.base import Method
+from ..methods.source import not_block_safe
 from ..plan import Plan
 from ..vec import Loss
 from .block import Block

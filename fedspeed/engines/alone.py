@@ -15,8 +15,8 @@ import torch
 from ..contract import Hooks
 from ..errors import UserError
 from ..fields import named
-from ..method import Grad, Local
-from ..origin import built_in, defined, reason
+from ..methods.base import Grad, Local
+from ..methods.source import built_in, defined, reason
 from ..vec import tree_leaves, tree_map
 
 

@@ -19,8 +19,8 @@ from ..blame import blamed
 from ..client import Facts, Failed, Job, Reply, Work, diverged, failed, own_model, step_
 from ..data.federated import Federated
 from ..errors import Diverged, UserError
-from ..method import Local, Method
-from ..origin import defined, not_block_safe
+from ..methods.base import Local, Method
+from ..methods.source import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
 from ..teacher import PASSES, Pull, is_taught
 from ..uploads import upload_digests

@@ -17,7 +17,7 @@ from .terms import Terms
 
 if TYPE_CHECKING:
     from ..data.federated import Federated
-    from ..method import Method
+    from ..methods.base import Method
     from ..plan import Plan
 
 __all__ = ["client_app", "server_app"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..method import Nothing
+from ..methods.base import Nothing
 from ..states import ClientStates
 from .kept import NEVER
 

@@ -16,8 +16,8 @@ from ..errors import UserError
 from ..given import flat_model, given_model, given_plan, pick_device
 from ..givenrun import module_digest
 from ..losses import fitting_loss, loss_name
-from ..method import Method, nested
 from ..methods import DP
+from ..methods.base import Method, nested
 from ..metrics import reports
 from ..plan import Plan
 from ..runconfig import PLACEMENT

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ..client import Facts, Job, Reply, Work
 from ..errors import UserError, one_line
-from ..method import Nothing, Round
+from ..methods.base import Nothing, Round
 from ..metrics import numbers
 from ..statefile import encode, names
 from ..uploads import upload_digests

@@ -1,13 +1,13 @@
-"""A-FedPD: FedDyn whose absent clients follow the federation."""
+"""A-FedPD and A-FedPDSAM: FedDyn and FedSpeed whose absent clients follow the federation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
-from .terms import add_corrected_prox_, check_prox, zeros
+from .base import Grad, Local, Method, Movement, Round
+from .terms import add_corrected_prox_, check_prox, sam_gradient, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -18,17 +18,11 @@ class Server(NamedTuple):
     H: Vec  # mean of h_i over ALL clients: the sum of all past mean_S D_i
 
 
-class Down(NamedTuple):
-    x: Vec
-    H: Vec
+Down = Server  # all of it is sent
 
 
 class Client(NamedTuple):
     q: Vec  # h_i - H as of the end of the client's last round, 0 before its first
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class AFedPD(Method):
         5  server:    H += mean_S D_i                             so H stays the mean of ALL h_i
         6             x^{t+1} = x^t + mean_S D_i + H
 
-    h_i / lam is the paper's dual variable, 1/lam its rho. Nobody runs line 4: an absence adds to h_i what it adds to H,
+    h_i / lam is the paper's dual variable, 1/lam its rho. Line 4 is never run: an absence adds the same to h_i and H,
     so q_i = h_i - H stands still meanwhile. Line 3 keeps q_i + D_i, and `settle`, when the mean is known, takes it off.
     Where clients hold their own states that mean is one more vector to send; it is not counted here.
 
@@ -63,9 +57,10 @@ class AFedPD(Method):
         10.0, "(0, inf)", "the penalty parameter lambda, 1/rho of the paper and 1/alpha of FedDyn", tune="1..100:log"
     )
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     def check(self, lr: float, active: int, clients: int) -> None:
-        check_prox("AFedPD", lr, 1 / self.lam, "1/lam")
+        check_prox(type(self).__name__, lr, 1 / self.lam, "1/lam")
 
     @property
     def shrink(self) -> float:
@@ -81,17 +76,52 @@ class AFedPD(Method):
         return Down(server.x, server.H)
 
     def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
-        return add_corrected_prox_(grad(x), x, down.x, client.q, 1 / self.lam).add_(
-            down.H, alpha=1 / self.lam
-        )  # line 2
+        g = self.gradient(x, grad)
+        return add_corrected_prox_(g, x, down.x, client.q, 1 / self.lam).add_(down.H, alpha=1 / self.lam)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def gradient(self, x: Vec, grad: Grad) -> Vec:
+        """Return the gradient of line 2."""
+        return grad(x)
+
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Movement, Client]:
         D = xK - down.x
-        return Up(D), Client(client.q + D)  # line 3
+        return Movement(D), Client(client.q + D)  # line 3
 
-    def settle(self, client: Client, mean: Up, round: Round) -> Client:
+    def settle(self, client: Client, mean: Movement, round: Round) -> Client:
         return Client(client.q - mean.D)  # line 5, as q_i sees it
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         H = server.H + mean.D  # line 5
         return Server(server.x + mean.D + H, H)  # line 6
+
+
+@dataclass(frozen=True)
+class AFedPDSAM(AFedPD):
+    """A-FedPD with FedSpeed's local gradient: FedSpeed whose absent clients follow the federation.
+
+        1  server sends x^t and H to the clients of S^t
+        2  client i, from x_i0 = x^t, for k = 0..K-1:   g1 = g_i(x_ik),
+               g2 = g_i(x_ik + rho g1 / (||g1|| + 1e-7))          the same minibatch
+               x_i,k+1 = x_ik - eta_l (g2 + (h_i + x_ik - x^t) / lam)
+        3  present:   h_i += D_i,   D_i = x_iK - x^t
+        4  absent:    h_i += mean_S D_i                           see `AFedPD`: q_i = h_i - H is kept, this is not run
+        5  server:    H += mean_S D_i
+        6             x^{t+1} = x^t + mean_S D_i + H
+
+    Recovers: rho = 0: AFedPD. Full participation: FedSpeed(server="all").
+
+    Args:
+        lam: penalty parameter, 1/rho of the paper.
+        rho: length of the ascent step.
+
+    Example:
+        >>> AFedPDSAM().rho
+        0.1
+
+    Reference: Sun et al., A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs, NeurIPS 2024.
+    """
+
+    rho: float = param(0.1, "[0, inf)", "rho, length of the ascent step", schedulable=True, tune="0.01..0.5:log")
+
+    def gradient(self, x: Vec, grad: Grad) -> Vec:
+        return sam_gradient(x, grad, self.rho)

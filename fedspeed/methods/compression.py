@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..method import Grad, Local, Nothing, Round
 from ..params import param
-from .wrappers import Wrapper, drawn, leaves, mapped, named, rebuilt
+from .base import Down, Grad, Local, Nothing, Round, Up
+from .wrapper import Wrapper, drawn, leaves, mapped, named, rebuilt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ class Client(NamedTuple):
     base: Any  # what the base method keeps
 
 
-def _bytes(up: Any, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
+def _bytes(up: Up, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
     """Return the bytes of an upload: each(d, bytes of a number) per vector, and its numbers as they are."""
     vectors = sum(each(v.shape[-1], v.element_size()) for v in leaves(up, numbers))
     return vectors + sum(v.numel() * v.element_size() for name, v in named(up) if name in numbers)
@@ -42,7 +42,7 @@ def _numbers(data: bytes, like: Any, numbers: Collection[str]) -> tuple[Any, byt
 
 @dataclass(frozen=True)
 class TopK(Wrapper):
-    """Of every vector that `base` sends only the entries that are largest in size; what is left out is sent later.
+    """Sparse uploads: the entries of each vector that are largest in size; what is left out is sent later.
 
         1  client i: v = u_i + e_i, u_i what `base` sends, e_i what was not sent so far (0 at first)
         2  sends the ceil(fraction d) largest entries of v, the others count as 0
@@ -71,7 +71,7 @@ class TopK(Wrapper):
     hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics")
 
     def size(self, d: int) -> int:
-        """How many of d entries are sent."""
+        """Return how many of d entries are sent."""
         return max(1, math.ceil(self.fraction * d))
 
     def init_client(self, x0: Vec) -> Client:
@@ -82,16 +82,16 @@ class TopK(Wrapper):
         up, _ = super().upload(x0.clone(), down, base, Local(1, 1.0, 1, active=1))
         return Client(mapped(lambda v: v.new_zeros(v.shape), up), super().init_client(x0))
 
-    def start(self, down: Any, client: Client) -> Vec:
+    def start(self, down: Down, client: Client) -> Vec:
         return super().start(down, client.base)
 
-    def direction(self, x: Vec, grad: Grad, down: Any, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
         return super().direction(x, grad, down, client.base)
 
-    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
+    def client_metrics(self, xK: Vec, down: Down, client: Client, run: Local) -> Mapping[str, float]:
         return super().client_metrics(xK, down, client.base, run)
 
-    def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client.base, run)
         if not self.feedback:
             return self.on_vectors(self.largest, up), Client(client.error, kept)
@@ -99,23 +99,23 @@ class TopK(Wrapper):
         sent = self.on_vectors(self.largest, up)  # line 2
         return sent, Client(self.on_vectors(lambda e, v, s: v - s, client.error, up, sent), kept)  # line 3
 
-    def settle(self, client: Client, mean: Any, round: Round) -> Client:
+    def settle(self, client: Client, mean: Up, round: Round) -> Client:
         return Client(client.error, super().settle(client.base, mean, round))
 
     def largest(self, v: Vec) -> Vec:
-        """v with all but its largest entries zero."""
+        """Return v with all but its largest entries zero."""
         at = v.abs().topk(self.size(v.shape[-1]), dim=-1).indices
         return v.new_zeros(v.shape).scatter_(-1, at, v.gather(-1, at))
 
-    def sent(self, up: Any) -> int:
+    def sent(self, up: Up) -> int:
         return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         k = self.size(d)
         return min(4 * k, -(-d // 8)) + k * each
 
-    def encode(self, up: Any) -> bytes:
-        """An upload as bytes, as many as `sent` says."""
+    def encode(self, up: Up) -> bytes:
+        """Return an upload as bytes, as many as `sent` says."""
         import numpy as np
 
         parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
@@ -129,7 +129,7 @@ class TopK(Wrapper):
         return b"".join(parts)
 
     def decode(self, data: bytes, like: Any) -> Any:
-        """An upload from its bytes; `like` is one of the same form."""
+        """Return an upload from its bytes; `like` is one of the same form."""
         import numpy as np
 
         def one(v: Vec) -> Vec:
@@ -178,10 +178,10 @@ class Quantise(Wrapper):
 
     @property
     def steps(self) -> int:
-        """Between the ends of the grid; even but for one bit, so that 0 is on it."""
+        """Number of steps between the ends of the grid; even but for one bit, so that 0 is on it."""
         return max(1, (1 << self.bits) - 2)
 
-    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
         number = iter(range(len(list(leaves(up)))))
 
@@ -193,33 +193,33 @@ class Quantise(Wrapper):
         return self.on_vectors(rounded, up), kept
 
     def pieces(self, v: Vec) -> Iterator[Vec]:
-        """A vector, or the rows of a block, cut up."""
+        """Cut a vector, or the rows of a block, into pieces."""
         yield from v.split(self.bucket, dim=-1)  # type: ignore[no-untyped-call]
 
     def round(self, v: Vec, chance: Vec) -> Vec:
-        """A piece on its grid, rounded up where `chance` says so."""
+        """Return a piece rounded to its grid, upwards where `chance` says so."""
         scale = v.abs().amax(-1, keepdim=True)
         return self.value(self.coded(v, scale, chance), scale)
 
     def coded(self, v: Vec, scale: Vec, chance: Vec) -> Vec:
-        """Which point of the grid, 0 .. steps."""
+        """Return the number of each entry's point of the grid, 0 .. steps."""
         place = (v / scale.clamp(min=1e-30) + 1) * (self.steps / 2)
         code: Vec = (place + chance).floor().clamp(0, self.steps)
         return code
 
     def value(self, code: Vec, scale: Vec) -> Vec:
-        """A point of the grid."""
+        """Return the points of the grid that numbers stand for."""
         value: Vec = (code / (self.steps / 2) - 1) * scale
         return value
 
-    def sent(self, up: Any) -> int:
+    def sent(self, up: Up) -> int:
         return _bytes(up, self.base.numbers, self._bytes)
 
     def _bytes(self, d: int, each: int) -> int:
         return -(-d // self.bucket) * each + -(-d * self.bits // 8)
 
-    def encode(self, up: Any) -> bytes:
-        """An upload as bytes, as many as `sent` says."""
+    def encode(self, up: Up) -> bytes:
+        """Return an upload as bytes, as many as `sent` says."""
         import numpy as np
 
         parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
@@ -234,7 +234,7 @@ class Quantise(Wrapper):
         return b"".join(parts)
 
     def decode(self, data: bytes, like: Any) -> Any:
-        """An upload from its bytes; `like` is one of the same form."""
+        """Return an upload from its bytes; `like` is one of the same form."""
         import numpy as np
 
         def one(v: Vec) -> Vec:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import add_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 class Server(NamedTuple):
     x: Vec
     m: Vec  # the momentum, 0 at first
-
-
-class Down(NamedTuple):
-    x: Vec  # x~ = x^t + gamma m, where the momentum leads
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x~
 
 
 @dataclass(frozen=True)
@@ -62,15 +54,15 @@ class FedACG(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x + self.gamma * server.m)  # line 1
+    def broadcast(self, server: Server) -> Model:
+        return Model(server.x + self.gamma * server.m)  # line 1
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Nothing) -> Vec:
         return add_prox_(grad(x), x, down.x, self.beta)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
-        return Up(xK - down.x), client
+    def upload(self, xK: Vec, down: Model, client: Nothing, run: Local) -> tuple[Movement, Nothing]:
+        return Movement(xK - down.x), client
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         m = self.gamma * server.m + mean.D  # line 3
         return Server(server.x + m, m)  # line 4

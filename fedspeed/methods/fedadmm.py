@@ -5,24 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Model, Round
 from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
-
-
-class Server(NamedTuple):
-    x: Vec
-
-
-class Down(NamedTuple):
-    x: Vec
-
-
-class Dual(NamedTuple):
-    h: Vec  # h_i = lam z_i, the dual in parameter units: the sum of the client's own past D_i
 
 
 class Client(NamedTuple):
@@ -72,6 +60,7 @@ class FedADMM(Method):
     variant: str = param("wang", ("wang", "gong", "active"), "the server rule, by the paper it is from")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g of variant `gong`")
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     def check(self, lr: float, active: int, clients: int) -> None:
         check_prox("FedADMM", lr, 1 / self.lam, "1/lam")
@@ -84,25 +73,25 @@ class FedADMM(Method):
     def running_mean(self) -> tuple[str, str] | None:
         return ("xh", "x") if self.variant == "wang" else None
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0)
+    def init_server(self, x0: Vec) -> Model:
+        return Model(x0)
 
     def init_client(self, x0: Vec) -> Client | Dual:
         return Dual(zeros(x0)) if self.variant == "active" else Client(zeros(x0), x0)
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Model) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client | Dual) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Client | Dual) -> Vec:
         return add_corrected_prox_(grad(x), x, down.x, client.h, 1 / self.lam)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client | Dual, run: Local) -> tuple[Up, Client | Dual]:
+    def upload(self, xK: Vec, down: Model, client: Client | Dual, run: Local) -> tuple[Up, Client | Dual]:
         h = client.h + (xK - down.x)  # line 3
         xh = xK + h  # line 4
         if isinstance(client, Dual):
             return Up(xh - down.x), Dual(h)
         return Up(xh - client.xh), Client(h, xh)
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Model, mean: Up, round: Round) -> Model:
         rate = {"wang": round.S / round.N, "gong": self.eta_g, "active": 1.0}[self.variant]
-        return Server(server.x + rate * mean.dxh)  # line 5
+        return Model(server.x + rate * mean.dxh)  # line 5

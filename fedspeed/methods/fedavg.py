@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
-
-
-class Server(NamedTuple):
-    x: Vec
-
-
-class Down(NamedTuple):
-    x: Vec
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -46,17 +34,17 @@ class FedAvg(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "averaging"
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0)
+    def init_server(self, x0: Vec) -> Model:
+        return Model(x0)
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Model) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Nothing) -> Vec:
         return grad(x)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
-        return Up(xK - down.x), client  # line 3
+    def upload(self, xK: Vec, down: Model, client: Nothing, run: Local) -> tuple[Movement, Nothing]:
+        return Movement(xK - down.x), client  # line 3
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
-        return Server((self.eta_g * mean.D).add_(server.x))  # line 4
+    def update(self, server: Model, mean: Movement, round: Round) -> Model:
+        return Model((self.eta_g * mean.D).add_(server.x))  # line 4

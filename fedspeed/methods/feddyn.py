@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Model, Movement, Round
 from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
@@ -16,18 +16,6 @@ if TYPE_CHECKING:
 class Server(NamedTuple):
     x: Vec
     H: Vec  # mean of h_i over ALL clients
-
-
-class Down(NamedTuple):
-    x: Vec
-
-
-class Client(NamedTuple):
-    h: Vec  # h_i = -g_hat_i / alpha: the sum of the client's own past D_i
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,7 @@ class FedDyn(Method):
 
     alpha: float = param(0.1, "(0, inf)", "alpha, weight of the regulariser, 1/lam of FedSpeed", tune="0.01..1:log")
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:
@@ -68,19 +57,19 @@ class FedDyn(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))
 
-    def init_client(self, x0: Vec) -> Client:
-        return Client(zeros(x0))
+    def init_client(self, x0: Vec) -> Dual:
+        return Dual(zeros(x0))
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Server) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Dual) -> Vec:
         return add_corrected_prox_(grad(x), x, down.x, client.h, self.alpha)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Model, client: Dual, run: Local) -> tuple[Movement, Dual]:
         D = xK - down.x
-        return Up(D), Client(client.h + D)  # line 3
+        return Movement(D), Dual(client.h + D)  # line 3
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         H = server.H + round.S / round.N * mean.D  # line 4
         return Server(server.x + mean.D + H, H)  # line 5

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..method import Local, Method, Round, nested
 from ..params import param
+from .base import Client, Down, Local, Method, Round, nested
 from .fedavg import FedAvg
 from .fedcm import FedCM
 from .fedgamma import FedGamma
-from .fedlesam import FedLESAM
-from .fedlesams import FedLESAMS
+from .fedlesam import FedLESAM, FedLESAMS
 from .fedprox import FedProx
 from .fedsam import FedSAM
 from .mofedsam import MoFedSAM
 from .scaffold import Scaffold
 from .terms import norm
-from .wrappers import Wrapper
+from .wrapper import Wrapper
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -109,7 +108,7 @@ class FedExP(Wrapper):
     def broadcast(self, server: Server) -> Any:
         return super().broadcast(server.base)  # line 1
 
-    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Up, Any]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
         return Up(up, norm(up.D) ** 2), kept  # line 2
 
@@ -119,7 +118,7 @@ class FedExP(Wrapper):
     def received(self, mean: Up, round: Round) -> Up:
         return Up(super().received(mean.base, round), mean.square)
 
-    def settle(self, client: Any, mean: Up, round: Round) -> Any:
+    def settle(self, client: Client, mean: Up, round: Round) -> Any:
         return super().settle(client, mean.base, round)
 
     def update(self, server: Server, mean: Up, round: Round) -> Server:
@@ -132,6 +131,6 @@ class FedExP(Wrapper):
         return {**told, "eta_g": float(self.extrapolation(mean, round))}
 
     def extrapolation(self, mean: Up, round: Round) -> Vec:
-        """eta_g, line 3."""
+        """Return eta_g of line 3."""
         room = 2 * (norm(mean.base.D) ** 2 + self.eps * self.decay ** (2 * round.t))
         return (mean.square / room.clamp(min=1e-30)).clamp(min=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Model, Movement, Round
 from .terms import add_corrected_prox_, check_prox, sam_gradient, unit, zeros
 
 if TYPE_CHECKING:
@@ -17,18 +17,6 @@ class Server(NamedTuple):
     x: Vec
     H: Vec  # mean of h_i over ALL clients
     G: Vec  # the last round's mean_S D_i, 0 at first
-
-
-class Down(NamedTuple):
-    x: Vec  # x~, the perturbed model
-
-
-class Client(NamedTuple):
-    h: Vec  # h_i = -lam sigma_i: the sum of the client's own past D_i
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x~
 
 
 @dataclass(frozen=True)
@@ -72,6 +60,7 @@ class FedGloSS(Method):
         0.15, "[0, inf)", "rho_l, length of the clients' ascent step", schedulable=True, tune="0.01..0.5:log"
     )
     family = "sharpness-aware"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:
@@ -84,20 +73,20 @@ class FedGloSS(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), zeros(x0))
 
-    def init_client(self, x0: Vec) -> Client:
-        return Client(zeros(x0))
+    def init_client(self, x0: Vec) -> Dual:
+        return Dual(zeros(x0))
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x - self.rho * unit(server.G))  # line 1
+    def broadcast(self, server: Server) -> Model:
+        return Model(server.x - self.rho * unit(server.G))  # line 1
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Dual) -> Vec:
         g = sam_gradient(x, grad, self.rho_l)
         return add_corrected_prox_(g, x, down.x, client.h, 1 / self.lam)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Model, client: Dual, run: Local) -> tuple[Movement, Dual]:
         D = xK - down.x
-        return Up(D), Client(client.h + D)  # line 3
+        return Movement(D), Dual(client.h + D)  # line 3
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         H = server.H + round.S / round.N * mean.D  # line 4
         return Server(server.x + mean.D + H, H, mean.D)  # line 5

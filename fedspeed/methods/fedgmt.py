@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Movement, Round
 from .terms import zeros
 
 if TYPE_CHECKING:
@@ -22,14 +22,6 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     x: Vec
     e: Vec
-
-
-class Client(NamedTuple):
-    h: Vec  # the sum of the client's own past D_i
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -74,21 +66,21 @@ class FedGMT(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), x0)
 
-    def init_client(self, x0: Vec) -> Client:
-        return Client(zeros(x0))
+    def init_client(self, x0: Vec) -> Dual:
+        return Dual(zeros(x0))
 
     def broadcast(self, server: Server) -> Down:
         return Down(server.x, server.e)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Dual) -> Vec:
         g = grad(x, teacher=down.e, pull=self.gamma, tau=self.tau) if self.gamma else grad(x)
         return g.add_(client.h, alpha=1 / self.lam)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Down, client: Dual, run: Local) -> tuple[Movement, Dual]:
         D = xK - down.x
-        return Up(D), Client(client.h + D)  # line 3
+        return Movement(D), Dual(client.h + D)  # line 3
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         H = server.H + round.S / round.N * mean.D
         x = server.x + mean.D + H  # line 4
         return Server(x, H, self.alpha * server.e + (1 - self.alpha) * x)  # line 5

@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Nothing, Round
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
-
-
-class Server(NamedTuple):
-    x: Vec
-
-
-class Down(NamedTuple):
-    x: Vec
 
 
 class Up(NamedTuple):
@@ -51,17 +43,17 @@ class FedNova(Method):
     reads_gradient_from_D = True
     numbers = ("a",)
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0)
+    def init_server(self, x0: Vec) -> Model:
+        return Model(x0)
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Model) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Nothing) -> Vec:
         return grad(x)  # line 1
 
-    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
+    def upload(self, xK: Vec, down: Model, client: Nothing, run: Local) -> tuple[Up, Nothing]:
         return Up((xK - down.x) / run.K, xK.new_full((*xK.shape[:-1], 1), run.K)), client  # line 2
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
-        return Server(server.x + self.eta_g * mean.a * mean.d)  # line 3
+    def update(self, server: Model, mean: Up, round: Round) -> Model:
+        return Model(server.x + self.eta_g * mean.a * mean.d)  # line 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import sam_gradient, unit, zeros
 
 if TYPE_CHECKING:
@@ -18,17 +18,9 @@ class Server(NamedTuple):
     m: Vec  # the momentum, 0 at first
 
 
-class Down(NamedTuple):
-    x: Vec  # x~ = x^t + gamma m, where the momentum leads
-
-
 class Guided(NamedTuple):
     x: Vec  # x~
     m: Vec  # what ascent="momentum" sends as well
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x~
 
 
 @dataclass(frozen=True)
@@ -65,18 +57,18 @@ class FedNSAM(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))
 
-    def broadcast(self, server: Server) -> Down | Guided:
+    def broadcast(self, server: Server) -> Model | Guided:
         ahead = server.x + self.gamma * server.m  # line 1
-        return Down(ahead) if self.ascent == "local" else Guided(ahead, server.m)
+        return Model(ahead) if self.ascent == "local" else Guided(ahead, server.m)
 
-    def direction(self, x: Vec, grad: Grad, down: Down | Guided, client: Nothing) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model | Guided, client: Nothing) -> Vec:
         if isinstance(down, Guided):
             return grad(x - self.rho * unit(down.m))  # line 2
         return sam_gradient(x, grad, self.rho)
 
-    def upload(self, xK: Vec, down: Down | Guided, client: Nothing, run: Local) -> tuple[Up, Nothing]:
-        return Up(xK - down.x), client
+    def upload(self, xK: Vec, down: Model | Guided, client: Nothing, run: Local) -> tuple[Movement, Nothing]:
+        return Movement(xK - down.x), client
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         m = self.gamma * server.m + mean.D  # line 3
         return Server(server.x + m, m)  # line 4

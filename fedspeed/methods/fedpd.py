@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Round
 from .terms import add_corrected_prox_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
-
-
-class Server(NamedTuple):
-    x: Vec
-
-
-class Down(NamedTuple):
-    x: Vec
 
 
 class Client(NamedTuple):
@@ -58,6 +50,7 @@ class FedPD(Method):
 
     lam: float = param(10.0, "(0, inf)", "the penalty parameter lambda, 1/w of the prox weight w", tune="1..100:log")
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
 
     @property
     def needs(self) -> Mapping[str, Any]:
@@ -76,24 +69,24 @@ class FedPD(Method):
     def shrink(self) -> float:
         return 1 / self.lam
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0)
+    def init_server(self, x0: Vec) -> Model:
+        return Model(x0)
 
     def init_client(self, x0: Vec) -> Client:
         return Client(x0, zeros(x0))
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Model) -> Model:
+        return Model(server.x)
 
-    def start(self, down: Down, client: Client) -> Vec:
+    def start(self, down: Model, client: Client) -> Vec:
         return client.x  # line 2
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Client) -> Vec:
         return add_corrected_prox_(grad(x), x, down.x, client.h, 1 / self.lam)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Model, client: Client, run: Local) -> tuple[Up, Client]:
         h = client.h + (xK - down.x)  # line 3
         return Up(xK + h - down.x), Client(xK, h)  # line 4
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
-        return Server(server.x + mean.xh)  # line 5
+    def update(self, server: Model, mean: Up, round: Round) -> Model:
+        return Model(server.x + mean.xh)  # line 5

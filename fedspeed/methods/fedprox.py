@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import add_prox_, check_prox
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
-
-
-class Server(NamedTuple):
-    x: Vec
-
-
-class Down(NamedTuple):
-    x: Vec
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -61,17 +49,17 @@ class FedProx(Method):
     def shrink(self) -> float:
         return self.mu
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0)
+    def init_server(self, x0: Vec) -> Model:
+        return Model(x0)
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Model) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Nothing) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Nothing) -> Vec:
         return add_prox_(grad(x), x, down.x, self.mu)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
-        return Up(xK - down.x), client
+    def upload(self, xK: Vec, down: Model, client: Nothing, run: Local) -> tuple[Movement, Nothing]:
+        return Movement(xK - down.x), client
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
-        return Server(server.x + self.eta_g * mean.D)  # line 4
+    def update(self, server: Model, mean: Movement, round: Round) -> Model:
+        return Model(server.x + self.eta_g * mean.D)  # line 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Grad, Local, Method, Round
 from .terms import add_corrected_prox_, ascent_, check_prox, unit, zeros
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class FedSMOO(Method):
     rho: float = param(0.1, "[0, inf)", "rho, length of the ascent vectors", schedulable=True, tune="0.01..0.5:log")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "sharpness-aware"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
 
     def check(self, lr: float, active: int, clients: int) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import add_corrected_prox_, add_prox_, ascend_, check_prox, zeros
 
 if TYPE_CHECKING:
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 class Server(NamedTuple):
     x: Vec
     H: Vec  # mean of h_i over ALL clients; stays 0 under server="active" and without correction
-
-
-class Down(NamedTuple):
-    x: Vec
-
-
-class Client(NamedTuple):
-    h: Vec  # h_i = -lam g_hat_i: the sum of the client's own past D_i
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t; under server="active" the amended x_iK + h_i - x^t
 
 
 @dataclass(frozen=True)
@@ -89,6 +77,7 @@ class FedSpeed(Method):
     server: str = param("all", ("all", "active"), "the server rule: `all` as released, `active` as printed")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     released: ClassVar[Mapping[str, Any]] = {"alpha": 1.0, "normalise": True, "server": "all"}
 
     def __post_init__(self) -> None:
@@ -114,20 +103,20 @@ class FedSpeed(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))
 
-    def init_client(self, x0: Vec) -> Client | Nothing:
-        return Client(zeros(x0)) if self.correction else Nothing()
+    def init_client(self, x0: Vec) -> Dual | Nothing:
+        return Dual(zeros(x0)) if self.correction else Nothing()
 
-    def broadcast(self, server: Server) -> Down:
-        return Down(server.x)
+    def broadcast(self, server: Server) -> Model:
+        return Model(server.x)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Model, client: Dual) -> Vec:
         g = self.quasi_gradient(x, grad)
         if self.correction:
             return add_corrected_prox_(g, x, down.x, client.h, 1 / self.lam)  # line 11
         return add_prox_(g, x, down.x, 1 / self.lam) if self.prox else g
 
     def quasi_gradient(self, x: Vec, grad: Grad) -> Vec:
-        """g_tilde, lines 7-10; one gradient where the perturbation is off."""
+        """Return g_tilde of lines 7-10; one gradient where the perturbation is off."""
         if self.alpha == 0 or self.rho == 0:
             return grad(x)
         g1 = grad(x, self.ascent_fraction)
@@ -136,14 +125,14 @@ class FedSpeed(Method):
         g2 = grad(ascend_(x, g1.clone(), self.rho, self.normalise))
         return g1.mul_(1 - self.alpha).add_(g2, alpha=self.alpha)
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Model, client: Dual, run: Local) -> tuple[Movement, Dual]:
         D = xK - down.x
         if not self.correction:
-            return Up(D), client
+            return Movement(D), client
         h = client.h + D  # line 13
-        return Up(D + h if self.server == "active" else D), Client(h)  # line 14
+        return Movement(D + h if self.server == "active" else D), Dual(h)  # line 14
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         if not self.correction or self.server == "active":
             return Server(server.x + mean.D, server.H)
         H = (round.S / round.N * mean.D).add_(server.H)

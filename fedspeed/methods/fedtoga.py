@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Dual, Grad, Local, Method, Movement, Round
 from .terms import add_corrected_prox_, ascend_, check_prox, zeros
 
 if TYPE_CHECKING:
@@ -22,14 +22,6 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     x: Vec
     Delta: Vec
-
-
-class Client(NamedTuple):
-    h: Vec  # h_i: the sum of the client's own past D_i
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
 
 
 @dataclass(frozen=True)
@@ -68,6 +60,7 @@ class FedTOGA(Method):
     kappa: float = param(1.0, "[0, inf)", "kappa, weight of the last mean step in the ascent")
     beta: float = param(0.9, "[0, inf)", "beta, weight of the last mean step in the direction")
     family = "primal-dual"
+    paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
     reads_gradient_from_D = True
     reads_K = True
@@ -82,22 +75,22 @@ class FedTOGA(Method):
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0), zeros(x0))
 
-    def init_client(self, x0: Vec) -> Client:
-        return Client(zeros(x0))
+    def init_client(self, x0: Vec) -> Dual:
+        return Dual(zeros(x0))
 
     def broadcast(self, server: Server) -> Down:
         return Down(server.x, server.Delta)
 
-    def direction(self, x: Vec, grad: Grad, down: Down, client: Client) -> Vec:
+    def direction(self, x: Vec, grad: Grad, down: Down, client: Dual) -> Vec:
         g = grad(x)
         if self.rho:
             g = grad(ascend_(x, g.add_(down.Delta, alpha=self.kappa), self.rho))
         return add_corrected_prox_(g, x, down.x, client.h, 1 / self.lam).add_(down.Delta, alpha=self.beta)  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
+    def upload(self, xK: Vec, down: Down, client: Dual, run: Local) -> tuple[Movement, Dual]:
         D = xK - down.x
-        return Up(D), Client(client.h + D)  # line 3
+        return Movement(D), Dual(client.h + D)  # line 3
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         H = server.H + round.S / round.N * mean.D  # line 4
         return Server(server.x + mean.D + H, H, -mean.D / round.K)  # line 5

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Grad, Local, Method, Round
 from .terms import ascent_, norm, zeros
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ class Server(NamedTuple):
     alpha: Vec  # weight of the fresh gradient in the next round; one element
 
 
-class Down(NamedTuple):
-    x: Vec
-    Delta: Vec
-    c: Vec
-    alpha: Vec
+Down = Server  # all of it is sent
 
 
 class Client(NamedTuple):

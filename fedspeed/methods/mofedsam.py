@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Nothing, Round
 from ..params import param
+from .base import Grad, Local, Method, Movement, Nothing, Round
 from .terms import sam_gradient, zeros
 
 if TYPE_CHECKING:
@@ -18,13 +18,7 @@ class Server(NamedTuple):
     Delta: Vec  # the last round's mean direction, 0 at first
 
 
-class Down(NamedTuple):
-    x: Vec
-    Delta: Vec
-
-
-class Up(NamedTuple):
-    D: Vec  # x_iK - x^t
+Down = Server  # all of it is sent
 
 
 @dataclass(frozen=True)
@@ -76,9 +70,9 @@ class MoFedSAM(Method):
             self.alpha * sam_gradient(x, grad, self.rho, self.ascent_fraction) + (1 - self.alpha) * down.Delta
         )  # line 2
 
-    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Up, Nothing]:
-        return Up(xK - down.x), client
+    def upload(self, xK: Vec, down: Down, client: Nothing, run: Local) -> tuple[Movement, Nothing]:
+        return Movement(xK - down.x), client
 
-    def update(self, server: Server, mean: Up, round: Round) -> Server:
+    def update(self, server: Server, mean: Movement, round: Round) -> Server:
         Delta = -mean.D / round.lr_sum  # line 4
         return Server(server.x + self.eta_g * mean.D, Delta)  # line 3

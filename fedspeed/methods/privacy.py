@@ -9,18 +9,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
-from ..method import Local, Method, Round, dense_bytes
 from ..params import param
-from .wrappers import Wrapper, drawn, leaves, mapped
+from .base import Client, Down, Local, Method, Round, Server, Up, dense_bytes
+from .wrapper import Wrapper, drawn, leaves, mapped
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
 
 MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
-"""What rounding may add to a norm, relative to it, by the bytes of a number: clipped uploads are shorter by this."""
+"""The relative error of a norm by rounding, by the bytes of a number: clipped uploads are shorter by this."""
 
 
-def clipped(up: Any, limit: float, numbers: Collection[str] = ()) -> Any:
+def clipped(up: Up, limit: float, numbers: Collection[str] = ()) -> Any:
     """Return an upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client.
 
     Args:
@@ -35,7 +35,7 @@ def clipped(up: Any, limit: float, numbers: Collection[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Clip(Wrapper):
-    """What a client sends has at most this norm; what it keeps is what `base` keeps.
+    """Uploads of at most this norm; the state of a client is that of `base`.
 
         1  client i sends u_i min(1, norm / ||u_i||), u_i all vectors that `base` sends, taken together
 
@@ -56,7 +56,7 @@ class Clip(Wrapper):
     norm: float = param(1.0, "(0, inf)", "the largest norm of an upload")
     block_safe: ClassVar[bool] = True
 
-    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
         return clipped(up, self.norm, self.numbers_in(up)), kept
 
@@ -119,7 +119,7 @@ class DP(Wrapper):
         super().__post_init__()
 
     def check(self, lr: float, active: int, clients: int) -> None:
-        """A run needs the accountant; a value does not, so that reports and lists work without it."""
+        """Raise without the accountant: a run needs it. A value does not, so that reports and lists work without it."""
         super().check(lr, active, clients)
         if find_spec("dp_accounting") is None:
             raise UserError(
@@ -130,7 +130,7 @@ class DP(Wrapper):
     def needs(self) -> Mapping[str, str]:
         return {**super().needs, "weighting": "uniform", "cohort": "fixed", "on_client_error": "stop"}
 
-    def upload(self, xK: Vec, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+    def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
         up = clipped(up, self.clip, self.numbers_in(up))  # line 1
         if self.where == "server":
@@ -139,17 +139,17 @@ class DP(Wrapper):
         rows = [(run.seed, "dp", run.t, i) for i in run.clients]
         return noisy(up, size, rows), kept
 
-    def sent(self, up: Any) -> int:
-        """The base's bytes; noise of clients leaves no entry zero, nor on a grid."""
+    def sent(self, up: Up) -> int:
+        """Return the base's bytes; noise of clients leaves no entry zero, nor on a grid."""
         return dense_bytes(up) if self.where == "clients" and self.noise else super().sent(up)
 
-    def received(self, mean: Any, round: Round) -> Any:
-        """Line 2; the noise of clients that were lost is made up for."""
+    def received(self, mean: Up, round: Round) -> Any:
+        """Return the mean of line 2; the noise of clients that were lost is added."""
         missing = 1.0 if self.where == "server" else 1 - min(round.S / round.active, 1.0)
         size = self.noise * self.clip * missing**0.5 / round.S
         return super().received(noisy(mean, size, [(round.seed, "dp", round.t)]), round)
 
-    def metrics(self, server: Any, mean: Any, round: Round) -> Mapping[str, float]:
+    def metrics(self, server: Server, mean: Up, round: Round) -> Mapping[str, float]:
         """Report the base's numbers, and epsilon; without amplification by sampling if clients keep a state."""
         clients = int(round.N)
         stateful = any(True for _ in leaves(super().init_client(server.x)))
@@ -158,7 +158,7 @@ class DP(Wrapper):
 
 
 def noisy(tree: Any, size: float, streams: list[tuple[Any, ...]]) -> Any:
-    """A tree plus size times standard normal numbers, of every vector its own; one stream per row."""
+    """Return a tree plus size times standard normal numbers, other numbers for every vector; one stream per row."""
     if not size:
         return tree
     number = iter(range(len(list(leaves(tree)))))
@@ -171,7 +171,7 @@ def noisy(tree: Any, size: float, streams: list[tuple[Any, ...]]) -> Any:
 
 
 def epsilon(noise: float, delta: float, active: int, clients: int, rounds: int) -> float:
-    """What `rounds` rounds have spent, by the accountant; infinite without noise.
+    """Return the epsilon of `rounds` rounds, by the accountant; infinite without noise.
 
     Example:
         >>> epsilon(2.0, 1e-5, 10, 500, 100) < epsilon(1.0, 1e-5, 10, 500, 100) < epsilon(1.0, 1e-5, 10, 500, 200)
@@ -187,7 +187,7 @@ def epsilon(noise: float, delta: float, active: int, clients: int, rounds: int) 
 
 @lru_cache(maxsize=64)
 def _one_round(noise: float, active: int, clients: int) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence of one round at each."""
+    """Return orders, and the Renyi divergence of one round at each."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 

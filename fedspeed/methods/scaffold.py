@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..method import Grad, Local, Method, Round
 from ..params import param
+from .base import Grad, Local, Method, Round
 from .terms import zeros
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ class Server(NamedTuple):
     c: Vec  # mean of c_i over ALL clients
 
 
-class Down(NamedTuple):
-    x: Vec
-    c: Vec
+Down = Server  # all of it is sent
 
 
 class Client(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..method import Grad
+from .base import Grad
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -21,35 +21,35 @@ TINY = 1e-7
 
 
 def zeros(x: Vec) -> Vec:
-    """A zero vector of the kind of x."""
+    """Return a zero vector of the shape, dtype and device of x."""
     return x.new_zeros(x.shape)
 
 
 def chunks(g: Vec, *others: Vec) -> Iterable[tuple[Vec, ...]]:
-    """Long vectors cut up alike, so that several operations on a piece find it in the cache; a block stays whole."""
+    """Cut long vectors up alike, so that several operations on a piece find it in the cache; a block stays whole."""
     if g.ndim > 1:
         return [(g, *others)]
     return zip(*(v.expand_as(g).split(2**17) for v in (g, *others)), strict=True)  # type: ignore[no-untyped-call]
 
 
 def norm(v: Vec) -> Vec:
-    """||v|| over the last axis, which is kept: global L2 norm, one per client."""
+    """Return ||v|| over the last axis, which is kept: global L2 norm, one per client."""
     length: Vec = v.norm(dim=-1, keepdim=True)
     return length
 
 
 def unit(v: Vec) -> Vec:
-    """v / (||v|| + 1e-7)."""
+    """Return v / (||v|| + 1e-7)."""
     return v / (norm(v) + TINY)
 
 
 def ascent_(g: Vec, rho: float) -> Vec:
-    """rho g / (||g|| + 1e-7), in place."""
+    """Return rho g / (||g|| + 1e-7), in place."""
     return g.mul_(rho / (norm(g) + TINY))
 
 
 def ascend_(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
-    """The perturbed point x + rho g / (||g|| + 1e-7), or x + rho g, in place of g."""
+    """Return the perturbed point x + rho g / (||g|| + 1e-7), or x + rho g, in place of g."""
     length = rho / (norm(g) + TINY) if normalise else rho
     for a, b in chunks(g, x):
         a.mul_(length).add_(b)
@@ -57,7 +57,7 @@ def ascend_(x: Vec, g: Vec, rho: float, normalise: bool = True) -> Vec:
 
 
 def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
-    """g(x + rho g(x)/||g(x)||), both on the same minibatch; rho = 0 is the plain gradient at half the cost.
+    """Return g(x + rho g(x)/||g(x)||), both on the same minibatch; rho = 0 is the plain gradient at half the cost.
 
     Args:
         fraction: the part of the minibatch on which the ascent gradient is taken.
@@ -66,21 +66,21 @@ def sam_gradient(x: Vec, grad: Grad, rho: float, fraction: float = 1.0) -> Vec:
 
 
 def add_prox_(g: Vec, x: Vec, centre: Vec, weight: float) -> Vec:
-    """g + weight (x - centre), in place: adds the gradient of the proximal term (weight/2) ||x - centre||^2."""
+    """Return g + weight (x - centre), in place: add the gradient of the prox term (weight/2) ||x - centre||^2."""
     for a, b, c in chunks(g, x, centre):
         a.add_(b, alpha=weight).sub_(c, alpha=weight)
     return g
 
 
 def add_corrected_prox_(g: Vec, x: Vec, centre: Vec, h: Vec, weight: float) -> Vec:
-    """g + weight (h + x - centre), in place: the proximal term and its correction h_i, in parameter units."""
+    """Return g + weight (h + x - centre), in place: the proximal term and its correction h_i, in parameter units."""
     for a, b, c, e in chunks(g, x, centre, h):
         a.add_(b, alpha=weight).sub_(c, alpha=weight).add_(e, alpha=weight)
     return g
 
 
 def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:
-    """Refuse a local iteration x - centre -> (1 - lr weight)(x - centre) that diverges, warn of one that overshoots."""
+    """Raise if the local iteration x - centre -> (1 - lr weight)(x - centre) diverges, warn if it overshoots."""
     if lr * weight >= 2:
         raise UserError(
             f"{name}: lr must be < 2 / ({symbol}), got lr {lr:g} and {symbol} = {weight:g}: the local prox iteration "
@@ -93,7 +93,7 @@ def check_prox(name: str, lr: float, weight: float, symbol: str) -> None:
 
 
 def falling(k: int, K: int, rest: float) -> float:
-    """A rate within a round of K steps, from 1 in step 0 in a line towards `rest`, which step K would have.
+    """Return the factor of the rate in step k of K: 1 in step 0, in a line towards `rest`, which step K would have.
 
     Example:
         >>> [falling(k, 4, rest=0.2) for k in range(4)]

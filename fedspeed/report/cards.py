@@ -10,8 +10,8 @@ from dataclasses import fields
 from typing import Any
 
 from ..files import read_text
-from ..method import Method
 from ..methods import METHODS, WRAPPERS
+from ..methods.base import Method
 from ..rundir import RunDir
 from ..usercode import file_of
 from .markup import Html, element, folded, join, table

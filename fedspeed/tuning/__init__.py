@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..method import Method
+    from ..methods.base import Method
     from .engine import Make, Tuning
     from .result import Tuned
 
@@ -98,8 +98,8 @@ def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[s
         >>> labelled("fedspeed"), labelled(FedSpeed(rho=0.0))
         (('fedspeed', {'name': 'fedspeed'}), ('fedspeed:rho=0', {'name': 'fedspeed', 'rho': 0.0}))
     """
-    from ..method import Method
     from ..methods import require_name
+    from ..methods.base import Method
 
     if isinstance(method, type) and issubclass(method, Method):
         method = method()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..method import Method
+from ..methods.base import Method
 from ..plan import Plan
 from ..sampling import cohort, dropped, straggler_steps
 

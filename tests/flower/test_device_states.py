@@ -10,7 +10,7 @@ import torch
 from fedspeed.errors import UserError
 from fedspeed.flower.counted import Counted
 from fedspeed.flower.kept import NEVER, Kept
-from fedspeed.method import Nothing
+from fedspeed.methods.base import Nothing
 from fedspeed.methods.scaffold import Client
 
 LIKE = Client(torch.empty(3))

@@ -32,8 +32,8 @@ from fedspeed import (
 from fedspeed.cli import main
 from fedspeed.data.federated import Federated
 from fedspeed.fields import named
-from fedspeed.method import Local, Round
-from fedspeed.methods import FedCM, FedNova, FedWMSAM, wrappers
+from fedspeed.methods import FedCM, FedNova, FedWMSAM, wrapper
+from fedspeed.methods.base import Local, Round
 from fedspeed.vec import has_leaves, tree_map
 
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")
@@ -269,9 +269,9 @@ def one_round(method: Method, data: Federated, plan: Plan, garbage: bool) -> Wat
     @dataclass(frozen=True)
     class Spy(DP):
         def update(self, server, mean, round):
-            flat = np.concatenate([v.numpy() for v in wrappers.leaves(mean)])
+            flat = np.concatenate([v.numpy() for v in wrapper.leaves(mean)])
             new = super().update(server, tree_map(torch.ones_like, mean), round)
-            seen.append(Watched(flat, [v.numpy() for v in wrappers.leaves(new)]))
+            seen.append(Watched(flat, [v.numpy() for v in wrapper.leaves(new)]))
             return super().update(server, mean, round)
 
     with simulate(Spy(method, 0.0, CLIP), Softmax().model(), data, plan) as run:
@@ -334,7 +334,7 @@ def test_the_server_reads_k_where_it_says_so():
         server, client = method.init_server(x), method.init_client(x)
         up, _ = method.upload(x + 1, method.broadcast(server), client, Local(2, 0.1, 5, active=3))
         ends = [method.update(server, up, Round(0, 3.0, 7.0, K, 0.1)) for K in (2.0, 3.0)]
-        if not all(torch.equal(a, b) for a, b in zip(*map(wrappers.leaves, ends), strict=True)):
+        if not all(torch.equal(a, b) for a, b in zip(*map(wrapper.leaves, ends), strict=True)):
             told.add(name)
     assert told == {name for name, cls in METHODS.items() if cls.reads_K}
     assert FedCM.reads_K

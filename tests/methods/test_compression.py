@@ -8,9 +8,9 @@ import torch
 from federations import Softmax, package
 
 from fedspeed import FedAvg, FedSpeed, Plan, Quantise, Scaffold, TopK, Wrapper
-from fedspeed.method import Local
+from fedspeed.methods.base import Local
 from fedspeed.methods.scaffold import Down, Up
-from fedspeed.methods.wrappers import leaves
+from fedspeed.methods.wrapper import leaves
 
 EQUAL = Softmax(equal=8)
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")

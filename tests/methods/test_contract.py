@@ -18,7 +18,6 @@ from fedspeed.client import Oracle
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
-from fedspeed.method import Local, Round
 from fedspeed.methods import (
     FAMILIES,
     METHODS,
@@ -33,6 +32,7 @@ from fedspeed.methods import (
     FedWMSAM,
     Scaffold,
 )
+from fedspeed.methods.base import Local, Round
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 from fedspeed.vec import tree_leaves, tree_map

@@ -26,8 +26,8 @@ from fedspeed import (
 from fedspeed.cli import options
 from fedspeed.data.registry import CARDS
 from fedspeed.fields import named
-from fedspeed.method import Local, Round
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
+from fedspeed.methods.base import Local, Round
 from fedspeed.presets import paper_decay
 from fedspeed.runconfig import PLACEMENT, as_stored
 from fedspeed.vec import tree_leaves
@@ -159,6 +159,15 @@ SLOWER = {
 def test_the_papers_decay(name):
     assert paper_decay(METHODS[name]()) == (0.9995 if name in SLOWER else 0.998)
     assert not hasattr(METHODS[name](), "lr_decay")
+
+
+@pytest.mark.parametrize("cls", METHODS.values(), ids=lambda cls: cls.__name__)
+def test_a_method_with_a_prox_term_and_a_dual_states_the_slower_decay(cls):
+    """A new one that forgets to state it is found; the others inherit the usual decay knowingly."""
+    x0, inherited = torch.zeros(3), Method.paper_decay
+    with_dual = cls().shrink > 0 and len(cls().init_client(x0)) > 0
+    assert inherited == 0.998
+    assert cls.paper_decay == (0.9995 if with_dual else inherited)
 
 
 @dataclass(frozen=True)

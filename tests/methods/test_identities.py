@@ -11,7 +11,6 @@ from federations import Softmax, package
 from sequences import EQUAL, FULL, PLAN, Recorded, sequences, weights
 
 from fedspeed.data.federated import Federated
-from fedspeed.method import Local, Round
 from fedspeed.methods import (
     METHODS,
     AFedPD,
@@ -45,6 +44,7 @@ from fedspeed.methods import (
     MoFedSAM,
     Scaffold,
 )
+from fedspeed.methods.base import Local, Round
 from fedspeed.plan import Plan
 from fedspeed.server import simulate
 

@@ -14,8 +14,8 @@ from federations import Softmax, package
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
-from fedspeed.method import Method
 from fedspeed.methods import METHODS, FedAvg, FedInit, find_method
+from fedspeed.methods.base import Method
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
 

@@ -30,8 +30,8 @@ from fedspeed import (
     simulate,
 )
 from fedspeed.cli import main
-from fedspeed.method import Local
 from fedspeed.methods import privacy
+from fedspeed.methods.base import Local
 from fedspeed.methods.scaffold import Up
 from fedspeed.run import resume, run_config
 from fedspeed.runconfig import read_config

@@ -15,8 +15,8 @@ from test_optima import Quadratics, finish
 
 from fedspeed.contract import Hooks
 from fedspeed.errors import Diverged, UserError
-from fedspeed.method import Method, Nothing
 from fedspeed.methods import METHODS, AFedPD, AFedPDSAM, FedAvg, FedInit, FedSpeed, Wrapper
+from fedspeed.methods.base import Method, Nothing
 from fedspeed.plan import Plan
 from fedspeed.sampling import cohort
 from fedspeed.states import ClientStates, DiskStates

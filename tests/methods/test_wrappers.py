@@ -17,9 +17,9 @@ from federations import Softmax, package
 from fedspeed import Config, FedAvg, FedInit, FedSpeed, Method, Scaffold, UserError, Wrapper
 from fedspeed.cli import main
 from fedspeed.client import Job, run_client
-from fedspeed.method import Local, dense_bytes
-from fedspeed.methods import find_method, wrappers
-from fedspeed.methods.fedavg import Up
+from fedspeed.methods import find_method
+from fedspeed.methods.base import Local, Movement, dense_bytes
+from fedspeed.methods.wrapper import OWN
 from fedspeed.plan import Plan
 from fedspeed.run import resume
 from fedspeed.verify import verify
@@ -63,8 +63,8 @@ def test_they_are_short(files):
 def test_no_hook_or_attribute_is_forgotten():
     """Everything public that `Method` has by now is the base's, but for what a wrapper says for itself."""
     public = {name for name in vars(Method) if not name.startswith("_")}
-    assert public >= wrappers.OWN
-    assert wrappers.OWN.isdisjoint({"init_server", "init_client", "broadcast", "start", "direction", "upload", "sent"})
+    assert public >= OWN
+    assert OWN.isdisjoint({"init_server", "init_client", "broadcast", "start", "direction", "upload", "sent"})
 
     own = {
         "source",
@@ -277,8 +277,8 @@ def test_bytes_may_depend_on_the_numbers_and_on_who_answers():
 
 def test_dense_bytes_go_into_nested_fields():
     vector = torch.zeros(5, dtype=torch.float32)
-    assert FedAvg().sent(Up(vector)) == 20
-    assert dense_bytes(Up(Up(vector))) == 20
+    assert FedAvg().sent(Movement(vector)) == 20
+    assert dense_bytes(Movement(Movement(vector))) == 20
 
 
 @pytest.mark.parametrize("name", ["dp", "quantised"])

@@ -1,14 +1,13 @@
-"""Methods around a method: what a wrapper does not write itself is its base's."""
+"""Wrappers, methods around a method: a hook that a wrapper does not write is its base's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import UserError
-from ..method import Grad, Local, Method, Round, nested
-from ..params import param
+from .base import Method, Up, nested
 from .fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ OWN = {
     "to_dict",
     "running_mean",
 }
-"""What a wrapper says for itself; all else that `Method` has is asked of the base."""
+"""Attributes that a wrapper has for itself; every other attribute of `Method` is the base's."""
 
 
 @dataclass(frozen=True)
@@ -70,43 +69,43 @@ class Wrapper(Method):
                 f"{own}: expected {name} around it, found it around {name}, {why}; write +{own.lower()}+{name.lower()}"
             )
 
-    def numbers_in(self, up: Any) -> Collection[str]:
+    def numbers_in(self, up: Up) -> Collection[str]:
         """Return the names of the base's `numbers`; raise unless all else in its upload are vectors of one length."""
         fields, numbers = {name: v.shape[-1] for name, v in named(up)}, self.base.numbers
         lengths = {length for name, length in fields.items() if name not in numbers}
         if len(lengths) > 1 or not fields.keys() >= set(numbers):
-            told = ", ".join(f"{name} ({length})" for name, length in fields.items())
+            sizes = ", ".join(f"{name} ({length})" for name, length in fields.items())
             raise UserError(
                 f"{type(self).__name__}: expected vectors of one length from {self.base.label} beside its numbers "
-                f"{tuple(numbers)}, found {told}; name what is not a vector of the model in its class, numbers = (...)"
+                f"{tuple(numbers)}, found {sizes}; name what is not a vector of the model in its class, numbers = (...)"
             )
         return numbers
 
-    def on_vectors(self, f: Callable[..., Vec], up: Any, *others: Any) -> Any:
+    def on_vectors(self, f: Callable[..., Vec], up: Up, *others: Any) -> Up:
         """Return what the base sends with f of each vector of the model, and of those in the same place of other trees,
         in its place; its `numbers` stay as they are."""
         return mapped(f, up, *others, keep=self.numbers_in(up))
 
     def __getattr__(self, name: str) -> Any:
-        """What no class here knows: a field of the base."""
+        """Return a field of the base, for a name that no class here has."""
         if name.startswith("_") or name == "base" or hasattr(type(self), name):
             return object.__getattribute__(self, name)  # no base yet, in a copy being made; or a property that failed
         return getattr(self.base, name)
 
     @property
     def running_mean(self) -> tuple[str, str] | None:
-        """The base's, unless this class writes a hook that may end it."""
+        """The base's pair, unless this class writes a hook after which the mean may no longer hold."""
         kept = ("init_server", "init_client", "upload", "received", "settle", "update")
         same = all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in kept)
         return self.base.running_mean if same else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The table of the wrapper, with that of its base."""
+        """Return the table of the wrapper, with that of its base."""
         return {**super().to_dict(), "base": self.base.to_dict()}
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """An instance from its fields; `base` may be a method, a name or a table."""
+        """Return an instance from its fields; `base` may be a method, a name or a table."""
         from . import build
 
         base = fields.get("base", "fedavg")
@@ -160,7 +159,7 @@ def mapped(f: Callable[..., Vec], tree: Any, *others: Any, keep: Collection[str]
 
 
 def rebuilt(pieces: Sequence[Vec]) -> Vec:
-    """A vector, or a block, from the pieces that `split` made of its last axis."""
+    """Return a vector, or a block, from the pieces that `split` made of its last axis."""
     whole = pieces[0].new_empty((*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces)))
     begin = 0
     for piece in pieces:
@@ -170,7 +169,7 @@ def rebuilt(pieces: Sequence[Vec]) -> Vec:
 
 
 def drawn(v: Vec, kind: str, streams: Sequence[tuple[Any, ...]]) -> Vec:
-    """Random numbers of v's shape: `random` or `standard_normal`, every row from the stream `rng(*its own)`."""
+    """Return random numbers of v's shape: `random` or `standard_normal`, every row from the stream `rng(*its own)`."""
     import numpy as np
 
     from ..sampling import rng
@@ -178,85 +177,3 @@ def drawn(v: Vec, kind: str, streams: Sequence[tuple[Any, ...]]) -> Vec:
     rows = [getattr(rng(*stream), kind)(v.shape[-1]) for stream in streams]
     numbers: Vec = v.new_empty(0, device="cpu").new_tensor(np.stack(rows)).to(v).view_as(v)
     return numbers
-
-
-class Client(NamedTuple):
-    last: Vec  # the client's last local model, x^0 at first
-    base: Any  # what the base method keeps
-
-
-@dataclass(frozen=True)
-class FedInit(Wrapper):
-    """Relaxed initialisation around any method: local work begins away from the client's own last model.
-
-        1  server sends what `base` sends
-        2  client i begins at s_i = x^t + beta (x^t - x_i), x_i its last local model (x^0 at first)
-        3  centre="start":   `base` sees s_i as the model it received: D_i = x_iK - s_i, prox centre s_i (as released)
-           centre="global":  `base` sees x^t; only the first point differs, so FedAvg's server takes the mean model
-                             (as in the paper)
-        4  client i keeps x_i = x_iK; the server does what `base` does
-
-    `centre="global"` is refused for SCAFFOLD, FedGamma, FedCM, MoFedSAM and FedNova: they read D_i / (K eta_l) as a
-    mean gradient, and D_i measured from x^t would count the relaxation beta (x^t - x_i) as one.
-    Recovers: beta = 0: the base method.
-
-    Args:
-        base: the method inside; in TOML a table `[method.base]`, on the command line `--set method.base=fedspeed`.
-        beta: relaxation coefficient.
-        centre: `start` or `global`, see above.
-
-    Example:
-        >>> FedInit(FedAvg(), beta=0.05).to_dict()["base"]
-        {'name': 'fedavg', 'eta_g': 1.0}
-
-    Reference: Sun et al., Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
-    Initialization, NeurIPS 2023.
-    """
-
-    beta: float = param(0.1, "[0, inf)", "beta, the relaxation coefficient", tune="0.01..0.3:log")
-    centre: str = param("start", ("start", "global"), "what the base method sees as its centre")
-    hands_on: ClassVar[Collection[str]] = ("settle", "client_metrics", "upload")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.centre == "global" and self.base.reads_gradient_from_D:
-            name = type(self.base).__name__
-            raise UserError(
-                f"FedInit: centre must be start around {name}, got global: {name} reads D / (K eta_l) as a mean "
-                f"gradient, and D measured from x^t would count the relaxation as one"
-            )
-
-    @property
-    def running_mean(self) -> tuple[str, str] | None:
-        kept = self.base.running_mean
-        return kept and (f"base.{kept[0]}", kept[1])
-
-    def init_client(self, x0: Vec) -> Client:
-        return Client(x0, super().init_client(x0))
-
-    def relaxed(self, down: Any, client: Client) -> Vec:
-        """s_i of line 2."""
-        s: Vec = down.x + self.beta * (down.x - client.last)
-        return s
-
-    def seen(self, down: Any, client: Client) -> Any:
-        """What the base method receives, line 3."""
-        return down._replace(x=self.relaxed(down, client)) if self.centre == "start" else down
-
-    def start(self, down: Any, client: Client) -> Vec:
-        if self.centre == "global":
-            return self.relaxed(down, client)
-        return super().start(self.seen(down, client), client.base)
-
-    def direction(self, x: Vec, grad: Grad, down: Any, client: Client) -> Vec:
-        return super().direction(x, grad, self.seen(down, client), client.base)
-
-    def upload(self, xK: Vec, down: Any, client: Client, run: Local) -> tuple[Any, Client]:
-        up, kept = super().upload(xK, self.seen(down, client), client.base, run)
-        return up, Client(xK, kept)  # line 4
-
-    def settle(self, client: Client, mean: Any, round: Round) -> Client:
-        return Client(client.last, super().settle(client.base, mean, round))
-
-    def client_metrics(self, xK: Vec, down: Any, client: Client, run: Local) -> Mapping[str, float]:
-        return super().client_metrics(xK, self.seen(down, client), client.base, run)

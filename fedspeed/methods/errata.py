@@ -1,4 +1,4 @@
-"""The errata book: where papers, public code and this package differ. `errata.toml` holds it."""
+"""Errata: where papers, public code and this package differ. The entries are in `errata.toml`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ HOW = {
     "said": "an author said so, here in our words; no code shows it",
     "paper": "the paper was read against itself",
 }
-"""What an entry rests on."""
+"""The kinds of evidence for an entry."""
 
 
 class Entry(NamedTuple):
-    """One difference: what is printed, what code does and where, what is here, what it does to results.
+    """One difference: what is printed, what code does and where, what this package does, the effect on results.
 
     An entry on what an author said has an issue's number in place of commit and file; one on the paper alone has a
     place in it, and no repository.
@@ -38,14 +38,14 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the code, the statement or the number is."""
+        """Place of the code, the statement or the number."""
         if self.how in ("said", "paper"):
             return ", ".join(part for part in (self.repository, self.at) if part)
         return f"{self.repository}@{self.commit}, {self.file}: {self.at}"
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """What is said, by what it is about."""
+        """Lines of the entry, each as a label and a text."""
         other = {"said": "author", "paper": "found"}.get(self.how, "code")
         again = [("again", self.command)] if self.command else []
         return [("paper", self.paper), (other, f"{self.code} ({self.place})"), ("here", self.here),
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 @cache
 def errata() -> tuple[Entry, ...]:
-    """The whole book.
+    """Return all entries.
 
     Example:
         >>> [entry.title for entry in errata() if entry.how == "run"]
@@ -65,7 +65,7 @@ def errata() -> tuple[Entry, ...]:
 
 
 def of_method(name: str) -> list[Entry]:
-    """What concerns one method."""
+    """Return the entries of one method."""
     return [entry for entry in errata() if entry.method == name]
 
 
@@ -80,12 +80,12 @@ since, and we misread things too; tell us, and the entry changes.
 
 `fedspeed methods fedspeed --errata` prints one method's entries; [audit](audit.md) finds such things in code of yours;
 the errata of the FedSpeed paper's analysis are in [theory](theory.md).
-This page is made from `fedspeed/errata.toml`; a test keeps the two equal.
+This page is made from `fedspeed/methods/errata.toml`; a test keeps the two equal.
 """
 
 
 def page() -> str:
-    """docs/errata.md."""
+    """Return the text of docs/errata.md."""
     text = [HEAD]
     for name in dict.fromkeys(entry.method for entry in errata()):
         text.append(f"## {name}\n")
