@@ -31,7 +31,7 @@ COMMANDS = {
     "diff": "what differs between two runs",
     "explain": "what ails a run, what it usually means, and what to try",
     "show": "the summary and the curve of a run, also of one under way",
-    "export": "hand runs to TensorBoard, Weights & Biases, MLflow, Trackio, CSV or Parquet",
+    "export": "hand runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
     "compare": "train several methods over several seeds and print one table",
     "sweep": "one config at many points of its fields, over several seeds: one table, the best point, a figure",
     "tune": "tune methods with equal budgets on held-out data, then judge them with fresh seeds",
