@@ -26,7 +26,7 @@ COMMANDS = {
     "resume": "continue a run that was stopped, with the same bits",
     "extend": "give a run more rounds, as if it had had them from the start",
     "fork": "a run that shares another's first rounds, bit for bit, and goes on with other settings",
-    "replay": "run one client's turn again, step by step, with a profile or in a debugger",
+    "replay": "run one client's turn again, step by step, and compare its upload with the run's",
     "verify": "check a run: digests, running sums, and rounds run again bit for bit",
     "diff": "what differs between two runs",
     "explain": "what ails a run, what it usually means, and what to try",
