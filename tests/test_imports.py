@@ -406,7 +406,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "teacher": {"errors", "vec"},
     "fields": set(),
-    "auditing": {"errors", "method", "methods", "origin", "params", "problems", "usercode", "vec"},
+    "auditing": {"errors", "fields", "given", "method", "origin", "params", "problems", "usercode", "vec"},
     "errata": set(),
     "flower": {
         "backends",
