@@ -43,7 +43,7 @@ COMMANDS = {
     "models": "list the models",
     "data": "list, fetch or look at data sets and splits",
     "theory": "check the convergence theorem's conditions, measure its rate",
-    "audit": "run somebody's implementation of a method beside ours, and say where and why it differs",
+    "audit": "run your implementation of a method beside ours, and say where it differs first",
     "deploy": "write an app that runs a method on real devices, over Flower; check one",
     "inspect": "sharpness and client divergence of finished runs",
 }
