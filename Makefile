@@ -31,12 +31,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# 1 GB; trackio 0.43 asks for pillow < 13 and works with the one that is pinned; timm is left out: the torchvision it
-# needs must be built for the same device as torch, and breaks transformers if it is not
+# 1 GB; timm is left out: the torchvision it needs must be built for the same device as torch, and breaks transformers
+# if it is not
 $(TRACKERS): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna,ray,notebooks]' \
-		brotli gradio_client huggingface_hub orjson python-multipart uvicorn
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trackio
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,tensorboard,wandb,mlflow,pandas,lora,transformers,optuna,ray,notebooks]'
 	touch $@
 
 $(DOCS): $(STAMP)

@@ -28,7 +28,6 @@ OBSERVERS = {
     "tensorboard": "fedspeed.exporters.trackers:TensorBoard",
     "wandb": "fedspeed.exporters.trackers:Wandb",
     "mlflow": "fedspeed.exporters.trackers:MLflow",
-    "trackio": "fedspeed.exporters.trackers:Trackio",
 }
 """Name -> "module:Class", which is called without arguments; imported when a run asks for it."""
 GROUP = "fedspeed.observers"

@@ -1,15 +1,13 @@
-"""One client's turn in one round, once more: from the nearest checkpoint, in a folder of its own."""
+"""Replay of one client's turn in one round, step by step: from the nearest checkpoint, in a temporary folder."""
 
 from __future__ import annotations
 
 import copy
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,11 +15,14 @@ from torch import nn
 
 from .checkpoint import Checkpoints
 from .client import Failed, Job, Reply, Work
+from .contract import Hooks
 from .data.federated import Federated
 from .devices import exact, own_randomness
 from .engines import make_engine
+from .engines.alone import row as row_of
 from .errors import UserError
 from .jobs import turns
+from .methods.base import Grad, Local
 from .record import Record
 from .rerun import nearest, stand, unlike
 from .run import prepare
@@ -31,11 +32,96 @@ from .sampling import batch_order, key
 from .scratch import scratch
 from .server import Simulation
 from .stretches import alike
-from .trace import Step, Trace, Traced
 from .uploads import read_uploads, shown, unlike_uploads, upload_digests
-from .vec import one_thread
+from .vec import accurate, one_thread
 
 __all__ = ["Replay", "replay"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local step.
+
+    Args:
+        samples: the numbers of the minibatch's samples, in the order of the training data.
+        loss: at the step's first gradient; None if it asked for none.
+        gradients: the norm of each gradient that it was given.
+        direction: the norm of the direction that it took, without weight decay.
+    """
+
+    samples: list[int]
+    loss: float | None
+    gradients: list[float]
+    direction: float
+
+
+@dataclass
+class Trace:
+    """Losses, norms, model, upload and state of one client, as its hooks were called.
+
+    Args:
+        row: the client's in a block of `rows` clients; None where it is alone with its vectors.
+    """
+
+    row: int | None
+    rows: int
+    steps: list[tuple[float | None, list[float], float]] = field(default_factory=list)
+    x: torch.Tensor | None = None
+    up: Any = None
+    client: Any = None
+
+    def own(self, a: torch.Tensor) -> torch.Tensor | None:
+        """Return the client's part of what a hook was given; None where the call is about others."""
+        if self.row is None:
+            return a if a.ndim == 1 else None
+        return a[self.row] if a.ndim == 2 and len(a) == self.rows else None
+
+
+class Traced(Hooks):
+    """Hooks that write into a trace and change nothing."""
+
+    trace: Trace
+
+    @classmethod
+    def around(cls, hooks: Hooks, trace: Trace) -> Self:
+        """Return the same hooks, traced; they may be of a subclass, as those for running statistics are."""
+        both: type[Self] = type(cls.__name__, (cls, type(hooks)), {})
+        traced = object.__new__(both)
+        traced.__dict__.update(hooks.__dict__)
+        traced.trace = trace
+        return traced
+
+    def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
+        """Call `Hooks.direction`, and keep losses and norms."""
+        trace, norms = self.trace, list[float]()
+        if trace.own(x) is None:
+            return super().direction(x, grad, down, client)
+
+        def asked(x: torch.Tensor, fraction: float = 1.0, **teacher: Any) -> torch.Tensor:
+            g = grad(x, fraction, **teacher)
+            norms.append(_norm(trace.own(g)))
+            return g
+
+        direction = super().direction(x, asked, down, client)
+        oracle: Any = getattr(grad, "grad", grad)  # a block that is watched has one around it
+        loss = float(oracle.losses[-1] if trace.row is None else oracle.losses[-1][trace.row]) if norms else None
+        trace.steps.append((loss, norms, _norm(trace.own(direction))))
+        return direction
+
+    def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        """Call `Hooks.upload`, and keep what it returned."""
+        trace = self.trace
+        own = trace.own(xK)
+        if own is None:
+            return super().upload(xK, down, client, run)
+        trace.x = own.clone()
+        up, kept = super().upload(xK, down, client, run)
+        trace.up, trace.client = (row_of(tree, trace.row or 0) for tree in (up, kept))
+        return up, kept
+
+
+def _norm(a: torch.Tensor | None) -> float:
+    return 0.0 if a is None else float(torch.linalg.vector_norm(a, dtype=accurate(a)))
 
 
 @dataclass
@@ -54,8 +140,6 @@ class Replay:
         digest, recorded: of the upload, and the one that the run noted; None if there is none.
         error: why it failed; "" if it did not.
         unlike: what differs from the run in the rounds that were run again on the way; it should be nothing.
-        seconds: where the turn's time went.
-        operations: the operators that took longest, `(name, seconds, calls)`, if a profile was asked for.
     """
 
     run: str
@@ -74,8 +158,6 @@ class Replay:
     recorded: str | None
     error: str = ""
     unlike: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    operations: list[tuple[str, float, int]] = field(default_factory=list)
     module: nn.Module | None = None
 
     @property
@@ -104,8 +186,6 @@ def replay(
     *,
     backend: str = "",
     allow_code: bool = False,
-    debug: bool = False,
-    profile: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Replay:
     """Run one client's turn again, exactly. The run directory is only read.
@@ -119,8 +199,6 @@ def replay(
         client: one of its cohort.
         backend: where those rounds are run; the config's own if "". The turn itself is run in this process.
         allow_code: also if the directory's config names Python files, which are then executed.
-        debug: stop in Python's debugger before the first local step.
-        profile: run the turn once more to see where its time goes.
         progress: called with (what, done, total).
 
     Example:
@@ -144,13 +222,10 @@ def replay(
             different += unlike_uploads(sent.get(t), done.uploads.items(), t)
         by = again.next_runner()
         chunk = _chunk(by, client)
-        trace, reply, took = _turn(by, chunk, client, debug)
-        found = _told(by, chunk, client, trace, reply, took)
+        found = _told(by, chunk, client, *_turn(by, chunk, client))
         found.run, found.began, found.unlike = str(files.path), began, different
         noted = sent.get(round, {}).get(client)
         found.recorded = None if noted is None else shown(noted)
-        if profile and not found.error:
-            found.seconds, found.operations = _profiled(by, chunk, client)
         return found
 
 
@@ -205,28 +280,25 @@ def _absent(round: int, cohort: Sequence[int], client: int) -> UserError:
     return UserError(f"client: expected one that was active in round {round} ({active}), found {client!r}")
 
 
-def _turn(by: Simulation, chunk: list[Job], client: int, debug: bool) -> tuple[Trace, Reply | Failed, float]:
-    """A turn by the run's own engine, with the other clients of its block; what was seen, the reply, and seconds."""
+def _turn(by: Simulation, chunk: list[Job], client: int) -> tuple[Trace, Reply | Failed]:
+    """Run a turn by the run's own engine, with the other clients of its block; return its trace and the reply."""
     at = [job.client for job in chunk].index(client)
-    trace = Trace(at if by.plan.engine == "block" else None, len(chunk), debug)
+    trace = Trace(at if by.plan.engine == "block" else None, len(chunk))
     work = replace(by.work)
     work.__dict__["hooks"] = Traced.around(by.work.hooks, trace)
     engine, down = make_engine(work), by.down(by.work.at(by.t))
     device = work.flat.device
     with one_thread(), own_randomness(device), exact(device):
-        begun = time.perf_counter()
         reply = engine.run(chunk, down, by.client_state)[at]
-        took = time.perf_counter() - begun
-    if trace.up is None and not trace.left and len(chunk) > 1:  # the block failed, and was run client by client
-        return _turn(by, [chunk[at]], client, False)
-    return trace, reply, took
+    if trace.up is None and len(chunk) > 1:  # the block failed, and was run client by client
+        return _turn(by, [chunk[at]], client)
+    return trace, reply
 
 
-def _told(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Reply | Failed, took: float) -> Replay:
-    """What came of a turn."""
+def _told(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Reply | Failed) -> Replay:
+    """Return what came of a turn."""
     job, data = reply.job, by.work.data
     error = str(reply.error) if isinstance(reply, Failed) else ""
-    error = "the debugger was left" if trace.left else error
     done = not error
     digest = shown(upload_digests(trace.up)[0]) if done else None
     return Replay(
@@ -234,7 +306,7 @@ def _told(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Re
         beside=[other.client for other in chunk if other.client != client], labels=_labels(data, client),
         steps=_steps(by.work, job, trace), x=trace.x if done else None, upload=trace.up if done else None,
         state=trace.client if done else None, digest=digest, recorded=None, error=error,
-        seconds=_parts(trace, took), module=_module(by.work, trace.x) if done and trace.x is not None else None,
+        module=_module(by.work, trace.x) if done and trace.x is not None else None,
     )  # fmt: skip
 
 
@@ -253,23 +325,9 @@ def _steps(work: Work, job: Job, trace: Trace) -> list[Step]:
     return [Step(rows[at].tolist(), *seen) for at, seen in zip(order, trace.steps, strict=False)]
 
 
-def _parts(trace: Trace, took: float) -> dict[str, float]:
-    return {**trace.seconds, "batches and steps": max(0.0, took - sum(trace.seconds.values())), "all": took}
-
-
 def _module(work: Work, x: torch.Tensor) -> nn.Module:
     work.flat.load(x)
     try:
         return copy.deepcopy(work.flat.model).eval()
     finally:
         work.flat.load(work.flat.x)
-
-
-def _profiled(by: Simulation, chunk: list[Job], client: int) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
-    """Where a turn's time goes: its parts, and the operators that take longest, each from a run of its own."""
-    trace, _, took = _turn(by, chunk, client, False)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes lines of its own to stderr
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        _turn(by, chunk, client, False)
-    found = sorted(seen.key_averages(), key=lambda one: -one.self_cpu_time_total)
-    return _parts(trace, took), [(one.key, one.self_cpu_time_total / 1e6, one.count) for one in found[:12]]

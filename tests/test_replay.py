@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
@@ -243,34 +242,13 @@ def test_a_client_whose_reply_was_lost(tmp_path):
         fedspeed.replay(tmp_path / "a", record.round, record.dropped[0])
 
 
-@pytest.mark.parametrize(("engine", "has"), [("loop", "len(order)"), ("block", "x.shape")])
-def test_the_debugger_stops_before_the_first_step(runs, capsys, monkeypatch, engine, has):
-    run = runs / f"fedspeed-{engine}"
-    client = RunDir(run).records()[3].cohort[0]
-    given = ["replay", str(run), "--round", "4", "--client", str(client), "--debug"]
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"next\np 'here', {has}, K if 'K' in dir() else steps\ncontinue\n"))
-    assert main(given) == 0
-    out = capsys.readouterr().out
-    assert "'here'" in out
-    assert "the same bits" in " ".join(out.split())
-    monkeypatch.setattr("sys.stdin", io.StringIO("quit\n"))
-    assert main(given) == 0
-    assert "the debugger was left" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("more", [[], pytest.param(["--profile"], marks=pytest.mark.slow)])  # torch's takes seconds
-def test_json_and_a_profile(runs, capsys, more):
+def test_json(runs, capsys):
     run = runs / "scaffold-loop"
     client = RunDir(run).records()[3].cohort[1]
-    assert main(["replay", str(run), "--round", "4", "--client", str(client), "--json", *more]) == 0
+    assert main(["replay", str(run), "--round", "4", "--client", str(client), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["matches"] is True
     assert [len(step["samples"]) for step in found["steps"]] == [10] * 3
-    seconds = found["seconds"]
-    assert seconds.pop("all") == pytest.approx(sum(seconds.values()))
-    operations = [spent for _, spent, _ in found["operations"]]
-    assert operations == sorted(operations, reverse=True)
-    assert len(operations) == (12 if more else 0)
 
 
 def test_a_run_of_given_objects_and_a_fork(runs, tmp_path):

@@ -17,18 +17,53 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Your implementation and ours run side by side on small heterogeneous quadratics, a few seconds. The first vector that
-differs is named, and our run is repeated with one mistake at a time (a wrong denominator, sign, K or rate, a state that
-leaks or is lost, a term without effect, a field used as its inverse ...) to see which gives your numbers. The code in
-the file is executed. Exit code: 0 if it conforms, 1 if it differs, 2 for bad input.
+differs is named, with the lines of the method's box that compute it. The code in the file is executed.
+Exit code: 0 if it conforms, 1 if it differs, 2 for bad input.
 
 examples:
   fedspeed audit --list
   fedspeed audit --template > mine.py
   fedspeed audit mine.py:Mine --method fedavg
   fedspeed audit mine.py:Speed --method fedspeed --set lam=10 --rounds 8
-  fedspeed audit strategy.py:MyFlowerStrategy --method fedadam --set eta_g=0.1
-  fedspeed audit pair.py:Server,Client --method scaffold --json
+  fedspeed audit mine.py:Mine --method scaffold --json
 """
+HOOKS = {
+    "client(i, x, grad, t)": "client i's round t = 0, 1, ...: x_K, or a tuple (x_K, whatever else it sends)",
+    "server(x, replies, t)": "the next model from the last one and {i: what client i returned}",
+    "client_state(i), server_state()": "optional: {name: vector} under our names, compared after every round",
+}
+"""Methods of a class that is audited: `fedspeed audit --list`."""
+
+TEMPLATE = '''\
+"""An adapter for `fedspeed audit`: put your own code behind client and server, on flat NumPy vectors."""
+
+import numpy as np
+
+
+class Mine:
+    # ask by name for what you need: x0 (the first model), clients (N), active (S), local_steps (K), lr, lr_decay,
+    # rounds, dim (d), seed, and the fields of the method (lam, rho, ...; `fedspeed methods NAME` has them)
+    def __init__(self, x0, clients, local_steps, lr, lr_decay):
+        self.K, self.lr, self.lr_decay = local_steps, lr, lr_decay
+        self.c = np.zeros((clients, len(x0)))  # what each client keeps between rounds; FedAvg does not use it
+
+    def client(self, i, x, grad, t):
+        """Client i in round t = 0, 1, ...: from the server's x, grad(y) being the gradient of ITS loss at y."""
+        y = x.copy()
+        for _ in range(self.K):
+            y -= self.lr * self.lr_decay**t * grad(y)
+        return y  # x_K, or a tuple (x_K, whatever else it sends)
+
+    def server(self, x, replies, t):
+        """The next model, from the last one and {i: what client i returned}."""
+        return np.mean(list(replies.values()), axis=0)
+
+    # optional: states under our names (`fedspeed methods NAME`: client keeps, server keeps), compared as well
+    # def client_state(self, i): return {"c": self.c[i]}
+    # def server_state(self): return {}
+'''
+"""A class to begin with, FedAvg, which conforms: `fedspeed audit --template`."""
+
 SIZES = (
     ("rounds", int, "rounds; default 6"),
     ("clients", int, "N; default 5"),
@@ -45,8 +80,8 @@ SIZES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is audited, as what, on which setting."""
     parser.epilog = EPILOG
-    about = "a class of yours, a Flower strategy, a pair Server,Client, or a function that makes one"
-    parser.add_argument("adapter", nargs="?", metavar="FILE.py:NAME", help=about)
+    about = "a class of yours, or a function that makes its object"
+    parser.add_argument("adapter", nargs="?", metavar="FILE.py:CLASS", help=about)
     parser.add_argument("--method", metavar="NAME", help="what it should be; `fedspeed methods` lists them")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the method such as lam=10"
@@ -54,15 +89,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, kind, about in SIZES:
         parser.add_argument(f"--{name}", type=kind, metavar="X" if kind is float else "N", help=about)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
-    parser.add_argument("--list", action="store_true", help="what an adapter needs, and the mistakes that are known")
-    parser.add_argument("--template", action="store_true", help="print an adapter to begin with")
+    parser.add_argument("--list", action="store_true", help="what the class needs")
+    parser.add_argument("--template", action="store_true", help="print a class to begin with")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """The verdict."""
     if args.template:
-        from ..auditing.template import TEMPLATE
-
         console.print(TEMPLATE, end="", soft_wrap=True)
         return 0
     if args.list:
@@ -76,7 +109,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     method = build({"name": args.method, **dict(field(text) for text in args.set)})
     names = [name.replace("-", "_") for name, _, _ in SIZES]
     settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    with redirect_stdout(sys.stderr):  # what somebody's code prints is not the result
+    with redirect_stdout(sys.stderr):  # what the user's code prints is not the result
         found = audit(args.adapter, method, **settings)
     if args.json:
         console.print_json(json.dumps(found.to_dict()))
@@ -94,18 +127,10 @@ def field(text: str) -> tuple[str, object]:
 
 
 def needs(console: Console) -> None:
-    """The kinds of adapter with their hooks, then the kinds of mistakes."""
-    from ..auditing.adapters import NEEDS
-    from ..auditing.result import KINDS
-
-    for kind, hooks in NEEDS.items():
-        console.print(f"{kind}:")
-        for hook, about in hooks.items():
-            console.print(f"  {hook}\n      {about}")
+    """Print the hooks of a class."""
+    for hook, about in HOOKS.items():
+        console.print(f"{hook}\n    {about}")
     console.print(
         "\nIts constructor is given what it names: x0, the setting (clients, active, local_steps, lr, lr_decay, ...), "
-        "the method's\nfields; a Flower strategy also initial_parameters. `fedspeed audit --template` prints one.\n"
+        "the method's\nfields. `fedspeed audit --template` prints one."
     )
-    console.print("known mistakes:")
-    for kind, about in KINDS.items():
-        console.print(f"  {kind}: {about}")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-targets: csv and parquet (one table of all rounds), tensorboard, wandb (offline), mlflow, trackio
+targets: csv and parquet (one table of all rounds), tensorboard, wandb (offline), mlflow
 A tracker gets every round and number, the config as hyper-parameters, and method, data and seed as tags. What it had of
 a run is replaced, so exporting again is safe. While a run lasts: `fedspeed run --log TARGET`.
 

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
 
 def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """The option of commands that run something."""
-    about = "tell an observer of the run: csv (rounds.csv), tensorboard, wandb, mlflow, trackio; may be repeated"
+    about = "tell an observer of the run: csv (rounds.csv), tensorboard, wandb, mlflow; may be repeated"
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 

@@ -23,8 +23,7 @@ Exit code: 0 if the upload is the same or none was noted, 1 if it differs or the
 
 examples:
   fedspeed replay runs/NAME --round 417 --client 12
-  fedspeed replay runs/NAME --round 417 --client 12 --profile
-  fedspeed replay runs/NAME --round 417 --client 12 --debug      Python's debugger before the first local step
+  fedspeed replay runs/NAME --round 417 --client 12 --json
 """
 
 SHOWN = 12
@@ -37,8 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run directory")
     parser.add_argument("--round", type=int, required=True, metavar="T", help="1 is the first")
     parser.add_argument("--client", type=int, required=True, metavar="I", help="one of the round's cohort")
-    parser.add_argument("--profile", action="store_true", help="also where the turn's time goes")
-    parser.add_argument("--debug", action="store_true", help="stop in Python's debugger before the first local step")
     about = "where the rounds before it are run; default as the run"
     parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help=about)
     options.allow_code(parser)
@@ -50,23 +47,20 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from ..replaying import replay
     from .progress import Live
 
-    with Live(console, args.round, "replay", show=not (args.json or args.debug)) as live:
+    with Live(console, args.round, "replay", show=not args.json) as live:
         found = replay(
             Path(args.run),
             args.round,
             args.client,
             backend=args.backend,
             allow_code=args.allow_code,
-            debug=args.debug,
-            profile=args.profile,
             progress=live.on_progress,
         )
     if args.json:
         console.print_json(json.dumps(found.to_dict()))
     else:
         _print(console, found)
-    left = args.debug and found.digest is None
-    return int(not left and (bool(found.error) or found.matches is False or bool(found.unlike)))
+    return int(bool(found.error) or found.matches is False or bool(found.unlike))
 
 
 def _print(console: Console, found: Replay) -> None:
@@ -87,14 +81,6 @@ def _print(console: Console, found: Replay) -> None:
         loss = "-" if step.loss is None else f"{step.loss:.4g}"
         table.add_row(str(k), loss, " ".join(f"{g:.4g}" for g in step.gradients), f"{step.direction:.4g}", some)
     console.print(table)
-    if found.operations:
-        total = found.seconds["all"] or 1.0
-        console.print("time: " + ", ".join(f"{name} {100 * s / total:.0f}%" for name, s in found.seconds.items()
-                                           if name != "all") + f" of {1e3 * total:.3g} ms")  # fmt: skip
-        table = Table("operator", "ms", "calls", box=None, pad_edge=False)
-        for name, seconds, calls in found.operations:
-            table.add_row(name, f"{1e3 * seconds:.3g}", str(calls))
-        console.print(table)
     for text in found.unlike[:3]:
         console.print(f"on the way: {text}")
     console.print(_verdict(found))

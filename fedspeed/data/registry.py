@@ -46,9 +46,6 @@ CARDS = {
     "fashion-mnist": Card(
         "mnist:fashion_mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy", "MIT"
     ),
-    "quickdraw": Card(
-        "quickdraw:quickdraw", "27,600 + 6,900", "1 x 28 x 28", "345", "npm, or your copy; by Google", "CC BY 4.0"
-    ),
     "shakespeare": Card(
         "shakespeare:shakespeare",
         "148,317 + 9,141",

@@ -15,7 +15,7 @@ from .tables import write_csv, write_parquet
 from .trackers import quiet
 
 TABLES = {"csv": write_csv, "parquet": write_parquet}
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 __all__ = ["TABLES", "TRACKERS", "Source", "export", "read_runs", "require_target"]

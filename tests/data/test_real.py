@@ -1,4 +1,4 @@
-"""Real data: CIFAR-10, Quick, Draw! and Shakespeare through the user's cache, TinyImageNet, Debian's Fashion-MNIST."""
+"""Real data: CIFAR-10 and Shakespeare through the user's cache, TinyImageNet, Debian's Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -130,24 +130,6 @@ def fetched(name: str) -> Samples:
         return read(name)
     except UserError as error:
         pytest.skip(f"{name} cannot be had here: {error}")
-
-
-def test_quickdraw_is_the_published_one(tmp_path: Path) -> None:
-    samples = fetched("quickdraw")
-    assert (samples.x.shape, samples.classes, samples.x.dtype) == ((27_600, 1, 28, 28), 345, np.uint8)
-    assert np.bincount(samples.y).tolist() == [80] * 345
-    assert np.bincount(np.asarray(samples.y_test)).tolist() == [20] * 345
-    assert (samples.labels[0], samples.labels[-1]) == ("The Eiffel Tower", "zigzag")
-    pixels = samples.x / np.float32(255)
-    assert samples.augmentation.mean == pytest.approx([pixels.mean()], abs=1e-4)
-    assert samples.augmentation.std == pytest.approx([pixels.std()], abs=1e-4)
-    options = shlex.split(
-        "--split iid --clients 20 --active 4 --rounds 3 --local-epochs 1 --batch-size 40 --lr 0.1 --eval-every 3 "
-        "--set data.train_size=6900 --set data.test_size=690 --model cnn --quiet"
-    )
-    assert main(["run", "--data", "quickdraw", "--out", str(tmp_path / "run"), *options]) == 0
-    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    assert rounds[-1]["train_loss"] < rounds[0]["train_loss"]
 
 
 def test_shakespeare_is_the_published_one(tmp_path: Path) -> None:

@@ -17,20 +17,14 @@ from fedspeed.report.difference import differences
 from fedspeed.run import resume
 
 pytestmark = pytest.mark.slow
-TRACKERS = ["tensorboard", "wandb", "mlflow", "trackio"]
+TRACKERS = ["tensorboard", "wandb", "mlflow"]
 SMALL = {"rounds": 5, "clients": 5, "active": 2, "local_steps": 1, "batch_size": 2, "backend": "serial", "seed": 3,
          "dropout": 0.3, "eval_every": 2, "checkpoint_every": 2,
          "method": {"name": "fedspeed", "rho": 0.05}, "data": "digits"}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def homes(tmp_path_factory) -> Path:
-    """Where trackers keep things, for all tests here: Trackio reads its folder once."""
-    return tmp_path_factory.mktemp("homes")
-
-
 @pytest.fixture(params=TRACKERS)
-def tracker(request, homes, tmp_path, monkeypatch) -> str:
+def tracker(request, tmp_path, monkeypatch) -> str:
     """A tracker that writes to a place of its own, empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -38,13 +32,7 @@ def tracker(request, homes, tmp_path, monkeypatch) -> str:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRACKIO_DIR", str(homes / "trackio"))
     pytest.importorskip(request.param, reason=f"pip install {request.param}")
-    if request.param == "trackio":
-        import trackio
-
-        for run in trackio.Api().runs("fedspeed") if (homes / "trackio" / "fedspeed.db").exists() else []:
-            run.delete()
     return request.param
 
 
@@ -54,9 +42,7 @@ def held(tracker: str, place: Path | None = None) -> dict[str, readers.Held]:
         return readers.tensorboard(place or Path("runs"))
     if tracker == "wandb":
         return readers.wandb(place or Path())
-    if tracker == "mlflow":
-        return readers.mlflow(f"sqlite:///{(place / 'mlflow.db' if place else Path('own.db')).resolve()}")
-    return readers.trackio()
+    return readers.mlflow(f"sqlite:///{(place / 'mlflow.db' if place else Path('own.db')).resolve()}")
 
 
 def single(value: float) -> float:
@@ -104,10 +90,10 @@ def test_a_resumed_run_is_in_it_once(tracker):
     assert same(found, out, tracker)
 
 
-def test_exported_runs_are_the_same_and_there_once(tracker, homes):
+def test_exported_runs_are_the_same_and_there_once(tracker):
     for name in ("a", "b"):
         run_config(Config.from_dict(SMALL | {"rounds": 3, "lr": 0.1 if name == "a" else 0.2}), Path("runs", name))
-    place = homes / "trackio" if tracker == "trackio" else Path("exported")
+    place = Path("exported")
     for given in (["runs"], ["runs/a", "runs/b"]):  # the second replaces the first
         assert main(["export", *given, "--to", tracker, "-o", str(place)]) == 0
     found = held(tracker, place)
@@ -122,8 +108,6 @@ def test_a_tracker_that_is_down_stops_nothing(tracker, monkeypatch):
     monkeypatch.setenv("WANDB_DIR", "file")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    if tracker == "trackio":
-        monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", Path("file"))
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/tensorboard").write_text("not a folder")
     with pytest.warns(UserWarning, match=r"observer \w+\.started failed .*; it is dropped, the run goes on"):
@@ -132,12 +116,10 @@ def test_a_tracker_that_is_down_stops_nothing(tracker, monkeypatch):
     assert differences(Path("runs/a"), Path("runs/b")) == []
 
 
-def test_an_export_that_cannot_be_written_is_one_line(tracker, capsys, monkeypatch):
+def test_an_export_that_cannot_be_written_is_one_line(tracker, capsys):
     run_config(Config.from_dict(SMALL | {"rounds": 2}), Path("runs/a"))
     Path("file").write_text("not a folder")
-    if tracker == "trackio":
-        monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", Path("file"))
-    assert main(["export", "runs/a", "--to", tracker, *(["-o", "file/x"] if tracker != "trackio" else [])]) == 2
+    assert main(["export", "runs/a", "--to", tracker, "-o", "file/x"]) == 2
     told = capsys.readouterr()
     assert told.err.startswith(f"fedspeed: error: {tracker} could not be written (")
     assert told.err.count("\n") == 1

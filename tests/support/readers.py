@@ -56,21 +56,6 @@ def mlflow(uri: str) -> dict[str, Held]:
     return found
 
 
-def trackio() -> dict[str, Held]:
-    from trackio import Api
-    from trackio.sqlite_storage import SQLiteStorage
-
-    found = {}
-    for run in Api().runs("fedspeed"):
-        rounds: dict = {}
-        for line in SQLiteStorage.get_logs("fedspeed", run.name, run_id=run.id):
-            for name in line.keys() - {"step", "timestamp"}:
-                put(rounds, line["step"], name, line[name])
-        assert run.name not in found
-        found[run.name] = Held(rounds, flat(run.config), run.config["tags"])
-    return found
-
-
 def wandb(folder: Path) -> dict[str, Held]:
     """Offline runs: a log in LevelDB's format of wandb's own messages, for which wandb has no reader in Python."""
     import wandb

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from types import SimpleNamespace
-
 import numpy as np
-import torch
 
 
 class Toy:
@@ -86,91 +82,6 @@ class FedSpeed(Toy):
 
     def client_state(self, i):
         return {"h": self.h[self.row(i)]}
-
-
-class Averaging:
-    """A Flower strategy without Flower: parameters are unpacked and packed as Flower does."""
-
-    wrong = ""
-
-    def aggregate_fit(self, server_round, results, failures):
-        lists = [[np.load(io.BytesIO(b)) for b in reply.parameters.tensors] for _, reply in results]
-        count = sum(reply.num_examples for _, reply in results) + (2 if self.wrong else 0)
-        means = [sum(layers) / count for layers in zip(*lists, strict=True)]
-        packed = []
-        for mean in means:
-            file = io.BytesIO()
-            np.save(file, mean)
-            packed.append(file.getvalue())
-        return SimpleNamespace(tensors=packed, tensor_type="numpy.ndarray"), {}
-
-
-class FedAvgM:
-    """A strategy on plain lists of arrays with a momentum: FedAdam with beta2 = 1, v0 = 1, tau = 0."""
-
-    def __init__(self, initial_parameters, beta1, eta_g):
-        self.x, self.beta1, self.eta_g = list(initial_parameters), beta1, eta_g
-        self.m = [0 * a for a in self.x]
-
-    def aggregate_fit(self, server_round, results, failures):
-        n = len(results)
-        means = [sum(layers) / n for layers in zip(*(reply.parameters for _, reply in results), strict=True)]
-        self.m = [self.beta1 * m + (1 - self.beta1) * (a - x) for m, a, x in zip(self.m, means, self.x, strict=True)]
-        self.x = [x + self.eta_g * m for x, m in zip(self.x, self.m, strict=True)]
-        return self.x, {}
-
-
-class Server:
-    """SCAFFOLD with hooks and vectors as FL-Simulator names them."""
-
-    wrong = ""
-
-    def __init__(self, device, model_func, init_model, init_par_list, datasets, method, args):
-        self.args, self.c = args, torch.zeros(len(init_par_list))
-        self.ci = torch.zeros(args.total_client, len(init_par_list))
-        self.comm_vecs = {"Params_list": init_par_list.clone(), "correction": None}
-        self.server_model_params_list = init_par_list
-        self.delta, self.lr = 0 * self.c, args.local_learning_rate
-        self.K = len(datasets.client_x[0]) / args.batchsize * args.local_epochs
-
-    def process_for_communication(self, client, mean_update):
-        self.comm_vecs["Params_list"].copy_(self.server_model_params_list)
-        self.comm_vecs["correction"] = self.c - self.ci[client]
-
-    def global_update(self, selected, mean_update, mean_model):
-        self.c = self.c + self.delta / (len(selected) if self.wrong == "divided by S" else self.args.total_client)
-        self.delta = 0 * self.c
-        return self.server_model_params_list + self.args.global_learning_rate * mean_update
-
-    def postprocess(self, client, received):
-        new = self.ci[client] - self.c - received["local_update_list"] / self.K / self.lr
-        self.delta += new - self.ci[client]
-        self.ci[client] = new
-
-
-class Client:
-    """Its other half: torch, autograd, a loader of batches."""
-
-    wrong = ""
-
-    def __init__(self, device, model_func, received_vecs, dataset, lr, args):
-        self.model, self.received = model_func(), received_vecs
-        torch.nn.utils.vector_to_parameters(received_vecs["Params_list"].clone(), self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
-        self.loss = torch.nn.CrossEntropyLoss()
-        self.dataset = [dataset]
-
-    def train(self):
-        for inputs, labels in self.dataset:
-            loss = self.loss(self.model(inputs), labels.reshape(-1).long())
-            flat = torch.nn.utils.parameters_to_vector(self.model.parameters())
-            term = flat @ self.received["correction"]
-            loss = loss + (term.item() if self.wrong else term)  # a number has no gradient
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        x = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
-        return {"local_update_list": x - self.received["Params_list"], "local_model_param_list": x}
 
 
 def planted(cls, wrong):

@@ -1,24 +1,149 @@
-"""What usually goes wrong, as changes of our own run: one that reproduces somebody's numbers is a likely cause."""
+"""The fault catalogue: common mistakes as changes of our own run, to show that `fedspeed audit` finds them.
+
+A fault that reproduces all numbers of a wrong implementation is its cause.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ..methods import FedAvg
-from ..methods.base import Method
-from ..vec import tree_map
-from .reference import Seams, vectors
-from .setting import Setting
+import numpy as np
+import torch
+
+from fedspeed.auditing import Key, Reference, Setting, Subject, Trace, first_difference
+from fedspeed.fields import named
+from fedspeed.given import given_method
+from fedspeed.methods.base import Local, Method, Round
+from fedspeed.methods import FedAvg
+from fedspeed.vec import tree_leaves, tree_map
+
+KINDS = {
+    "denominator": "a sum divided by the wrong number: S, N, K or nothing",
+    "sign": "a term with the wrong sign",
+    "state": "a state that leaks from another client, is lost between rounds, or is old",
+    "missing term": "a term that has no effect: no gradient flows, it is never added, or it is overwritten",
+    "local steps": "K off by one, or a wrong K or rate where a sum of steps is scaled back",
+    "learning rate": "a rate that does not decay, or decays at the wrong time",
+    "field": "a hyper-parameter used as its inverse, its double, its half or its complement, or another variant",
+}
+
+
+class Cause(NamedTuple):
+    """A mistake that, made by our own run, gives the numbers that were found: all, or up to a point."""
+
+    kind: str
+    says: str
+    until: Key | None = None  # the first vector that it does not explain
+
+
+class Seams(NamedTuple):
+    """Where a run can be changed: each function is given what is right and returns what is used instead."""
+
+    steps: Callable[[int], int] = lambda K: K
+    age: Callable[[int], int] = lambda t: t  # how often the rate has decayed by round t = 0, 1, ...
+    point: Callable[[Any, Any], Any] = lambda x, start: x  # where a gradient is taken
+    seen: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda down, client, x: (down, client)  # by `direction`
+    turned: Callable[[Any], Any] = lambda direction: direction
+    told: Callable[[Local], Local] = lambda run: run  # what `upload` is told
+    counted: Callable[[Round], Round] = lambda round: round  # what `update` is told
+    owner: Callable[[int, int], int] = lambda i, position: i  # whose state client i works with
+    fresh: Callable[[Any, Any], Any] = lambda first, last: first  # the state of a client that has none yet
+    stored: Callable[[Any, Any], Any] = lambda old, new: new
+    start: Callable[[Any, Any, Any], Any] = lambda x, own, last: x  # own: its last model; last: the last client's
+    sent: Callable[[Any, Any], Any] = lambda down, before: down  # before: what was sent in the last round
+    mean: Callable[[Any, int, int], Any] = lambda mean, S, N: mean
+    updated: Callable[[Any, Any, Any, Any], Any] = lambda old, new, mean, first: new
+
+
+class Faulty(Reference):
+    """Our run with seams at which a fault can be planted."""
+
+    def __init__(self, method: Method, setting: Setting, seams: Seams | None = None) -> None:
+        super().__init__(method, setting)
+        self.seams = seams or Seams()
+        self.models: dict[int, Any] = {}  # where each client ended last
+        self.last: Any = None  # (state, model) of the client that ran last
+        self.before: Any = None
+
+    def lr(self, t: int) -> float:
+        """The local rate of round t."""
+        return self.setting.lr * self.setting.lr_decay ** self.seams.age(t)
+
+    def run(self) -> Trace:
+        """All rounds."""
+        for t, cohort in enumerate(self.setting.cohorts):
+            down = self.method.broadcast(self.server)
+            sent = self.seams.sent(down, down if self.before is None else self.before)
+            self.before = down
+            self.serve([self.turn_at(t, position, i, sent) for position, i in enumerate(cohort)], t)
+        return self.trace
+
+    def turn_at(self, t: int, position: int, i: int, down: Any) -> Any:
+        """One client's round: what it sends; its model is in the trace."""
+        method, seams, K, lr = self.method, self.seams, self.seams.steps(self.setting.local_steps), self.lr(t)
+        old = self.state(position, i)
+        client = tree_map(torch.clone, old)
+        rates = [method.rate(k, K) for k in range(K)]
+        model = self.last[1] if self.last else down.x
+        start = seams.start(method.start(down, client), self.models.get(i, down.x), model).clone()
+        x = start.clone()
+
+        def grad(x: Any, fraction: float = 1.0, **teacher: Any) -> Any:
+            return torch.from_numpy(self.setting.gradient(i, seams.point(x, start).numpy()))
+
+        for rate in rates:
+            x = x - lr * rate * seams.turned(method.direction(x.clone(), grad, *seams.seen(down, client, x)))
+        local = Local(K, lr, 1, t, self.setting.seed, i, mean_rate=sum(rates) / max(1, K))
+        up, kept = method.upload(x.clone(), down, client, seams.told(local))
+        kept = seams.stored(old, kept)
+        self.states[seams.owner(i, position)], self.models[i], self.last = kept, x, (kept, x)
+        self.trace.add(t + 1, i, "x_K", x)
+        return up
+
+    def state(self, position: int, i: int) -> Any:
+        """What client i finds."""
+        owner = self.seams.owner(i, position)
+        if owner not in self.states:
+            first = self.method.init_client(self.x0.clone())
+            self.states[owner] = self.seams.fresh(first, self.last[0] if self.last else first)
+        return self.states[owner]
+
+    def serve(self, ups: list[Any], t: int) -> None:
+        """The server's part of a round, and what clients do once the mean is known."""
+        S, N, K = len(ups), self.setting.clients, self.setting.local_steps
+        means = (torch.stack(each).mean(0) for each in zip(*map(tree_leaves, ups), strict=True))
+        mean = self.seams.mean(tree_map(lambda _: next(means), ups[0]), S, N)
+        rate = sum(self.rates) / K
+        round = Round(t, float(S), float(N), float(K), self.lr(t), self.setting.seed, mean_rate=rate)
+        round = self.seams.counted(round)
+        new = self.method.update(self.server, mean, round)
+        for position, i in enumerate(self.setting.cohorts[t]):
+            owner = self.seams.owner(i, position)
+            self.states[owner] = self.method.settle(self.states[owner], mean, round)
+            self.note(t + 1, i, self.states[owner])
+        self.server = self.seams.updated(self.server, new, mean, self.first)
+        self.trace.add(t + 1, None, "x", self.server.x)
+        self.note(t + 1, None, self.server)
+
+
+def vectors(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a state by name."""
+    return dict(named("", tree))
+
+
+def finite(trace: Trace) -> bool:
+    """Whether no vector has NaN or Inf."""
+    return all(bool(np.isfinite(value).all()) for value in trace.vectors.values())
 
 
 class Fault(NamedTuple):
     """A mistake: its kind, what it is, and how our run makes it."""
 
-    kind: str  # one of result.KINDS
+    kind: str  # one of KINDS
     says: str
     method: Method
     seams: Seams = Seams()
@@ -70,8 +195,6 @@ def _counting(setting: Setting) -> Iterator[Row]:
 
 def _states(method: Method, setting: Setting) -> Iterator[Row]:
     """States that leak, are lost or are old."""
-    import torch
-
     x0 = torch.from_numpy(setting.x0.copy())
     client, server = method.init_client(x0), method.init_server(x0)
     own, beside = list(vectors(client)), [name for name in server._fields if name != "x"]
@@ -132,8 +255,6 @@ def _states(method: Method, setting: Setting) -> Iterator[Row]:
 
 def _terms(method: Method, setting: Setting) -> Iterator[Row]:
     """Terms of the local direction, and of the server's step, that are missing, turned round or old."""
-    import torch
-
     x0 = torch.from_numpy(setting.x0.copy())
     down, client = method.broadcast(method.init_server(x0)), method.init_client(x0)
     yield (
@@ -267,3 +388,33 @@ def _with(tree: Any, name: str, value: Any) -> Any:
     """A NamedTuple with another vector under a name, `base.h` inside of a wrapper's."""
     head, dot, rest = name.partition(".")
     return tree._replace(**{head: _with(getattr(tree, head), rest, value) if dot else value})
+
+
+def explain(adapter: Any, method: Method | str, **settings: Any) -> tuple[tuple[Cause, ...], Cause | None]:
+    """The faults that give all numbers of an implementation, and where none does the one that does so longest."""
+    setting = Setting.from_fields(settings)
+    reference = Reference(given_method(method), setting)
+    theirs = Subject("toy", reference).run(adapter)
+    first = first_difference(theirs, reference.run(), setting.tolerance)
+    assert first is not None
+    places = {key: place for place, key in enumerate(theirs.vectors)}
+    causes: list[Cause] = []
+    known: list[Trace] = []
+    nearest, furthest = None, places[first.key]
+    for fault in faults(reference.method, setting):
+        try:
+            with np.errstate(all="ignore"):
+                made = Faulty(fault.method, setting, fault.seams).run()
+        except Exception:  # a mistake that this method cannot make
+            continue
+        if not finite(made):
+            continue
+        apart = first_difference(theirs, made, setting.tolerance)
+        if apart is None and all(
+            first_difference(made, one, setting.tolerance) for one in known
+        ):  # not one in two ways
+            known.append(made)
+            causes.append(Cause(fault.kind, fault.says))
+        elif apart is not None and places[apart.key] > furthest:
+            nearest, furthest = Cause(fault.kind, fault.says, apart.key), places[apart.key]
+    return tuple(causes), None if causes else nearest
