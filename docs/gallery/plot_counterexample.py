@@ -8,9 +8,9 @@ clients in one dimension are enough: :math:`F_1 = w` and :math:`F_2 = -b w`, whe
 :math:`w'(x) = x` on [-1, 1] and :math:`2 - x` on [1, 3], with period 4. Both are 1-smooth, heterogeneity is bounded by
 (1+b)/2, there is no noise and no perturbation, and :math:`F = (1-b)/2\, w` is bounded below. When :math:`\lambda b`
 comes near 1 the local problem of client 2, of curvature :math:`1/\lambda - b` around the minimiser of F, no longer
-holds its model near :math:`x^t`, and FedSpeed does not settle: seen above :math:`\lambda L = 2.7` for b = 0.3 and 1.3 for
-b = 0.9. The gradient is piecewise linear, so a million local steps take a few powers: the run below is Algorithm 1
-itself, not its limit.
+holds its model near :math:`x^t`, and FedSpeed does not settle: seen above :math:`\lambda L = 2.7` for b = 0.3
+and 1.3 for b = 0.9. The gradient is piecewise linear, so a million local steps take a few powers: the run below is
+Algorithm 1 itself, not its limit.
 
 **What to see.** The running average of :math:`|F'(z^t)|^2` (lines) beside the printed bound (dotted). For
 :math:`\lambda L = 1` the run stays below it; for 4 every printed condition holds and the run crosses the bound.

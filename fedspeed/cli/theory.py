@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,34 +148,31 @@ def _verdict(setting: Setting, found: RunSetting | None) -> str:
 def _facts(console: Console, found: RunSetting, run: str, measured: str, known: bool, verbose: bool) -> None:
     """Print which of the theorem's assumptions a run meets; without `verbose` those that it does not."""
     console.print(f"{run}: " + ", ".join(f"{k} {v}" for k, v in found.fields.items()))
-    table = _new_table("what the theorem assumes", "this run", "since")
-    for fact in found.facts:
-        if verbose or not fact.holds:
-            table.add_row(fact.name, {True: "yes", False: "NO", None: "?"}[fact.holds], fact.why)
-    if table.row_count:
-        console.print(table, soft_wrap=False)
+    marks = {True: "yes", False: "NO", None: "?"}
+    rows = [(fact.name, marks[fact.holds], fact.why) for fact in found.facts if verbose or not fact.holds]
+    if rows:
+        _print_table(console, ("what the theorem assumes", "this run", "since"), rows)
     if measured:
-        console.print(f"{measured}: from inspect.json, curvature and dissimilarity at the last model alone, so at "
-                      f"least these")  # fmt: skip
+        at_least = "from inspect.json, curvature and dissimilarity at the last model alone, so at least these"
+        console.print(f"{measured}: {at_least}")
     elif not known:
         console.print("L: unknown; give --L, or run `fedspeed inspect` on it first")
 
 
 def _conditions(console: Console, setting: Setting, form: str) -> None:
-    r = th.form_at(setting, form)
-    table = _new_table(f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata")
-    for c in r.conditions:
-        mark = "yes" if c.holds else "NO"
-        errata = ", ".join(map(str, c.errata))
-        table.add_row(c.name, f"{c.value:.4g}", f"{c.limit:.4g}", f"{c.slack:.3g}", mark, "" if c.holds else c.advice,
-                      errata)  # fmt: skip
-    console.print(table, soft_wrap=False)
+    rows = []
+    for c in th.form_at(setting, form).conditions:
+        held = ("yes", "") if c.holds else ("NO", c.advice)
+        rows.append(
+            (c.name, f"{c.value:.4g}", f"{c.limit:.4g}", f"{c.slack:.3g}", *held, ", ".join(map(str, c.errata)))
+        )
+    _print_table(console, (f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata"), rows)
 
 
 def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> None:
     """Print a row per form: whether it is proved, how many conditions hold, its bound."""
     more = ("kappa", "largest term", "floor (Phi)") if verbose else ("fails first",)
-    table = _new_table("form", "proved", "conditions", "bound", "largest L", *more)
+    rows = []
     for form in th.FORMS:
         r, b = th.form_at(setting, form), th.bound(setting, start, form)
         usable, most = math.isfinite(b.total), th.largest_L(setting, form)
@@ -182,9 +180,9 @@ def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> N
         held = "all hold" if r.holds else f"{len(r.conditions) - len(failed)} of {len(r.conditions)}"
         floor = f"{math.fsum(r.floor.values()):.4g}" if usable else "-"
         rest = (f"{r.kappa:.4g}", b.dominant if usable else "-", floor) if verbose else ([*failed, "-"][0],)
-        table.add_row(form, "yes" if PROVED[form] else "no", held, f"{b.total:.4g}" if usable else "-",
-                      f"{most:.3g}" if most else "none", *rest)  # fmt: skip
-    console.print(table, soft_wrap=False)
+        total, largest = f"{b.total:.4g}" if usable else "-", f"{most:.3g}" if most else "none"
+        rows.append((form, "yes" if PROVED[form] else "no", held, total, largest, *rest))
+    _print_table(console, ("form", "proved", "conditions", "bound", "largest L", *more), rows)
     console.print(
         f"bound: on (1/T) sum_t E||grad F(z^t)||^2, T = {setting.T}, from x^0 with F(x^0) - F* = {start.gap:g}\n"
         f"       and mean_i||grad F_i(x^0)||^2 = {start.tracking:.4g}\n"
@@ -223,7 +221,7 @@ def _as_json(setting: Setting, start: Start, found: RunSetting | None, known: bo
 
 
 def rate(args: argparse.Namespace, console: Console) -> None:
-    """The O(1/T) experiment."""
+    """Measure the O(1/T) rate, print it, and draw it if a folder was named."""
     if args.problem not in ("logistic", "quadratic"):
         raise UserError(f"theory rate: --problem must be logistic or quadratic, got {args.problem!r}")
     problem = (
@@ -265,14 +263,19 @@ def rate(args: argparse.Namespace, console: Console) -> None:
 
 def _rate_table(console: Console, r: Rate) -> None:
     lams = ", ".join(f"{s.lam:.3g}" for s in r.settings)
-    table = _new_table(f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
+    rows = []
     for curve in r.curves:
         fit, tail = r.fit(curve.method), r.fit(curve.method, tail=True)
-        table.add_row(curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), f"{fit.slope:.3f} ± {fit.error:.3f}",
-                      f"{r.last(curve.method):.3f}", f"{tail.slope:.2f} ± {tail.error:.2f}")  # fmt: skip
+        slopes = (
+            f"{fit.slope:.3f} ± {fit.error:.3f}",
+            f"{r.last(curve.method):.3f}",
+            f"{tail.slope:.2f} ± {tail.error:.2f}",
+        )
+        rows.append((curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), *slopes))
     if r.bounds:
-        table.add_row("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", "")
-    console.print(table, soft_wrap=False)
+        rows.append(("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", ""))
+    titles = (f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
+    _print_table(console, titles, rows)
     seen = f"; FedSpeed reaches at most {r.worst:.3g} of the bound" if r.bounds else "; no bound"
     console.print(f"lam {lams}; K {r.settings[0].K} to {r.settings[-1].K}; eta = lam/K{seen}\n")
 
@@ -281,11 +284,9 @@ def errata(args: argparse.Namespace, console: Console) -> None:
     """Print the errata by number."""
     if args.json:
         _dump(console, {str(number): e._asdict() for number, e in th.ERRATA.items()})
-        return
-    table = _new_table("", "printed", "right", "here")
-    for number, e in th.ERRATA.items():
-        table.add_row(str(number), e.printed, e.right, e.here)
-    console.print(table, soft_wrap=False)
+    else:
+        rows = [(str(number), e.printed, e.right, e.here) for number, e in th.ERRATA.items()]
+        _print_table(console, ("", "printed", "right", "here"), rows)
 
 
 def _rounds(text: str) -> list[int]:
@@ -296,11 +297,14 @@ def _rounds(text: str) -> list[int]:
         raise UserError(f"--rounds: expected whole numbers such as 16,32,64, got {text!r}") from None
 
 
-def _new_table(*titles: str) -> Any:
-    """Return a table without lines."""
+def _print_table(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table without lines."""
     from rich.table import Table
 
-    return Table(*titles, box=None, pad_edge=False)
+    table = Table(*titles, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
 
 
 def _rate_json(r: Rate) -> dict[str, Any]:
