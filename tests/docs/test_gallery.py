@@ -10,11 +10,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from closed_forms import fixed_point
+from gallery import GALLERY
 from matplotlib import pyplot as plt
 
 from fedspeed.theory import Setting
-
-GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 
 
 @pytest.fixture
