@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from . import pool
 from .config import Config
 from .errors import Diverged, UserError
-from .illness import Doctor
+from .illness import WarnObserver
 from .observe import Observer
 from .report.difference import flat
 from .report.runs import RunFiles
@@ -224,7 +224,7 @@ def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
     if beside_others and config.backend == "auto":
         config = replace(config, backend="serial")  # the same bits
     watch = Watch(config.rounds, tell)
-    observers: list[Observer | str] = [watch, Doctor(tell), *task.log]
+    observers: list[Observer | str] = [watch, WarnObserver(tell), *task.log]
     return make_run(config, task.folder, observers, watch.on_progress, overwrite=task.overwrite)
 
 

@@ -38,7 +38,7 @@ def collect(run: Simulation, jobs: list[Job], down: Any, lost: set[int], active:
             with one_thread():  # a second one would wait for cores that train clients
                 mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
         bytes_up += reply.facts.sent
-        run.symptoms.client(reply.client, first=not replies)
+        run.health.client(reply.client, first=not replies)
         run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.reporting)
         replies.append(reply._replace(up=None, client=None))
     return Collected(mean, replies, bytes_up)

@@ -41,7 +41,7 @@ class Record:
     validation_loss: float | None = None  # as test_loss, on the validation set; None without one
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
-    signs: dict[str, float] = field(default_factory=dict)  # of illness, by name (symptoms.py); none in a healthy round
+    signs: dict[str, float] = field(default_factory=dict)  # of trouble, by name (symptoms.py); none in a healthy round
     virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)

@@ -18,7 +18,7 @@ from .backends import mixture
 from .config import GIVEN, Config
 from .environment import environment
 from .errors import UserError
-from .illness import illnesses
+from .illness import diagnose
 from .interrupts import together
 from .observe import status_of
 from .parent import Parent, read_parent
@@ -249,7 +249,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     plain = [record.to_dict() for record in records]
     virtual = {"virtual_seconds": plain[-1].get("virtual_seconds", 0.0) if plain else 0.0}
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
-    data, ills = simulation.data, {one.title: one.since for one in illnesses(records)}
+    data, ills = simulation.data, {one.title: one.since for one in diagnose(records)}
     stopping = Stopping(config)
     fired = stopping.replay(records) if status.startswith("stopped: ") or config.max_time else None
     return {

@@ -41,7 +41,7 @@ from .settings import in_force, one_line
 from .states import ClientStates, DiskStates, choose_states, settle
 from .stopping import Stopping
 from .stretches import Segments
-from .symptoms import Symptoms, server_diverged
+from .symptoms import HealthMonitor, server_diverged
 from .uploads import Uploads
 from .vec import Loss, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
 
@@ -178,7 +178,7 @@ class Simulation(ShownSimulation):
         if not all_finite(self.server) and all_finite((self.x0,)):
             raise made_nan(method, "init_server", "the server's first state")
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
-        self.plan, self.symptoms = self.work.plan, Symptoms(self.work, self.x0)
+        self.plan, self.health = self.work.plan, HealthMonitor(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
         self.segments = Segments(self) if getattr(plan, "until", ()) else None
@@ -317,7 +317,7 @@ class Simulation(ShownSimulation):
         trained = time.perf_counter()
         score, validation, measured = score_round(self.backend, self.work, whole(server), t + 1, replies)
         train_loss = average(replies, "train_loss")
-        signs = self.symptoms.round(t + 1, server, train_loss, (score, validation))
+        signs = self.health.round(t + 1, server, train_loss, (score, validation))
         evaluated = time.perf_counter()
         record = Record(
             round=t + 1,

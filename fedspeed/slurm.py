@@ -1,4 +1,4 @@
-"""Jobs for Slurm: the text of an sbatch script that makes runs, or goes on with them, whoever stops it.
+"""Jobs for Slurm: an sbatch script that starts or resumes runs, also after preemption; its shell is `slurm_job.sh`.
 
     job = Job(out=Path("runs/lr"), names=["lr=0.05-s0", "lr=0.1-s0"], time="2:00:00", cpus=4)
     script(job)            # an array of two tasks; job.nodes > 1: a Ray cluster over the nodes of every task
@@ -25,11 +25,11 @@ from .config import Config
 from .errors import UserError
 from .files import read_toml, write
 from .runconfig import PLACEMENT, as_stored, write_config
-from .slurmtext import HEAD, RAY, RUN
 
 FOLDER = "slurm"
 """Beside the runs: the script `job.sh`, a config per run, logs."""
 SCRIPT = "job.sh"
+TEMPLATE = Path(__file__).with_name("slurm_job.sh")
 MOST_TASKS = 1000
 """Tasks of an array; Slurm's own limit (MaxArraySize) is 1001 unless a site sets another."""
 TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
@@ -39,7 +39,7 @@ LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 
 @dataclass(frozen=True)
 class Job:
-    """What a script is written from.
+    """Description of a job, from which its script is written.
 
     Args:
         out: the folder of the runs; absolute.
@@ -118,9 +118,19 @@ class Job:
 
 
 def script(job: Job) -> str:
-    """The whole script."""
-    parts = [HEAD + "\n".join(_directives(job)), _settings(job), RAY if job.nodes > 1 else "", _run(job)]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    """Return the whole script: `slurm_job.sh` with its @names@ filled in, without the part `ray` for a single node."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    text = re.sub(r"# \[ray\n(.*?)# ray\]\n\n?", r"\1\n" if job.nodes > 1 else "", text, flags=re.DOTALL)
+    filled = {
+        "directives": "\n".join(_directives(job)),
+        "setup": "\n".join(job.setup),
+        "python": shlex.quote(job.python),
+        "out": shlex.quote(str(job.out)),
+        "runs": "\n".join(f"  {shlex.quote(name)}" for name in job.names),
+        "command": _command(job),
+    }
+    # one pass, so that an @name@ in what the user gave stays text; a line that has nothing to say is left out
+    return re.sub(r"@(\w+)@(\n?)", lambda at: filled[at[1]] + at[2] * bool(filled[at[1]]), text)
 
 
 def _directives(job: Job) -> list[str]:
@@ -145,24 +155,8 @@ def _directives(job: Job) -> list[str]:
     return [*lines, "#SBATCH --requeue", *(f"#SBATCH {option}" for option in job.more)]
 
 
-def _settings(job: Job) -> str:
-    return f"""
-{chr(10).join(job.setup)}
-set -u
-# every process computes with one thread, so that bits do not depend on the machine; cores are for processes
-export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
-export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"
-python={shlex.quote(job.python)}
-out={shlex.quote(str(job.out))}
-runs=(
-{chr(10).join(f"  {shlex.quote(name)}" for name in job.names)}
-)
-name=${{runs[${{SLURM_ARRAY_TASK_ID:-0}}]}}
-run=$out/$name
-"""
-
-
-def _run(job: Job) -> str:
+def _command(job: Job) -> str:
+    """Return the command that starts or continues a task's run."""
     words = [
         '"$python" -m fedspeed run "$out/slurm/$name.toml" --out "$run" --resume auto',
         *map(shlex.quote, job.options),
@@ -173,12 +167,12 @@ def _run(job: Job) -> str:
     if job.workers:  # one per core, or per GPU of a cluster
         each = str(job.gpus) if cluster and job.gpus else "SRUN_CPUS_PER_TASK"
         words += [f"--workers $((SLURM_JOB_NUM_NODES * {each}))"]
-    return RUN.replace("COMMAND", " ".join(words))
+    return " ".join(words)
 
 
 def prepare(job: Job, configs: Mapping[str, Config]) -> Path:
-    """Write the configs of the runs, with copies of the code that they name, and the script; its place. A config that
-    is there already stays what it is, but for where it is computed: a job that waits may be about to read it."""
+    """Write the configs of the runs, with copies of the code that they name, and the script; return its path. A config
+    that is there already stays what it is, but for where it is computed: a waiting job may be about to read it."""
     for name in job.names:
         path = job.folder / f"{name}.toml"
         if path.exists() and _bits(read_toml(path)) != _bits(tomllib.loads(tomli_w.dumps(as_stored(configs[name])))):
@@ -195,12 +189,12 @@ def prepare(job: Job, configs: Mapping[str, Config]) -> Path:
 
 
 def _bits(tables: dict[str, Any]) -> dict[str, Any]:
-    """A config's tables without where it is computed."""
+    """Return a config's tables without where it is computed."""
     return {key: value for key, value in tables.items() if key not in PLACEMENT}
 
 
 def submit(path: Path) -> str:
-    """Hand a script to Slurm; the number of the job."""
+    """Hand a script to Slurm and return the number of the job."""
     done = subprocess.run([require_sbatch(), "--parsable", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -211,7 +205,7 @@ def submit(path: Path) -> str:
 
 
 def require_sbatch() -> str:
-    """Where sbatch is; raise if it is not there."""
+    """Return where sbatch is; raise if it is not installed."""
     found = shutil.which("sbatch")
     if found is None:
         raise UserError(

@@ -82,12 +82,21 @@ def plan(
             raise UserError(
                 f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
             )
-        tasks = {
-            seed: RunTask.of(config, out / f"{name}-s{seed}", f"{label} seed {seed}", overwrite=overwrite, log=log)
-            for seed, config in configs.items()
-        }
-        found.append(Planned(label, point, tasks))
+        found.append(Planned(label, point, seed_tasks(label, configs, out, overwrite=overwrite, log=log)))
     return found
+
+
+def seed_tasks(label: str, configs: Mapping[int, Config], out: Path, **how: Any) -> dict[int, RunTask]:
+    """Return a task per seed of one point or config: `out/LABEL-sSEED`.
+
+    Args:
+        how: `overwrite` and `log` of a `RunTask`.
+    """
+    folder = folder_name(label)
+    return {
+        seed: RunTask.of(config, out / f"{folder}-s{seed}", f"{label} seed {seed}", **how)
+        for seed, config in configs.items()
+    }
 
 
 def tasks_of(planned: Sequence[Planned]) -> list[RunTask]:

@@ -1,6 +1,6 @@
-"""What is measured of a round besides its scores, to know an ill run by: `Record.signs`, empty of a healthy one.
+"""Health of a run: numbers measured besides its scores that show trouble, `Record.signs`; a healthy round has none.
 
-Numbers are written down where they are beyond what a healthy run has; `illness.py` says what they come to. They cost
+Numbers are recorded where they are beyond what a healthy run has; `illness.py` says what they mean. They cost
 a norm of each server vector per round and a look at the weights in rounds 4, 8, 16, ..., with one gradient where some
 of them hardly moved; only a model that scores no better than guessing is looked into, with one slice of the test set.
 They change no bit of the run.
@@ -44,8 +44,8 @@ EARLY = 5
 """Rounds at first in which outputs may be alike, and in which loss and accuracy may be those of guessing."""
 
 
-class Symptoms:
-    """Looks at every round of a run.
+class HealthMonitor:
+    """Monitor that looks at every round of a run.
 
     Args:
         x0: the first model, which says what is large.
@@ -164,7 +164,7 @@ class Symptoms:
             for name, module in self.work.flat.model.named_modules():
                 hooks.append(module.register_forward_hook(lambda _, a, b, name=name: look(name, a, b)))
             wide = self._spread(x, stop)
-        except Exception:  # somebody's model that cannot be looked into; the run goes on without this sign
+        except Exception:  # a model that cannot be looked into; the run continues without this sign
             return {}
         finally:
             for hook in hooks:

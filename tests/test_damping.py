@@ -14,7 +14,7 @@ from torch import nn
 from fedspeed import METHODS, FedDyn, Federated, FedGMT, FedInit, FedSpeed, Plan, load_data, simulate
 from fedspeed.cli import main
 from fedspeed.damping import WEIGHTS, damping, warning, warning_of
-from fedspeed.illness import Doctor
+from fedspeed.illness import WarnObserver
 from fedspeed.sampling import cohort
 
 STEPS, RATE, DECAY = 6, 0.2, 0.15
@@ -155,7 +155,7 @@ def test_a_run_that_is_warned_about_swings_and_another_settles(w, swings):
     data, told = load_data("digits", split="iid", clients=40), []
     plan = {"rounds": 60, "active": 4, "local_steps": 8, "batch_size": 10, "weight_decay": 0.02, "lr_decay": 1.0}
     method = FedDyn(alpha=w)
-    records = list(simulate(method, Normalised(), data, eval_every=60, observers=[Doctor(told.append)], **plan))
+    records = list(simulate(method, Normalised(), data, eval_every=60, observers=[WarnObserver(told.append)], **plan))
     start = float(sum(p.detach().square().sum() for p in Normalised().parameters())) ** 0.5
     norms = [record.metrics["x_norm"] / start for record in records]
     linear = [np.linalg.matrix_power(matrix(0.1, 8, 0.1, 0.02, w), t)[:, 0] for t in range(1, 61)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedspeed import Federated, Record, build_model, load_data, simulate
-from fedspeed.illness import illnesses
+from fedspeed.illness import diagnose
 from fedspeed.rerun import unlike
 
 
@@ -76,7 +76,7 @@ def made(build, method="fedavg", data=None, **options):
 
 
 def found(records: list[Record]) -> list[str]:
-    return [one.title for one in illnesses(records)]
+    return [one.title for one in diagnose(records)]
 
 
 def is_multiple(now: torch.Tensor, first: torch.Tensor) -> bool:
@@ -130,10 +130,10 @@ def test_a_federation_without_a_test_set_is_looked_at_with_training_samples():
 
 
 def test_looking_for_a_gradient_changes_no_bit(monkeypatch):
-    from fedspeed.symptoms import Symptoms
+    from fedspeed.symptoms import HealthMonitor
 
     looked, _ = made(lambda: Wired("detached"))
-    monkeypatch.setattr(Symptoms, "round", lambda *_: {})
+    monkeypatch.setattr(HealthMonitor, "round", lambda *_: {})
     not_looked, _ = made(lambda: Wired("detached"))
     assert torch.equal(looked.x, not_looked.x)
 

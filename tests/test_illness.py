@@ -29,14 +29,13 @@ from fedspeed import (
     symptoms,
 )
 from fedspeed.cli import build_parser, main, options
-from fedspeed.cures import CURES, MEANS, TRY, cures
-from fedspeed.illness import Doctor, illnesses
+from fedspeed.illness import ADVICE, CHANGES, MEANING, WarnObserver, advise, diagnose
 from fedspeed.report.difference import differences
 from fedspeed.report.runs import Row, RunFiles
 from fedspeed.report.tables import table
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir, alone
-from fedspeed.symptoms import Symptoms, spread
+from fedspeed.symptoms import HealthMonitor, spread
 from fedspeed.verify import verify
 
 DEMO = {"data": "digits", "split": "dirichlet:0.3", "clients": 50, "active": 5, "model": "mlp", "backend": "serial"}
@@ -53,7 +52,7 @@ ILL = {
 
 def told_by(tables: dict, out: Path) -> list[str]:
     told: list[str] = []
-    run_config(Config.from_dict(tables), out, overwrite=True, observers=[Doctor(told.append)])
+    run_config(Config.from_dict(tables), out, overwrite=True, observers=[WarnObserver(told.append)])
     return told
 
 
@@ -91,8 +90,8 @@ def test_a_run_that_was_stopped_tells_and_holds_the_same(tmp_path):
     whole = told_by(DEAD, tmp_path / "whole")
     first, then = [], []
     with pytest.raises(Stop):
-        run_config(Config.from_dict(DEAD), tmp_path / "a", observers=[Doctor(first.append), stop_after(5)])
-    resume(tmp_path / "a", observers=[Doctor(then.append)])
+        run_config(Config.from_dict(DEAD), tmp_path / "a", observers=[WarnObserver(first.append), stop_after(5)])
+    resume(tmp_path / "a", observers=[WarnObserver(then.append)])
     assert [text.split(";")[0] for text in first + then] == [text.split(";")[0] for text in whole]
     assert (len(first), len(then)) == (1, 1)
     assert differences(tmp_path / "whole", tmp_path / "a") == []
@@ -108,8 +107,8 @@ def test_signs_are_the_same_on_every_back_end(tmp_path):
 @pytest.mark.parametrize("tables", [DEAD, {**DEAD, "lr": 0.1, "method": "fedspeed"}], ids=["ill", "healthy"])
 def test_looking_changes_no_bit(tmp_path, monkeypatch, tables):
     told_by(tables, tmp_path / "looked")
-    monkeypatch.setattr(Symptoms, "round", lambda *_: {})
-    monkeypatch.setattr(Symptoms, "client", lambda *_, **__: None)
+    monkeypatch.setattr(HealthMonitor, "round", lambda *_: {})
+    monkeypatch.setattr(HealthMonitor, "client", lambda *_, **__: None)
     told_by(tables, tmp_path / "not")
     digests = [RunDir(tmp_path / name).model_digest() for name in ("looked", "not")]
     assert digests[0] == digests[1]
@@ -138,8 +137,8 @@ def test_a_layer_that_a_bias_has_killed_is_named():
     with torch.no_grad():
         model[0].bias.fill_(-1e3)
     told: list[str] = []
-    records = list(simulate(FedAvg(), model, two_blobs(), rounds=6, active=2, observers=[Doctor(told.append)]))
-    found = {one.name: one for one in illnesses(records)}
+    records = list(simulate(FedAvg(), model, two_blobs(), rounds=6, active=2, observers=[WarnObserver(told.append)]))
+    found = {one.name: one for one in diagnose(records)}
     assert found["dead layer"].about == "1"
     assert found["untrained weights"].about == "0.weight"
     assert records[-1].signs["zeros from 1"] == 40
@@ -170,7 +169,7 @@ def test_the_start_of_resnet18_gn_under_fedspeed(init, ill):
     data = Federated.from_arrays(x[:200], y[:200], owner, test=(x[200:], y[200:]), classes=10)
     model = build_model("resnet18_gn", data, init=init, trim=True)
     records = list(simulate(FedSpeed(), model, data, rounds=5, active=2, batch_size=20, local_epochs=2))
-    assert [one.name for one in illnesses(records)] == (["constant outputs"] if ill else [])
+    assert [one.name for one in diagnose(records)] == (["constant outputs"] if ill else [])
 
 
 def test_the_spread_is_that_of_numpy():
@@ -209,26 +208,26 @@ def records(signs: list[dict], **fields) -> list[Record]:
 def test_when_a_sign_counts(sign, values, since):
     made = records([{} if value is None else {sign: value} for value in values])
     made = [replace(r, test_loss=2.5 + r.round / 10) for r in made]
-    assert [one.since for one in illnesses(made)] == ([] if since is None else [since])
+    assert [one.since for one in diagnose(made)] == ([] if since is None else [since])
 
 
 def test_a_slow_start_is_not_chance():
     """As FedCM with the CNN on digits: from guessing to 60% in forty rounds, its loss a little lower in each."""
     slow = [replace(r, test_loss=2.31 - r.round / 500) for r in records([{"accuracy of guessing": 0.1}] * 20)]
-    assert illnesses(slow) == []
+    assert diagnose(slow) == []
     stuck = [*slow[:12], *(replace(r, test_loss=2.28) for r in slow[12:])]
-    assert [(one.name, one.since) for one in illnesses(stuck)] == [("chance", 14)]
+    assert [(one.name, one.since) for one in diagnose(stuck)] == [("chance", 14)]
 
 
 def test_a_loss_that_swings_does_not_stand_still():
     swings = [replace(r, test_loss=2.4 + r.round % 2) for r in records([{"accuracy of guessing": 0.1}] * 11)]
-    assert [one.name for one in illnesses(swings)] == ["chance"]
+    assert [one.name for one in diagnose(swings)] == ["chance"]
 
 
 def test_rounds_that_are_not_evaluated_do_not_end_a_streak():
     made = records([{"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}, {}, {"spread of outputs": 0.001}])
     blind = [r if r.signs else replace(r, test_loss=None, test_accuracy=None) for r in made]
-    assert ([one.since for one in illnesses(blind)], illnesses(made)) == ([5], [])
+    assert ([one.since for one in diagnose(blind)], diagnose(made)) == ([5], [])
 
 
 def test_a_record_with_signs_is_read_back():
@@ -395,31 +394,31 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("tables", CONFIGS, ids=str)
-@pytest.mark.parametrize("name", TRY)
+@pytest.mark.parametrize("name", ADVICE)
 def test_every_suggestion_is_an_option_that_exists_and_changes_something(tables, name):
     before = Config.from_dict(tables).to_dict()
-    found = cures(name, before)
+    found = advise(name, before)
     assert found or (name == "standing still")
-    for cure in found:
+    for advice in found:
         given = {key: before[key]["name"] for key in ("method", "model")} | {"rounds": str(before["rounds"])}
         words = [word for key, value in given.items() for word in (f"--{key}", value)]
-        args = build_parser().parse_args(["run", *words, *shlex.split(cure.option)])
+        args = build_parser().parse_args(["run", *words, *shlex.split(advice.option)])
         after = Config.from_dict(options.tables(args)).to_dict()
-        table, _, field = cure.key.rpartition(".")
+        table, _, field = advice.key.rpartition(".")
         assert str((after[table] if table else after)[field]) not in (
             "",
             str((before[table] if table else before).get(field)),
         )
 
 
-@pytest.mark.parametrize("name", sorted(set(TRY) - {"standing still"}))
+@pytest.mark.parametrize("name", sorted(set(ADVICE) - {"standing still"}))
 def test_a_rate_far_above_the_usual_one_is_the_first_suspect(name):
-    assert cures(name, {"lr": 50.0, "rounds": 20})[0].option == "--lr 0.1"
+    assert advise(name, {"lr": 50.0, "rounds": 20})[0].option == "--lr 0.1"
 
 
 def test_a_suggested_warmup_is_no_longer_than_the_run_and_a_tiny_rate_is_left_at_once():
-    assert "--warmup lr=5" in [cure.option for cure in cures("chance", {"lr": 0.1, "rounds": 20})]
-    assert [cure.option for cure in cures("standing still", {"lr": 1e-7})] == ["--lr 0.01"]
+    assert "--warmup lr=5" in [advice.option for advice in advise("chance", {"lr": 0.1, "rounds": 20})]
+    assert [advice.option for advice in advise("standing still", {"lr": 1e-7})] == ["--lr 0.01"]
 
 
 def test_after_an_ill_run_the_next_command_is_explain(tmp_path, monkeypatch, capsys):
@@ -429,8 +428,8 @@ def test_after_an_ill_run_the_next_command_is_explain(tmp_path, monkeypatch, cap
     assert "next: fedspeed explain a " in capsys.readouterr().out
 
 
-def test_every_illness_has_words_and_cures_that_exist():
-    assert set(MEANS) == set(TRY)
-    assert {key for keys in TRY.values() for key in keys} == set(CURES)
+def test_every_finding_has_words_and_advice_that_exist():
+    assert set(MEANING) == set(ADVICE)
+    assert {key for keys in ADVICE.values() for key in keys} == set(CHANGES)
     for odd in ({}, {"model": 3, "method": [], "lr": "x", "active": -1}):
-        assert all(isinstance(cures(name, odd), list) for name in TRY)
+        assert all(isinstance(advise(name, odd), list) for name in ADVICE)

@@ -16,9 +16,9 @@ from fedspeed import record
 from fedspeed.cli.data import SPLITS_HELP
 from fedspeed.cli.options import GROUPS
 from fedspeed.config import TABLES, Config
-from fedspeed.cures import MEANS
 from fedspeed.data import options
 from fedspeed.data.registry import CARDS, DATASETS, Card
+from fedspeed.illness import MEANING
 from fedspeed.models import MODELS
 
 SURVIVE = Path(__file__).resolve().parents[1] / "survive.md"
@@ -243,6 +243,6 @@ def illnesses() -> str:
         "# Illnesses\n",
         "What `fedspeed explain` says of them; when each is told, and more: [What goes wrong](troubles.md).\n",
     ]
-    for name, means in MEANS.items():
+    for name, means in MEANING.items():
         parts += [f"## {name.capitalize()}\n", f"{marks.plain(means)}\n"]
     return "\n".join(parts)

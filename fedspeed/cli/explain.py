@@ -1,4 +1,4 @@
-"""`fedspeed explain RUN`: what ails a run, what it usually means, and what to try."""
+"""`fedspeed explain RUN`: diagnose a run: what is wrong, its likely cause, what to try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cures import MEANS
+from ..illness import MEANING
 from ..report.explain import Health, examine, series
 from ..rundir import RunDir
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-Reads the rounds of a run, finished, failed or still running, and says which signs of illness they hold: outputs that
+Reads the rounds of a run, finished, failed or still running, and says which signs of trouble they hold: outputs that
 no longer depend on the input, dead layers, a loss above that of guessing, accuracy at chance, states that grow, NaN.
 
 examples:
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """How the run stands, then a paragraph per illness."""
+    """How the run stands, then a paragraph per finding."""
     health = examine(Path(args.run))
     if args.json:
         console.print_json(json.dumps(_data(health)))
@@ -72,11 +72,11 @@ def _long(health: Health, wide: int) -> list[str]:
     parts = []
     for one in health.found:
         numbers = [f"seen in {len(one.values)} rounds; round: value {series(one)}"] if one.values else []
-        told = [f"since round {one.since}: {one.seen}", *numbers, MEANS[one.name]]
+        told = [f"since round {one.since}: {one.seen}", *numbers, MEANING[one.name]]
         body = [textwrap.fill(text, wide, initial_indent="  ", subsequent_indent="  ") for text in told]
-        cures = [f"    {i}. {cure.option}   ({cure.why})" for i, cure in enumerate(health.cures(one), 1)]
-        parts.append("\n".join(["", one.title, *body, *(["  what to try, in this order:", *cures] if cures else [])]))
-    first = next((cure for one in health.found for cure in health.cures(one)), None)
+        tries = [f"    {i}. {advice.option}   ({advice.why})" for i, advice in enumerate(health.advice(one), 1)]
+        parts.append("\n".join(["", one.title, *body, *(["  what to try, in this order:", *tries] if tries else [])]))
+    first = next((advice for one in health.found for advice in health.advice(one)), None)
     if first is None:
         return parts
     if health.config.get("data") and str(_name(health)) != "given":
@@ -101,7 +101,7 @@ def _data(health: Health) -> dict[str, object]:
         "rounds": len(health.records),
         "notes": health.notes,
         "illnesses": [
-            {**asdict(one), "means": MEANS[one.name], "try": [cure.option for cure in health.cures(one)]}
+            {**asdict(one), "means": MEANING[one.name], "try": [advice.option for advice in health.advice(one)]}
             for one in health.found
         ],
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import UserError
-from ..illness import Doctor
+from ..illness import WarnObserver
 from ..presets import paper_decay
 from ..runconfig import read_config
 from ..rundir import RunDir
@@ -62,7 +62,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if show:
         _tell(console, Path(args.run), args.at, old, new)
     with Live(console, new.rounds, new.method.label, show=show) as live:
-        watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
+        watch: dict[str, Any] = {
+            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "progress": live.on_progress,
+        }
         summary = fork(args.run, args.at, out, changes, allow_code=args.allow_code, **watch)
     run.report(args, console, new, summary, out)
     if show:

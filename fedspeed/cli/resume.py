@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..illness import Doctor
+from ..illness import WarnObserver
 from ..run import longer, resume
 from ..runconfig import read_config
 from ..stopping import changed
@@ -63,7 +63,10 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if show:
         run.tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
+        watch: dict[str, Any] = {
+            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "progress": live.on_progress,
+        }
         given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
         summary = resume(out, placement=options.given_places(args), **given, **rules, **watch)
     run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)

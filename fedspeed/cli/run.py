@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import UserError
-from ..illness import Doctor
+from ..illness import WarnObserver
 from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import placement, read_config, same_run, trusted
@@ -66,7 +66,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if going_on and show:
         tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {"observers": [live, Doctor(live.on_ill), *args.log], "progress": live.on_progress}
+        watch: dict[str, Any] = {
+            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "progress": live.on_progress,
+        }
         if going_on:
             given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
             given |= {"rounds": config.rounds, "placement": placement(config)}

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch import RunTask, folder_name, unfinished
+from ..batch import RunTask, unfinished
 from ..config import Config
 from ..errors import UserError
 from ..observe import Observers
 from ..points import require_few
 from ..slurm import Job, prepare, require_sbatch, submit
-from ..sweeps import plan, tasks_of
+from ..sweeps import plan, seed_tasks, tasks_of
 from . import options, several
 from .sweep import given_points, points
 
@@ -36,6 +36,9 @@ examples:
   sbatch runs/big/slurm/job.sh                             on the cluster; again, if tasks failed
   fedspeed compare runs/lr                                 table, figure and differences of what is done
 """
+
+OF_JOB = ("nodes", "cpus", "gpus", "mem", "time", "partition", "account", "grace", "at_once", "setup")
+"""Options that are fields of a `Job` of the same name."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -92,17 +95,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     job = Job(
         out,
         list(configs),
-        nodes=args.nodes,
-        cpus=args.cpus,
-        gpus=args.gpus,
-        mem=args.mem,
-        time=args.time,
-        partition=args.partition,
-        account=args.account,
-        grace=args.grace,
-        at_once=args.at_once,
+        **{name: getattr(args, name) for name in OF_JOB},
         more=args.sbatch,
-        setup=args.setup,
         python=args.python or ("python" if args.setup else sys.executable),
         options=[*(f"--log={name}" for name in args.log), "--quiet"],
         workers=not any(config.workers for config in configs.values()),
@@ -110,14 +104,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     path = prepare(job, configs)
     number = submit(path) if args.submit else ""
     if args.json:
-        told = {
-            "out": str(out),
-            "script": str(path),
-            "runs": list(configs),
-            "done": len(tasks) - len(left),
-            "job": number,
-        }
-        console.print_json(json.dumps(told))
+        written = {"out": str(out), "script": str(path), "runs": list(configs)}
+        console.print_json(json.dumps({**written, "done": len(tasks) - len(left), "job": number}))
     elif not args.quiet:
         done = f", {len(tasks) - len(left)} more are done" if len(left) < len(tasks) else ""
         cluster = f", each on a Ray cluster of {job.nodes} nodes" if job.nodes > 1 else ""
@@ -135,16 +123,16 @@ def _tasks(args: argparse.Namespace, out: Path) -> list[RunTask]:
         base = _tables(args, args.files[0] if args.files else "")
         seeds = seeds or [Config.from_dict(base).seed]
         return tasks_of(plan(base, given_points(args, len(seeds)), seeds, out))
-    found: dict[Path, RunTask] = {}
+    found: dict[str, RunTask] = {}
     require_few(max(1, len(args.files)) * max(1, len(seeds)), args.max_runs)
     for file in args.files or [""]:
         config = Config.from_dict(_tables(args, file))
         label = Path(file).stem or config.method.label
-        for seed in seeds or [config.seed]:
-            folder = out / f"{folder_name(label)}-s{seed}"
-            if folder in found:
-                raise UserError(f"slurm: expected configs of different names and seeds, got {folder.name} twice")
-            found[folder] = RunTask.of(replace(config, seed=seed), folder, f"{label} seed {seed}")
+        configs = {seed: replace(config, seed=seed) for seed in seeds or [config.seed]}
+        for task in seed_tasks(label, configs, out).values():
+            if task.key in found:
+                raise UserError(f"slurm: expected configs of different names and seeds, got {task.folder.name} twice")
+            found[task.key] = task
     return list(found.values())
 
 

@@ -1,10 +1,11 @@
-"""`fedspeed theory [ACTION]`: conditions and bound of the convergence theorem, its experiments, errata and rates."""
+"""`fedspeed theory [ACTION]`: conditions and bound of the convergence theorem, its measured rate, its errata."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,15 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..theory.bounds import Start
     from ..theory.experiment import Rate
+    from ..theory.from_run import RunSetting
+    from ..theory.setting import Setting
 
 DEFAULT_ACTION = "check"
 ACTIONS = {
     "check": "does the theorem cover a setting, with which bound, and which setting near it (the default)",
     "rate": "measure the O(1/T) rate under the conditions of each form, and plot it",
-    "perturbation": "the order at which the perturbed gradient follows the penalised loss",
-    "counterexample": "a run that meets the printed conditions and breaks the printed bound",
-    "rates": "published rates of FedSpeed, FedAvg, SCAFFOLD, FedAdam, VRL-SGD",
     "errata": "what the published analysis gets wrong, by number",
 }
 SETTING: tuple[tuple[str, Any, str], ...] = (
@@ -37,6 +38,7 @@ SETTING: tuple[tuple[str, Any, str], ...] = (
     ("sigma_l", float, "noise of a minibatch gradient; default 0"),
     ("sigma_g", float, "heterogeneity; default 0"),
 )
+PROVED = {"printed": False, "consistent": False, "corrected": True, "tracking": True}
 EPILOG = """\
 The theorem has four forms: printed (as published), consistent (its slips of algebra corrected), corrected (its route,
 every step proved) and tracking (another route, which keeps O(1/T)); docs/theory.md derives the last two.
@@ -47,12 +49,11 @@ examples:
   fedspeed theory --eta 0.001 --lam 0.1 --K 200 --L 1 --sigma-l 1 --sigma-g 1 --T 1000
   fedspeed theory --from runs/NAME --L 5
   fedspeed theory rate --out figures
-  fedspeed theory counterexample --out figures
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The actions, and the options of each."""
+    """Add the actions, and the options of each."""
     parser.epilog = EPILOG
     kinds = parser.add_subparsers(dest="action", metavar="[ACTION]")
     look = parser.formatter_class
@@ -85,32 +86,142 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("steps-per-round", 1, "K/T"),
     ):
         rate.add_argument(f"--{flag}", type=type(value), default=value, metavar="X", help=f"{about}; default {value:g}")
-    bend = made["perturbation"]
-    bend.add_argument(
-        "--alpha", type=float, default=1.0, metavar="X", help="weight of the perturbed gradient; default 1"
-    )
-    bend.add_argument("--seed", type=int, default=0, metavar="N", help="of problem and points; default 0")
-    made["counterexample"].add_argument("--lam", type=float, metavar="X", help="lam L; default 1 and 4")
-    for name, sub in made.items():
-        if name in ("rate", "perturbation", "counterexample"):
-            sub.add_argument("--out", metavar="DIR", help="write the figure there")
+    rate.add_argument("--out", metavar="DIR", help="write the figure there")
+    for sub in made.values():
         sub.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Do what was asked."""
-    from .theory_check import check
-
     try:
-        {"check": check, "rate": rate, "perturbation": perturbation, "counterexample": counterexample, "rates": rates,
-         "errata": errata}[args.action](args, console)  # fmt: skip
+        {"check": check, "rate": rate, "errata": errata}[args.action](args, console)
     except OverflowError:
         raise UserError(f"theory {args.action}: the numbers are too large to compute with; use smaller ones") from None
     return 0
 
 
+def check(args: argparse.Namespace, console: Console) -> None:
+    """Print conditions with slack, bounds, what to change."""
+    given = {name: value for name, _, _ in SETTING if (value := getattr(args, name)) is not None}
+    if args.normalise is not None:
+        given["normalise"] = args.normalise
+    found = th.read_run(Path(args.run), given.get("K")) if args.run else None
+    known = "L" in given or found is None or found.L is not None
+    measured: dict[str, float] = {}
+    if found:
+        seen = {"L": found.L, "sigma_g": found.sigma_g}
+        measured = {k: v for k, v in seen.items() if v is not None and v > 0 and k not in given}
+        given = {**found.fields, **measured, **given}
+    if args.gap < 0:
+        raise UserError(f"theory: --gap must be >= 0, got {args.gap:g}; it is F(x^0) - F*")
+    setting = th.Setting(**given)
+    most = 2 * setting.L * args.gap + setting.sigma_g**2
+    start = th.Start(args.gap, tracking=most if args.gradients is None else args.gradients)
+    if args.json:
+        _dump(console, _as_json(setting, start, found, known))
+        return
+    if found:
+        _facts(console, found, args.run, " and ".join(measured), known, args.verbose)
+    if args.verbose:
+        console.print(f"sum of squared weights {setting.W:.3g}, P {th.P(setting):.4g}")
+    at = f"gamma {setting.gamma:.4g}, lam L {setting.lam * setting.L:.4g}"
+    console.print(f"{_verdict(setting, found) if known else 'L is not known, 1 is shown'}: {at}")
+    if args.verbose:
+        for form in th.FORMS:
+            _conditions(console, setting, form)
+    _forms(console, setting, start, args.verbose)
+    if known:
+        _nearest(console, setting, start)
+    if not args.verbose:
+        console.print("--verbose: every condition with its slack, and what to change")
+
+
+def _verdict(setting: Setting, found: RunSetting | None) -> str:
+    """Say whether what is proved covers this setting."""
+    if found and any(fact.holds is False for fact in found.facts):
+        return "no proof covers this run"
+    proved = [f"`{form}`" for form in PROVED if PROVED[form] and th.form_at(setting, form).holds]
+    open_ = ", if what is marked ? holds" if found and any(fact.holds is None for fact in found.facts) else ""
+    return f"covered by {' and '.join(proved)}{open_}" if proved else "no proof covers this setting"
+
+
+def _facts(console: Console, found: RunSetting, run: str, measured: str, known: bool, verbose: bool) -> None:
+    """Print which of the theorem's assumptions a run meets; without `verbose` those that it does not."""
+    console.print(f"{run}: " + ", ".join(f"{k} {v}" for k, v in found.fields.items()))
+    marks = {True: "yes", False: "NO", None: "?"}
+    rows = [(fact.name, marks[fact.holds], fact.why) for fact in found.facts if verbose or not fact.holds]
+    if rows:
+        _print_table(console, ("what the theorem assumes", "this run", "since"), rows)
+    if measured:
+        at_least = "from inspect.json, curvature and dissimilarity at the last model alone, so at least these"
+        console.print(f"{measured}: {at_least}")
+    elif not known:
+        console.print("L: unknown; give --L, or run `fedspeed inspect` on it first")
+
+
+def _conditions(console: Console, setting: Setting, form: str) -> None:
+    rows = []
+    for c in th.form_at(setting, form).conditions:
+        held = ("yes", "") if c.holds else ("NO", c.advice)
+        rows.append(
+            (c.name, f"{c.value:.4g}", f"{c.limit:.4g}", f"{c.slack:.3g}", *held, ", ".join(map(str, c.errata)))
+        )
+    _print_table(console, (f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata"), rows)
+
+
+def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> None:
+    """Print a row per form: whether it is proved, how many conditions hold, its bound."""
+    more = ("kappa", "largest term", "floor (Phi)") if verbose else ("fails first",)
+    rows = []
+    for form in th.FORMS:
+        r, b = th.form_at(setting, form), th.bound(setting, start, form)
+        usable, most = math.isfinite(b.total), th.largest_L(setting, form)
+        failed = [c.name for c in r.conditions if not c.holds]
+        held = "all hold" if r.holds else f"{len(r.conditions) - len(failed)} of {len(r.conditions)}"
+        floor = f"{math.fsum(r.floor.values()):.4g}" if usable else "-"
+        rest = (f"{r.kappa:.4g}", b.dominant if usable else "-", floor) if verbose else ([*failed, "-"][0],)
+        total, largest = f"{b.total:.4g}" if usable else "-", f"{most:.3g}" if most else "none"
+        rows.append((form, "yes" if PROVED[form] else "no", held, total, largest, *rest))
+    _print_table(console, ("form", "proved", "conditions", "bound", "largest L", *more), rows)
+    console.print(
+        f"bound: on (1/T) sum_t E||grad F(z^t)||^2, T = {setting.T}, from x^0 with F(x^0) - F* = {start.gap:g}\n"
+        f"       and mean_i||grad F_i(x^0)||^2 = {start.tracking:.4g}\n"
+        f"largest L: with which all conditions hold, the rest as it is"
+    )
+
+
+def _nearest(console: Console, setting: Setting, start: Start) -> None:
+    """Print for each proved form that fails a setting nearby that meets it."""
+    for form in ("tracking", "corrected"):
+        if th.form_at(setting, form).holds:
+            continue
+        near = th.suggest(setting, form, start)
+        if near is None:
+            console.print(f"no lam meets `{form}` with K = {setting.K}")
+            continue
+        extra = "" if near.rho == setting.rho and near.normalise == setting.normalise else f" --rho {near.rho:.4g}"
+        console.print(
+            f"meets `{form}`: --lam {near.lam:.4g} --eta {near.eta:.4g} --K {near.K}{extra}"
+            f"{' --no-normalise' if setting.normalise and not near.normalise else ''}, bound "
+            f"{th.bound(near, start, form).total:.4g}"
+        )
+
+
+def _as_json(setting: Setting, start: Start, found: RunSetting | None, known: bool) -> dict[str, Any]:
+    forms = {}
+    for form in th.FORMS:
+        r, b = th.form_at(setting, form), th.bound(setting, start, form)
+        forms[form] = {
+            "proved": PROVED[form], "holds": r.holds, "kappa": r.kappa, "bound": b.total, "terms": b.terms,
+            "largest_L": th.largest_L(setting, form),
+            "conditions": [{**c._asdict(), "slack": c.slack, "holds": c.holds} for c in r.conditions],
+        }  # fmt: skip
+    facts = None if found is None else [fact._asdict() for fact in found.facts]
+    return {"setting": setting.fields(), "gamma": setting.gamma, "L_known": known, "run": facts, "forms": forms}
+
+
 def rate(args: argparse.Namespace, console: Console) -> None:
-    """The O(1/T) experiment."""
+    """Measure the O(1/T) rate, print it, and draw it if a folder was named."""
     if args.problem not in ("logistic", "quadratic"):
         raise UserError(f"theory rate: --problem must be logistic or quadratic, got {args.problem!r}")
     problem = (
@@ -125,7 +236,7 @@ def rate(args: argparse.Namespace, console: Console) -> None:
             show = None if quiet else lambda name, T, f=form: status.update(f"{f}: {name}, T = {T}")
             found.append(
                 th.rate(
-                    problem, form, numbers(args.rounds, "--rounds"), distance=args.distance, batch=args.batch,
+                    problem, form, _rounds(args.rounds), distance=args.distance, batch=args.batch,
                     seeds=args.seeds, seed=args.seed, per_round=args.steps_per_round, lam=args.free_lam,
                     rho=args.rho, alpha=args.alpha, progress=show,
                 )
@@ -138,118 +249,62 @@ def rate(args: argparse.Namespace, console: Console) -> None:
         f"{noise:.3g}, x^0 at {args.distance:g} from x*, seed {args.seed}"
     )
     if args.json:
-        dump(console, {"problem": about, "rates": [_rate_json(r) for r in found]})
+        _dump(console, {"problem": about, "rates": [_rate_json(r) for r in found]})
     else:
         console.print(about + "\nslopes of log average on log T, with two standard errors (line and seeds); last two: "
                       "between the two largest T; tail: over the last quarter of the rounds")  # fmt: skip
-    _figure(args, console, "rate_figure", f"rate-{args.problem}-{args.distance:g}", found, title=about)
+    if args.out:
+        from ..theory.figures import rate_figure
+
+        path = rate_figure(found, Path(args.out) / f"rate-{args.problem}-{args.distance:g}", title=about)
+        if not args.json:
+            console.print(f"figure: {path}")
 
 
 def _rate_table(console: Console, r: Rate) -> None:
     lams = ", ".join(f"{s.lam:.3g}" for s in r.settings)
-    table = new_table(f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
+    rows = []
     for curve in r.curves:
         fit, tail = r.fit(curve.method), r.fit(curve.method, tail=True)
-        table.add_row(curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), f"{fit.slope:.3f} ± {fit.error:.3f}",
-                      f"{r.last(curve.method):.3f}", f"{tail.slope:.2f} ± {tail.error:.2f}")  # fmt: skip
+        slopes = (
+            f"{fit.slope:.3f} ± {fit.error:.3f}",
+            f"{r.last(curve.method):.3f}",
+            f"{tail.slope:.2f} ± {tail.error:.2f}",
+        )
+        rows.append((curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), *slopes))
     if r.bounds:
-        table.add_row("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", "")
-    console.print(table, soft_wrap=False)
+        rows.append(("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", ""))
+    titles = (f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
+    _print_table(console, titles, rows)
     seen = f"; FedSpeed reaches at most {r.worst:.3g} of the bound" if r.bounds else "; no bound"
     console.print(f"lam {lams}; K {r.settings[0].K} to {r.settings[-1].K}; eta = lam/K{seen}\n")
 
 
-def perturbation(args: argparse.Namespace, console: Console) -> None:
-    """Orders of the perturbation view."""
-    from ..theory.perturbation import PENALTIES
-
-    problem = th.random_logistic(m=4, d=5, n=50, seed=args.seed)
-    found = th.quasi_gradient_orders(problem, [0.2 / 2**i for i in range(7)], alpha=args.alpha, seed=args.seed)
-    if args.json:
-        dump(console, {name: {"order": fit.slope, "error": fit.error} for name, fit in found.order.items()})
-    else:
-        table = new_table("penalty", "g_tilde with", "order of the error", "error / effect at the least rho")
-        for name, about in PENALTIES.items():
-            fit = found.order[name]
-            share = found.error[name][-1] / found.effect[name][-1]
-            table.add_row(name, about, f"{fit.slope:.3f} ± {fit.error:.3f}", f"{share:.3g}")
-        console.print(table, soft_wrap=False)
-        console.print(
-            f"logistic loss, alpha {args.alpha:g}, rho from {found.rho[0]:g} to {found.rho[-1]:g}, seed {args.seed}; "
-            f"on a quadratic the first error is 0"
-        )
-    _figure(args, console, "perturbation_figure", "perturbation", found)
-
-
-def counterexample(args: argparse.Namespace, console: Console) -> None:
-    """The printed theorem, broken."""
-    found = [th.break_printed_bound(lam=lam) for lam in ((1.0, 4.0) if args.lam is None else (args.lam,))]
-    if args.json:
-        rows = [{"lam": c.setting.lam, "average": c.average, "bound": c.bound.total, "conditions_hold": c.bound.valid,
-                 "violated": c.violated} for c in found]  # fmt: skip
-        dump(console, rows)
-    else:
-        table = new_table(
-            "lam L", "eta", "K", "T", "printed conditions hold", "average seen", "printed bound", "bound broken"
-        )
-        for c in found:
-            s = c.setting
-            table.add_row(f"{s.lam:g}", f"{s.eta:.3g}", f"{s.K:,}", f"{s.T:,}", "yes" if c.bound.valid else "NO",
-                          f"{c.average:.4g}", f"{c.bound.total:.4g}", "YES" if c.violated else "no")  # fmt: skip
-        console.print(table, soft_wrap=False)
-        console.print(
-            "two clients F_1 = w, F_2 = -0.3 w, w' the triangle wave: 1-smooth, sigma_g = 0.65, sigma_l = rho = 0, F "
-            "bounded below. Nothing printed limits lam L (erratum 9)."
-        )
-    _figure(args, console, "counterexample_figure", "counterexample", found)
-
-
-def rates(args: argparse.Namespace, console: Console) -> None:
-    """The table of published rates."""
-    if args.json:
-        dump(console, [row._asdict() for row in th.RATES])
-        return
-    table = new_table("method", "rate", "K", "assumptions", "note", "source")
-    for row in th.RATES:
-        table.add_row(row.method, row.rate, row.K, row.assumptions, row.note, row.source)
-    console.print(table, soft_wrap=False)
-
-
 def errata(args: argparse.Namespace, console: Console) -> None:
-    """The errata by number."""
+    """Print the errata by number."""
     if args.json:
-        dump(console, {str(number): e._asdict() for number, e in th.ERRATA.items()})
-        return
-    table = new_table("", "printed", "right", "here")
-    for number, e in th.ERRATA.items():
-        table.add_row(str(number), e.printed, e.right, e.here)
-    console.print(table, soft_wrap=False)
+        _dump(console, {str(number): e._asdict() for number, e in th.ERRATA.items()})
+    else:
+        rows = [(str(number), e.printed, e.right, e.here) for number, e in th.ERRATA.items()]
+        _print_table(console, ("", "printed", "right", "here"), rows)
 
 
-def numbers(text: str, option: str) -> list[int]:
-    """`16,32` -> [16, 32]."""
+def _rounds(text: str) -> list[int]:
+    """Parse `16,32` into [16, 32]."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{option}: expected whole numbers such as 16,32,64, got {text!r}") from None
+        raise UserError(f"--rounds: expected whole numbers such as 16,32,64, got {text!r}") from None
 
 
-def _figure(args: argparse.Namespace, console: Console, draw: str, stem: str, found: Any, **how: Any) -> None:
-    """Draw what was found, if a folder was named."""
-    if not args.out:
-        return
-    from ..theory import figures
-
-    path = getattr(figures, draw)(found, Path(args.out) / stem, **how)
-    if not args.json:
-        console.print(f"figure: {path}")
-
-
-def new_table(*titles: str) -> Any:
-    """A table without lines."""
+def _print_table(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table without lines."""
     from rich.table import Table
 
-    return Table(*titles, box=None, pad_edge=False)
+    table = Table(*titles, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
 
 
 def _rate_json(r: Rate) -> dict[str, Any]:
@@ -265,13 +320,13 @@ def _rate_json(r: Rate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def dump(console: Console, value: Any) -> None:
-    """A result as JSON."""
+def _dump(console: Console, value: Any) -> None:
+    """Print a result as JSON."""
     console.print_json(json.dumps(_finite(value)))
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: null."""
+    """Replace what JSON does not have, infinity and NaN, by null."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -35,8 +35,8 @@ What is tried: lr, and the fields that a method declares (lam, mu and alpha of p
 adaptive servers); --dry-run shows it. A field that is given a value, by --lr 0.1 or fedspeed:rho=0, is not tuned.
   --space fedspeed.lam=1,10,100        these values          --space lr=0.01..1:log       a range, for all methods
 
-strategies: random (the usual point first), grid (of ranges as many values as the budget pays for), halving (many points
-for few rounds, the better third goes on in the runs it has), optuna (its TPE; pip install 'fedspeed[optuna]').
+strategies: random (the usual point first), halving (many points for few rounds, the better third continues in the runs
+it has), optuna (its TPE; pip install 'fedspeed[optuna]'). For a grid of values: fedspeed sweep --grid.
 
 A command that was stopped continues when it is repeated with the same --out: trials are run directories.
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cures import Cure, cures
 from ..damping import warning_of
 from ..files import read_bytes
-from ..illness import Illness, illnesses
+from ..illness import Advice, Finding, advise, diagnose
 from ..record import Record
 from ..rundir import RunDir, beside
 from ..splitfile import read_split
@@ -24,7 +23,7 @@ class Health:
 
     Args:
         state: how it stands, in words.
-        found: the illnesses; the last may be that it diverged.
+        found: what is wrong with it; the last may be that it diverged.
         notes: what could not be read, and what can be said of the config alone.
     """
 
@@ -32,12 +31,12 @@ class Health:
     config: dict[str, Any]
     records: list[Record]
     state: str
-    found: list[Illness]
+    found: list[Finding]
     notes: list[str]
 
-    def cures(self, one: Illness) -> list[Cure]:
-        """What to try. Where data, or a hook of the user's, are to blame, nothing of the config helps."""
-        return [] if "the learning rate is not to blame" in one.seen else cures(one.name, self.config)
+    def advice(self, one: Finding) -> list[Advice]:
+        """Return what to try. Where data, or a hook of the user's, are the cause, nothing of the config helps."""
+        return [] if "the learning rate is not to blame" in one.seen else advise(one.name, self.config)
 
 
 def examine(path: Path) -> Health:
@@ -63,9 +62,9 @@ def examine(path: Path) -> Health:
     if split and (text := warning_of(config, split.sizes)):
         notes.append(text)
     status = str((summary or {}).get("status") or "")
-    found = illnesses(records)
+    found = diagnose(records)
     if status.startswith("diverged"):
-        found.append(Illness("diverged", len(records) + 1, status.removeprefix("diverged: ")))
+        found.append(Finding("diverged", len(records) + 1, status.removeprefix("diverged: ")))
     return Health(path, config, records, _state(path, status, len(records), config), found, notes)
 
 
@@ -79,7 +78,7 @@ def _state(path: Path, status: str, rounds: int, config: dict[str, Any]) -> str:
         return f"running, {of} so far" if going_on else f"interrupted without a summary, {of}: `fedspeed resume {path}`"
 
 
-def series(one: Illness) -> str:
+def series(one: Finding) -> str:
     """What was measured in some of the rounds with the sign, the first and the last among them."""
     values = one.values
     step = max(1, -(-len(values) // SHOWN))

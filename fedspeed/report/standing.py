@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..illness import illnesses
+from ..illness import diagnose
 from ..record import Record, is_number
 from .markup import Html, element, join, visible
 from .runs import Row, RunFiles, short
@@ -73,7 +73,7 @@ def _ills(run: RunFiles) -> list[str]:
     """What a run that is not over has so far."""
     if run.done or not any(plain.get("signs") for plain in run.rounds):
         return []
-    return list(dict.fromkeys(one.name for one in illnesses([Record.from_dict(plain) for plain in run.rounds])))
+    return list(dict.fromkeys(one.name for one in diagnose([Record.from_dict(plain) for plain in run.rounds])))
 
 
 def _left(run: RunFiles, of: int) -> float | None:

@@ -15,12 +15,9 @@ _WHERE = {
     "forms": ("Condition", "Form", "form_at", "kappa"),
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
     "errata": ("ERRATA", "Erratum"),
-    "rates": ("RATES", "PublishedRate"),
     ".problems": ("random_logistic", "random_quadratic"),  # fedspeed.problems
     "numpy_runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
-    "perturbation": ("Perturbation", "quasi_gradient_orders"),
-    "counterexample": ("Counterexample", "break_printed_bound"),
     "from_run": ("Fact", "RunSetting", "read_run"),
 }
 _PLACES = {name: module for module, names in _WHERE.items() for name in names}

@@ -23,7 +23,9 @@ ERRATA: dict[int, Erratum] = {
     7: Erratum("the two limits on rho and eta", "leave kappa = -1/2; their shares must add up to < 1/2", "kappa > 0"),
     8: Erratum("eta <= 2 lam", "eta <= lam: above it the gamma_k alternate in sign", "Setting refuses eta > lam"),
     9: Erratum(
-        "no limit on lam L", "one is needed: P <= 2 in the proof; without it the theorem is false", "counterexample.py"
+        "no limit on lam L",
+        "one is needed: P <= 2 in the proof; without it the theorem is false",
+        "docs/gallery/plot_counterexample.py",
     ),
     10: Erratum(
         "4 lam^3 L^2 (..) against 1/m^2", "||mean||^2 throughout: 8 L^2 r^2 + lam L <= 1", "forms from `consistent` on"
@@ -43,7 +45,9 @@ ERRATA: dict[int, Erratum] = {
         "it sees the minibatch that made the point: (1 + alpha L rho)^2 sigma_l^2, with L-smooth minibatch losses",
         "forms `corrected`, `tracking`",
     ),
-    16: Erratum("penalty beta ||grad||^2 (main text)", "(beta/2) ||grad||^2 (appendix)", "perturbation.py"),
+    16: Erratum(
+        "penalty beta ||grad||^2 (main text)", "(beta/2) ||grad||^2 (appendix)", "docs/gallery/plot_perturbation.py"
+    ),
     17: Erratum("'Proof of Theorem 4.5'", "of Theorem 4.4", "-"),
     18: Erratum(
         "K >= lam/eta in the theorem", "fails in every main experiment of the paper", "`fedspeed theory --from RUN`"

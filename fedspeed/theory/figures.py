@@ -1,4 +1,4 @@
-"""Figures of the theory: the measured rates beside their bounds, the counterexample, the perturbation's order."""
+"""Figure of the theory: the measured rates beside their bounds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..report.figures import new_figure, save
-from .bounds import bound
-from .counterexample import Counterexample
 from .experiment import Rate
-from .perturbation import Perturbation
 
 NAMES = {"fedspeed": "FedSpeed at z", "fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
 STYLES = {"fedspeed": ("C3", "o", "-"), "fedavg": ("C0", "s", "-"), "scaffold": ("C2", "^", "--")}
@@ -46,34 +41,6 @@ def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
             axes.set_ylabel("average of ||grad F||^2")
     if title:
         figure.suptitle(title, fontsize=10)
-    return save(figure, stem, ["png"])[0]
-
-
-def perturbation_figure(found: Perturbation, stem: Path) -> Path:
-    """The distance between the quasi-gradient and each penalised loss's gradient, against rho."""
-    figure, axes = new_figure(5.2, 3.8)
-    for i, (name, error) in enumerate(found.error.items()):
-        fit = found.order[name]
-        label = f"{name}: order {fit.slope:.2f} ± {fit.error:.2f}"
-        axes.plot(found.rho, error, marker="o", ms=4, color=f"C{i}", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="rho", ylabel="||g_tilde - gradient of L + penalty||")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return save(figure, stem, ["png"])[0]
-
-
-def counterexample_figure(found: Sequence[Counterexample], stem: Path) -> Path:
-    """The running average of |F'(z^t)|^2 beside the printed bound, for every T up to the run's, one curve per lam."""
-    figure, axes = new_figure(5.2, 3.8)
-    for i, each in enumerate(found):
-        T = np.unique(np.geomspace(2, each.setting.T, 60).astype(int))
-        running = np.cumsum(each.squares)[T - 2] / T
-        limits = [bound(each.setting.but(T=int(t)), each.start, "printed").total for t in T]
-        axes.plot(T, running, color=f"C{i}", label=f"lam L = {each.setting.lam:g}: seen")
-        axes.plot(T, limits, color=f"C{i}", linestyle=":", label=f"lam L = {each.setting.lam:g}: printed bound")
-    axes.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="(1/T) sum of |F'(z)|^2")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
     return save(figure, stem, ["png"])[0]
 
 

@@ -1,4 +1,4 @@
-"""Tuning: the same budget of gradients for every method, on data that nobody trains on; judged with fresh seeds."""
+"""Tuning: the same budget of gradients for every method, on held-out data; judged with fresh seeds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def tune(
 ) -> Tuned:
     """Tune methods with equal budgets on held-out data, then judge the chosen points with fresh seeds.
 
-    The test set is read by the judged runs only. Stopped at any instant, the same call goes on where it was: trials are
+    The test set is read by the judged runs only. Stopped at any instant, the same call continues: trials are
     run directories in `out`.
 
     Args:
         methods: names, tables such as `{"name": "fedspeed", "rho": 0.0}` or methods; a field that a table names, or
             that a method has another value of than by default, is not tuned.
         budget: gradients of minibatches for each method.
-        strategy: `random`, `grid`, `halving` or `optuna` (which needs the package).
+        strategy: `random`, `halving` or `optuna` (which needs the package).
         space: what to try where fields do not say, or otherwise: `{"lr": "0.01..1:log", "fedspeed.lam": [1, 10]}`.
         seeds: that judge, or how many (0, 1, ...).
         tune_seeds: of the trials, or how many (1000, 1001, ...).

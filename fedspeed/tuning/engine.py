@@ -64,6 +64,10 @@ class Tuning:
         seeds: Sequence[int],
         out: Path,
     ) -> None:
+        if strategy == "grid":
+            raise UserError(
+                f"tune: expected one of {', '.join(STRATEGIES)}, got grid; use `fedspeed sweep --grid` for one"
+            )
         if strategy not in STRATEGIES:
             raise unknown("strategy", strategy, STRATEGIES)
         if not methods:

@@ -7,10 +7,9 @@ A field says what is tried where its class declares it, `param(10.0, "(0, inf)",
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..config import Config
@@ -34,10 +33,6 @@ class Values:
 
     values: tuple[Any, ...]
 
-    def grid(self, count: int) -> tuple[Any, ...]:
-        """All of them, however many are asked for."""
-        return self.values
-
     def at(self, u: float) -> Any:
         """The value at a place u in [0, 1)."""
         return self.values[int(u * len(self.values))]
@@ -55,18 +50,14 @@ class Range:
     """All numbers from low to high, to three digits; evenly in their logarithms if `log`.
 
     Example:
-        >>> Range(0.01, 1, log=True).grid(2), Range(0, 10, whole=True).grid(1), Range(0.01, 1, log=True).at(0.25)
-        ((0.0316, 0.316), (5,), 0.0316)
+        >>> Range(0, 10, whole=True).at(0.5), Range(0.01, 1, log=True).at(0.25)
+        (5, 0.0316)
     """
 
     low: float
     high: float
     log: bool = False
     whole: bool = False
-
-    def grid(self, count: int) -> tuple[Any, ...]:
-        """The middles of this many equal parts: never an end, and one value is the middle of all."""
-        return tuple(dict.fromkeys(self.at((i + 0.5) / count) for i in range(count)))
 
     def at(self, u: float) -> Any:
         """The value at a place u in [0, 1)."""
@@ -216,30 +207,6 @@ def usual_point(space: Space, method: Mapping[str, Any]) -> Point | None:
     defaults = {name: field.default for name, field in _fields(method).items()}
     point = tuple((name, defaults[name]) for name in space)
     return point if all(axis.holds(defaults[name]) for name, axis in space.items()) else None
-
-
-def grid_points(space: Space, most: int) -> list[Point]:
-    """The grid: all values, and of ranges as many as `most` points allow, one more for each in turn."""
-    least = math.prod(len(axis.grid(1)) for axis in space.values())
-    if least > most:
-        raise UserError(
-            f"space: expected a grid that the budget can pay for, got {least} points where it pays for {most}; raise "
-            f"--budget, shorten --space, or --strategy random"
-        )
-    counts = dict.fromkeys((name for name, axis in space.items() if isinstance(axis, Range)), 1)
-    grown = True
-    while grown:
-        grown = False
-        for name in counts:
-            more = {**counts, name: counts[name] + 1}
-            if len(_product(space, more)) > len(_product(space, counts)) and len(_product(space, more)) <= most:
-                counts, grown = more, True
-    return _product(space, counts)
-
-
-def _product(space: Space, counts: Mapping[str, int]) -> list[Point]:
-    columns: Sequence[tuple[Any, ...]] = [axis.grid(counts.get(name, 1)) for name, axis in space.items()]
-    return [tuple(zip(space, values, strict=True)) for values in itertools.product(*columns)]
 
 
 def size(space: Space) -> float:

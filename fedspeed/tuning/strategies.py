@@ -1,4 +1,4 @@
-"""What to try next: pure functions of what is known. Nothing here runs, reads or draws anything that is not named.
+"""Strategies: which trials to make next, as pure functions of what is known. Optuna is imported when it is asked for.
 
 A strategy is asked with everything that was found so far and answers with trials that it wants and that are not found
 yet; none once it is done. So a search that was killed is the same search: it is asked again from the start, and what
@@ -11,16 +11,19 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 from ..errors import UserError
-from .space import Point, Space, grid_points, size
+from ..exporters.trackers import need
+from .space import Axis, Point, Space, Values, size
 
 ETA = 3
 """Halving keeps one of this many points, and gives those it keeps this many times the rounds."""
 FIRST = 9
 """Halving looks first after one of this many rounds; sooner a score says little of how a run ends."""
+BEGIN = 10
+"""Points at random before Optuna's estimator has a say."""
 REPEATS = 64
 """Draws that bring nothing new in a row, after which a space counts as exhausted."""
 
@@ -100,11 +103,10 @@ class Search:
                 return
 
 
-def score(search: Search, known: Known, point: Point, rounds: int = 0) -> float:
-    """The mean over seeds; -inf where one diverged."""
-    found = [known[trial].score for trial in search.trials(point, rounds or search.rounds)]
-    scores = [one for one in found if one is not None]
-    return statistics.fmean(scores) if len(scores) == len(found) else -math.inf
+def mean_score(known: Known, trials: list[Trial]) -> float:
+    """Return the mean score of trials; -inf where one diverged."""
+    scores = [known[trial].score for trial in trials]
+    return -math.inf if None in scores else statistics.fmean(one for one in scores if one is not None)
 
 
 def ranked(scores: Mapping[Point, float]) -> list[Point]:
@@ -118,26 +120,15 @@ def missing(trials: list[Trial], known: Known) -> list[Trial]:
 
 
 def random(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
-    """Points at random while the budget pays for one more: the points, and their trials that are not found yet."""
-    return _affordable(search, search.points(), known)
-
-
-def grid(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
-    """All values of lists; of ranges as many as the budget pays for."""
-    dearest = max(search.price(point, search.rounds, {}) for point in islice(search.points(), 8))
-    points = [point for point in grid_points(search.space, int(search.budget // dearest)) if search.valid(point)]
-    return _affordable(search, iter(points), known)
-
-
-def _affordable(search: Search, points: Iterator[Point], known: Known) -> tuple[list[Point], list[Trial]]:
-    spent, chosen, wanted = 0.0, [], []
-    for point in points:
+    """Return points at random while the budget pays for one more, and their trials that are not found yet."""
+    spent, points, wanted = 0.0, [], []
+    for point in search.points():
         spent += search.price(point, search.rounds, known)
         if spent > search.budget:
             break
-        chosen.append(point)
+        points.append(point)
         wanted += missing(search.trials(point, search.rounds), known)
-    return chosen, wanted
+    return points, wanted
 
 
 def rungs(rounds: int, every: int = 1, least: int = 1) -> list[int]:
@@ -174,7 +165,7 @@ def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
         if wanted:
             return points, wanted
         if level + 1 < len(steps):
-            scores = {point: score(search, known, point, rounds) for point in points}
+            scores = {point: mean_score(known, search.trials(point, rounds)) for point in points}
             points = ranked(scores)[: numbers[level + 1]]
     return points, []
 
@@ -196,6 +187,56 @@ def _entrants(search: Search, steps: list[int]) -> list[Point]:
     return points
 
 
+def optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+    """Let Optuna's tree-structured Parzen estimator suggest one point at a time, given the scores of those before it.
+    The study is rebuilt from what is known, so that a search that was killed continues in the same way."""
+    package = need("optuna", "'fedspeed[optuna]'")
+    package.logging.set_verbosity(package.logging.ERROR)
+    sampler = package.samplers.TPESampler(seed=search.sampling, n_startup_trials=BEGIN)
+    study = package.create_study(direction="maximize", sampler=sampler)
+    axes = {name: _distribution(package, axis) for name, axis in search.space.items()}
+    first = search.draw(0)
+    if first is not None:
+        study.enqueue_trial(dict(first))
+    points: list[Point] = []
+    spent, repeats = 0.0, 0
+    while repeats < REPEATS:
+        trial = study.ask(axes)
+        point = tuple((name, _rounded(search.space[name], value)) for name, value in trial.params.items())
+        point = tuple((name, dict(point)[name]) for name in search.space)
+        new = point not in points and search.valid(point)
+        repeats = 0 if new else repeats + 1
+        if new:
+            spent += search.price(point, search.rounds, known)
+            if spent > search.budget:
+                break
+            points.append(point)
+            wanted = missing(search.trials(point, search.rounds), known)
+            if wanted:
+                return points, wanted
+        value = mean_score(known, search.trials(point, search.rounds)) if point in points else -math.inf
+        if value > -math.inf:
+            study.tell(trial, value)
+        else:  # counts as worse than all that have a score
+            study.tell(trial, state=package.trial.TrialState.PRUNED)
+    return points, []
+
+
+def _distribution(package: Any, axis: Axis) -> Any:
+    kinds = package.distributions
+    if isinstance(axis, Values):
+        return kinds.CategoricalDistribution(axis.values)
+    if axis.whole:
+        return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _rounded(axis: Axis, value: Any) -> Any:
+    if isinstance(axis, Values) or axis.whole:
+        return value
+    return min(max(float(f"{value:.3g}"), axis.low), axis.high)
+
+
 def again(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point, list[Trial]], list[Trial]]:
     """What is left of the budget goes to the leaders, best first, each with a further seed, as often as it lasts.
 
@@ -203,42 +244,29 @@ def again(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point
         All whole trials of every point that were asked for, and those that are not found yet.
     """
     asked = {point: search.trials(point, search.rounds) for point in points}
-    spent = sum(found.gradients for found in _last(known).values())
+    longest = {(trial.point, trial.seed): trial for trial in sorted(known, key=lambda trial: trial.rounds)}
+    spent = sum(known[trial].gradients for trial in longest.values())
     for turn in count():
         full = {point: trials for point, trials in asked.items() if len(trials) == len(search.seeds) + turn}
-        scores = {point: _mean(known, trials) for point, trials in full.items()}
-        seed = search.further(turn)
+        leaders = ranked({point: mean_score(known, trials) for point, trials in full.items()})
         wanted: list[Trial] = []
-        for point in ranked(scores):
-            trial = Trial(point, seed, search.rounds)
+        for point in leaders:
+            trial = Trial(point, search.further(turn), search.rounds)
             if trial not in known:
                 spent += search.cost(trial)
                 if spent > search.budget:
                     return asked, wanted
                 wanted.append(trial)
             asked[point] = [*asked[point], trial]
-        if wanted or not ranked(scores):
+        if wanted or not leaders:
             break
     return asked, wanted
-
-
-def _last(known: Known) -> dict[tuple[Point, int], Found]:
-    """The longest trial of every point and seed."""
-    found: dict[tuple[Point, int], Found] = {}
-    for trial in sorted(known, key=lambda trial: trial.rounds):
-        found[trial.point, trial.seed] = known[trial]
-    return found
-
-
-def _mean(known: Known, trials: list[Trial]) -> float:
-    scores = [known[trial].score for trial in trials]
-    return statistics.fmean(one for one in scores if one is not None) if None not in scores else -math.inf
 
 
 def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Point:
     """The best of the points that were tried with the most seeds, by the mean over them; of equals the earlier."""
     most = max(map(len, asked.values()), default=0)
-    best = ranked({point: _mean(known, trials) for point, trials in asked.items() if len(trials) == most})
+    best = ranked({point: mean_score(known, trials) for point, trials in asked.items() if len(trials) == most})
     if not best:
         raise UserError(
             f"tune: every point of {label} that was left diverged; give it smaller rates, --space lr=0.001..0.1:log"
@@ -256,15 +284,8 @@ def propose(name: str, search: Search, known: Known) -> tuple[dict[Point, list[T
     return ({}, wanted) if wanted else again(search, known, points)
 
 
-def _optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
-    from .tpe import suggest
-
-    return suggest(search, known)
-
-
 STRATEGIES: dict[str, Callable[[Search, Known], tuple[list[Point], list[Trial]]]] = {
     "random": random,
-    "grid": grid,
     "halving": halving,
-    "optuna": _optuna,
+    "optuna": optuna,
 }

@@ -10,11 +10,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from closed_forms import fixed_point
+from gallery import GALLERY
 from matplotlib import pyplot as plt
 
 from fedspeed.theory import Setting
-
-GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 
 
 @pytest.fixture
@@ -91,6 +90,22 @@ def test_fedavg_ends_at_its_fixed_point(run):
     np.testing.assert_allclose(found["speedy"], found["problem"].optimum, atol=1e-10)
     np.testing.assert_allclose(found["fedavg"][1], found["problem"].optimum, atol=1e-10)
     assert np.linalg.norm(found["fedavg"][16] - found["problem"].optimum) > 0.5
+
+
+def test_the_printed_bound_is_broken_where_lam_L_is_large(run):
+    small, large = run("counterexample")["found"]
+    assert [small.setting.lam, large.setting.lam] == [1.0, 4.0]
+    assert small.bound.valid
+    assert large.bound.valid
+    assert [small.violated, large.violated] == [False, True]
+    assert large.average == pytest.approx(0.0497, abs=5e-5)  # as the text says
+    assert large.bound.total == pytest.approx(0.0127, abs=5e-5)
+
+
+def test_the_quasi_gradient_is_that_of_the_appendix_penalty_to_second_order(run):
+    found = run("perturbation")["found"]
+    assert [round(fit.slope) for fit in found.order.values()] == [2, 1, 2]
+    assert found.order["(beta/2) ||grad L||^2"].slope == pytest.approx(2, abs=0.01)
 
 
 @pytest.mark.slow

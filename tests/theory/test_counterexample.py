@@ -6,12 +6,15 @@ import math
 
 import numpy as np
 import pytest
+from gallery import gallery_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.errors import UserError
-from fedspeed.theory import Setting, break_printed_bound, form_at
-from fedspeed.theory.counterexample import local_steps, potential, wave
+from fedspeed.theory import Setting, form_at
+
+EXAMPLE = gallery_names("counterexample")
+local_steps, potential, wave = EXAMPLE["local_steps"], EXAMPLE["potential"], EXAMPLE["wave"]
+break_printed_bound = EXAMPLE["break_printed_bound"]
 
 
 def plain_steps(x, ghat, a, s):
@@ -70,8 +73,3 @@ def test_it_does_not_converge_step_by_step_either():
         if t >= 30:
             late.append((0.35 * wave(float(z))) ** 2)
     assert np.mean(late) > 0.02
-
-
-def test_b_must_leave_F_bounded_below():
-    with pytest.raises(UserError, match="b must lie in"):
-        break_printed_bound(b=1.0)

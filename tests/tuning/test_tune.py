@@ -60,7 +60,7 @@ def searched(
     return tuning, tuning.search(make_runs)
 
 
-@pytest.mark.parametrize("strategy", ["random", "halving", "grid"])
+@pytest.mark.parametrize("strategy", ["random", "halving"])
 def test_every_method_spends_the_same_budget_by_its_records(tmp_path: Path, strategy: str) -> None:
     budget = 260.0
     tuning, _ = searched(tmp_path, ["fedavg", "fedspeed"], budget, strategy)
@@ -205,7 +205,7 @@ BAD = [
     ("fedspeed --budget 1e3 --space lam=-1,1", "space of fedspeed: FedSpeed: lam must be in (0, inf), got -1.0"),
     ("fedavg --budget 1e3 --lr 0.1", "nothing of fedavg is left to tune"),
     ("fedavg --budget 1e3 --tune-seeds 2,3 --seeds 3", "expected none in common, got 2 in both"),
-    ("fedavg --budget 1e3 --space lr=0.1,0.2,0.3 --strategy grid --rounds 60", "got 3 points where it pays for"),
+    ("fedavg --budget 1e3 --strategy grid", "got grid; use `fedspeed sweep --grid`"),
     ("fedavg --budget 1e3 --overwrite", "choose another --out"),
     ("fedavg --budget 1e3 --no-test-set", "trials never see the test set"),
     ("fedavg --budget 1e3 --baseline fedspeed", "--baseline: expected one of fedavg"),
@@ -280,7 +280,7 @@ def test_a_dry_run_shows_the_spaces_and_runs_nothing(tmp_path: Path, capsys: Any
 def test_without_accuracies_the_loss_is_what_counts(tmp_path: Path, capsys: Any) -> None:
     setting = "--data quadratic --model vector --split natural --clients 6 --active 3 --rounds 3 --local-steps 2"
     given = [*setting.split(), "--space", "lr=0.001,0.01,0.1", "--seeds", "2", "--out", str(tmp_path)]
-    assert run_cli("fedavg", "fedprox:mu=0.1", "--budget", "60", "--strategy", "grid", *given) == 0
+    assert run_cli("fedavg", "fedprox:mu=0.1", "--budget", "60", "--strategy", "random", *given) == 0
     said = capsys.readouterr().out
     assert "best method at a share of the budget, on held-out data: " in said
     assert "(loss " in said

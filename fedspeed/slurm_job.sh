@@ -1,16 +1,22 @@
-"""The parts of an sbatch script that are the same for every job, in shell: `slurm` puts them together."""
-
-from __future__ import annotations
-
-HEAD = """\
 #!/bin/bash
 # Written by `fedspeed slurm`. To submit it: sbatch FILE. A task that was stopped, or failed, continues when it is
 # submitted again; tasks that are done end at once.
-"""
-"""What it is."""
+@directives@
 
+@setup@
+set -u
+# every process computes with one thread, so that bits do not depend on the machine; cores are for processes
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+python=@python@
+out=@out@
+runs=(
+@runs@
+)
+name=${runs[${SLURM_ARRAY_TASK_ID:-0}]}
+run=$out/$name
 
-RAY = """
+# [ray
 # a Ray cluster of this job alone, which only those who know its token can use: the head on the first node, where this
 # script runs, and a member on each other node. The head's address is the one that the last node sees.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -18,14 +24,14 @@ head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[-1]}" getent ahostsv4 "${no
 port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
 address=$head:$port
 scratch=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/ray-$SLURM_JOB_ID
-RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 members=()
 
 member() {
   local node=$1
   shift
-  srun --nodes=1 --ntasks=1 --nodelist="$node" "$python" -m ray.scripts.scripts start --block --disable-usage-stats \\
+  srun --nodes=1 --ntasks=1 --nodelist="$node" "$python" -m ray.scripts.scripts start --block --disable-usage-stats \
     --num-cpus "$SRUN_CPUS_PER_TASK" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" --temp-dir "$scratch" "$@" &
   members+=($!)
 }
@@ -67,20 +73,17 @@ cleanup() {
 }
 trap cleanup EXIT
 
-member "${nodes[0]}" --head --node-ip-address "$head" --port "$port" --include-dashboard false \\
+member "${nodes[0]}" --head --node-ip-address "$head" --port "$port" --include-dashboard false \
   --dashboard-agent-listen-port $((port + 1))
 joined 1 || exit 1
 for node in "${nodes[@]:1}"; do
   member "$node" --address "$address" --dashboard-agent-listen-port $((port + 2))
 done
 joined "${#nodes[@]}" || exit 1
-"""
-"""The cluster."""
+# ray]
 
-
-RUN = """
 saved() {  # the round of the newest checkpoint
-  find "$run/checkpoints" -name '*.json' -printf '%f\\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
+  find "$run/checkpoints" -name '*.json' -printf '%f\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
 }
 
 stop() {  # as Ctrl-C does: the run keeps what is done
@@ -95,7 +98,7 @@ before=$(saved)
 trap 'again=yes; stop' USR1  # the time is nearly up
 trap stop TERM               # somebody cancels the job, or Slurm takes its place, and queues it again by itself
 
-COMMAND &
+@command@ &
 child=$!
 while kill -0 "$child" 2>/dev/null; do
   wait "$child"  # returns early when a signal comes
@@ -111,5 +114,3 @@ if [ "$again" ] && [ "$code" -ge 128 ]; then  # ended by a signal
   fi
 fi
 exit "$code"
-"""
-"""A run, started or continued, and what is done when it is stopped."""
