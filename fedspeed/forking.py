@@ -24,11 +24,11 @@ from .observe import Observer
 from .parent import Parent, write_parent
 from .presets import paper_decay
 from .record import rounds_digest
-from .report.difference import flat
 from .run import resume
 from .runconfig import PLACEMENT, clear_code, config_digest, read_config, withdraw, write_config
 from .rundir import RunDir, alone, beside
-from .stretches import ANY_ROUND, FIXED, classes, moved, otherwise, overlay
+from .tables import flat, otherwise, overlay
+from .until import ANY_ROUND, FIXED, classes, moved
 
 if TYPE_CHECKING:
     from .manifest import Saved

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import backends
 from .errors import UserError
 from .method import Method, nested
 from .network import parse_devices, parse_network
 from .params import Params, param
+from .registry import backend_names
 from .schedule import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
 from .stopping import fit_rules, goal_text, time_text
 
@@ -128,7 +128,7 @@ class Plan(Params):
     )
     backend: str = machine(
         "auto",
-        backends.names,
+        backend_names,
         "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
         placement=True,
     )

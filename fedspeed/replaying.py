@@ -32,7 +32,8 @@ from .scratch import scratch
 from .server import Simulation
 from .stretches import alike
 from .trace import Step, Trace, Traced
-from .uploads import read_uploads, shown, unlike_uploads, upload_digests
+from .upload_digest import upload_digests
+from .uploads import read_uploads, shown, unlike_uploads
 from .vec import one_thread
 
 __all__ = ["Replay", "replay"]

@@ -14,7 +14,8 @@ from .observe import Observer, Observers
 from .recording import Recording, room
 from .runconfig import amend, bound_to, clear_code, read_config, withdraw, write_config
 from .rundir import RunDir, alone
-from .stopping import changed, over
+from .stopping import changed
+from .summary import over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, one_line
 from ..observe import Observer
 from ..record import Record
+from ..rundir import RunDir
 from .source import Source, Told
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Tracker(Observer):
         """All rounds so far."""
         if run.recording is None:
             raise UserError("it needs the rounds on disk; simulate(..., out=FOLDER)")
-        self._run = Source(run.recording.out, run.recording.files.config(), run.recording.records)
+        self._run = Source(run.recording.out, RunDir(run.recording.out).config(), run.recording.records)
         with quiet():
             self.open(self._run)
             self.log(self._run.rounds())

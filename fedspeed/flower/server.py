@@ -25,6 +25,8 @@ from ..errors import Diverged, UserError
 from ..files import write
 from ..givenrun import recorded
 from ..record import Record
+from ..recording import Recording
+from ..rundir import RunDir
 from ..server import Simulation
 from ..splitfile import Split
 from ..vec import has_leaves
@@ -182,15 +184,15 @@ def make_simulation(
 
 def keep(run: Simulation) -> None:
     """A checkpoint of this round on the disk, before any device hears that it was counted."""
-    assert run.recording is not None
+    assert isinstance(run.recording, Recording)
     run.recording.checkpoints.write(run.t, run.server, run.states)
     run.recording.checkpoints.wait()
 
 
 def write_sizes(run: Simulation) -> None:
     """`split.json` with what is known: sizes, no counts of classes."""
-    assert run.recording is not None
-    path, data = run.recording.files.split_file, run.data
+    assert run.out is not None
+    path, data = RunDir(run.out).split_file, run.data
     if not path.exists():
         found = Split(data.split_fingerprint, data.name, data.split, data.sizes.tolist(), [], list(data.class_names))
         write(path, json.dumps(found._asdict()) + "\n")

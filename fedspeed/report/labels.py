@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .difference import flat
+from ..tables import flat
 
 ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine",
              "max_time", "ray_cpus", "ray_gpus", "allow_mixed")  # fmt: skip

@@ -17,8 +17,7 @@ from same_bits import assert_same_bits
 from same_bits import outcome as loop_outcome
 from torch import nn
 
-from fedspeed import backends, registry
-from fedspeed.backends import BACKENDS
+from fedspeed import backends, registry, simulate
 from fedspeed.backends.packing import pack, unpack
 from fedspeed.cli import main
 from fedspeed.config import Config
@@ -28,7 +27,7 @@ from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.evaluate import score_slice, slices, total
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
+from fedspeed.registry import BACKENDS
 
 
 class Threads:
