@@ -184,12 +184,9 @@ class Config(Plan):
         if not train:
             return
         object.__setattr__(self, "active", self.cohort_size(train))
-        if self.active > train:
-            raise UserError(
-                f"active must be at most the number of clients, got {self.active} active of {train}; "
-                f"lower --active or raise --clients"
-            )
-        self.method.check(self.lr, self.active if self.cohort == "fixed" else 1, train)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a config refuses; its simulation, which is made once, warns
+            self.require_clients(self.method, train)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:

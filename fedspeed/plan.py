@@ -201,6 +201,16 @@ class Plan(Params):
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
         return self.active or min(10, clients)
 
+    def require_clients(self, method: Method, clients: int) -> None:
+        """Raise unless so many clients are enough for the cohort, and the method is made for such a run."""
+        active = self.cohort_size(clients)
+        if active > clients:
+            raise UserError(
+                f"active must be at most the number of clients, got {active} active of {clients}; "
+                f"lower --active or raise --clients"
+            )
+        method.check(self.lr, active if self.cohort == "fixed" else 1, clients)
+
     def steps_of(self, n: int) -> int:
         """K_i of a client with n samples."""
         return self.local_steps or self.local_epochs * math.ceil(n / self.batch_size)

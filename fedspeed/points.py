@@ -182,7 +182,4 @@ def _text(value: Any) -> str:
         return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict) and "name" in value:  # a method inside another
-        own = ",".join(f"{key}={_text(inner)}" for key, inner in value.items() if key != "name")
-        return f"{value['name']}:{own}" if own else str(value["name"])
     return str(value).replace(" ", "") if not isinstance(value, str) else value

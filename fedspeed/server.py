@@ -78,7 +78,7 @@ class Simulation:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
         plan.require(method)
-        method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
+        plan.require_clients(method, data.clients)
         device = pick_device(plan.device)
         fitting = fitting_loss(loss, data)
         flat = flat_model(model, data, plan, device, no_decay, method)
@@ -280,11 +280,6 @@ def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
     """The plan with its cohort's size; data, or a method, that it cannot be for are refused."""
     plan.require_schedules(method, paper_decay(method))
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
-    if plan.active > data.clients:
-        raise UserError(
-            f"active must be at most the number of clients, got {plan.active} active of {data.clients}; "
-            f"lower --active or raise --clients"
-        )
     if data.sizes.min() < 1:
         raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
     test, validation = (rows is not None and len(rows) > 0 for rows in (data.y_test, data.validation))

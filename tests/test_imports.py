@@ -270,6 +270,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "method",
         "methods",
         "network",
+        "plan",
         "record",
         "rundir",
         "settings",

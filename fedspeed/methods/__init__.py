@@ -98,7 +98,8 @@ def find_method(name: str, code: str = "", origin: str = "") -> type[Method]:
 
 
 def build(table: dict[str, Any]) -> Method:
-    """A method from `{"name": ..., field: value}`; one from a file may also carry `code` and `origin`, see `find`."""
+    """Return a method from `{"name": ..., field: value}`; one from a file may also carry `code` and `origin`, see
+    `find_method`."""
     cls, fields = class_of(table)
     try:
         return cls.from_fields(fields)
