@@ -139,8 +139,8 @@ def run_config(
                 run.claim()
                 clear_code(out)
             plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
-            known = {"engine": plan.engine, "clients": getattr(plan, "clients", 0), "active": plan.active}
-            config = replace(config, **known, augment=getattr(plan, "augment", config.augment))
+            clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
+            config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
             write_config(out, config)
             checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
             return _run(Recording(out, config, simulation, [], checkpoints), watching)

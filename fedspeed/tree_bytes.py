@@ -93,8 +93,8 @@ def read_state(path: Path, like: Any) -> Any:
 def foreign(path: Path, error: Exception) -> UserError:
     """What is in a file is not what the config says."""
     return UserError(
-        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
-        f"config.toml was: put it back"
+        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or the "
+        f"run's config was: put it back"
     )
 
 

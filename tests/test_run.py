@@ -124,13 +124,6 @@ def test_an_error_before_the_first_round_closes_the_simulation(tmp_path, monkeyp
     assert closed == [stopped.value]
 
 
-def test_a_method_warns_once_a_run(tmp_path):
-    config = small(lr=0.1, method={"name": "fedspeed", "lam": 0.09})
-    with pytest.warns(UserWarning, match="overshoot") as told:
-        run_config(config, tmp_path)
-    assert len(told) == 1
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_part_of_a_run_is_a_run(tmp_path, name):
     (tmp_path / name).write_text("mine")
