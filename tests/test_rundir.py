@@ -27,7 +27,6 @@ ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/verify.py": "summary.json",
     "cli/options.py": "states",
     "runconfig.py": "states",
-    "report/labels.py": "states",
 }
 
 
