@@ -27,9 +27,8 @@ from fedspeed import Federated, UserError, simulate
 from fedspeed.client import Oracle
 from fedspeed.config import Config
 from fedspeed.data.augment import Pipeline
-from fedspeed.devices import exact
+from fedspeed.devices import exact, pick_device
 from fedspeed.environment import environment
-from fedspeed.given import pick_device
 from fedspeed.methods import METHODS
 from fedspeed.run import resume, run_config
 

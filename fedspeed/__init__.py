@@ -36,7 +36,7 @@ _PUBLIC = {
     "fork": "forking",
     "extend": "run",
     "replay": "replaying",
-    "simulate": "server",
+    "simulate": "simulating",
     "audit": "auditing",
     "Simulation": "server",
     "Record": "record",

@@ -15,11 +15,11 @@ import torch
 
 from .errors import UserError
 from .fields import named
-from .given import given_method
 from .methods.base import Local, Method, Round
 from .methods.source import reason
 from .params import Params, param
 from .problems import Quadratic, random_quadratic
+from .simulating import given_method
 from .usercode import file_of, load_code, require_part
 from .vec import tree_leaves, tree_map
 

@@ -25,12 +25,12 @@ from .config import Config
 from .errors import Diverged, UserError
 from .illness import WarnObserver
 from .observe import Observer
-from .report.difference import flat
 from .report.runs import RunFiles
 from .report.standing import score_of
 from .runconfig import PLACEMENT, as_stored, named_code, placement, read_config, same_run, trusted
 from .rundir import RunDir, alone
-from .stopping import over
+from .summary import over
+from .tables import flat
 
 if TYPE_CHECKING:
     from .record import Record

@@ -20,10 +20,10 @@ from .files import write
 from .hashing import Hash, cut, digest, flush, prefix
 from .manifest import CHECKPOINT_FORMAT, ERRORS, Manifest, Part, Saved
 from .rundir import CONFIG, GROWING, OWN, ROUNDS, RunDir
-from .statefile import no_room, read_state, write_state
 from .statelog import Change, StateLog
 from .states import ClientStates, DiskStates
 from .sums import counted
+from .tree_bytes import no_room, read_state, write_state
 from .vec import tree_bytes
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from .data.federated import Federated
 from .devices import own_randomness, placed
 from .errors import ClientFailed, Diverged, UserError
 from .evaluate import Score
+from .fields import grown, large
 from .methods.base import Local, Method
 from .methods.source import reason
 from .plan import Plan
 from .presets import paper_decay
 from .sampling import batch_order, key, rng, seed_device
-from .symptoms import grown, large
 from .teacher import PASSES, Pull, is_taught
-from .uploads import upload_digests
+from .upload_digest import upload_digests
 from .vec import FlatModel, Loss, all_finite, arithmetic, clip_, outline, squared_distance, tree_map
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .client import Failed, Job, Reply
 from .plan import Plan
-from .uploads import Uploads
+from .upload_digest import Uploads
 from .vec import Mean, accurate, one_thread
 
 if TYPE_CHECKING:

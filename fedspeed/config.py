@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from .data.registry import usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth
@@ -21,8 +20,10 @@ from .methods.base import Method
 from .plan import OURS_TO_SAY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
-from .stretches import Until, classes, moved, overlay, read_until
+from .tables import overlay
+from .until import Until, classes, moved, read_until
 from .usercode import file_of, read_code
+from .validation import clients_that_train
 
 GIVEN = "given"
 """The name of a model and of data that were Python objects, given to `simulate`."""
@@ -35,6 +36,9 @@ TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 """The keys of a config that are tables, and the names they have by default."""
 CODED = tuple(TABLES)
 """The tables of a config that may name a Python file."""
+
+OWN_DATA = ("images", "arrays", "huggingface")
+"""The names of `data` that stand for the user's own."""
 
 CONFIG_FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
@@ -176,18 +180,13 @@ class Config(Plan):
             object.__setattr__(self, "clients", 100)
         train = self.clients
         if self.validation:
-            from .data.validation import clients_that_train
-
             train = clients_that_train(self.validation, self.clients)
         if not train:
             return
         object.__setattr__(self, "active", self.cohort_size(train))
-        if self.active > train:
-            raise UserError(
-                f"active must be at most the number of clients, got {self.active} active of {train}; "
-                f"lower --active or raise --clients"
-            )
-        self.method.check(self.lr, self.active if self.cohort == "fixed" else 1, train)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a config refuses; its simulation, which is made once, warns
+            self.require_clients(self.method, train)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:
@@ -283,6 +282,24 @@ def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
     renamed = {"name": f"{name(file, str(table.get('code', '')))}:{inner}"} if file else {}
     base = {"base": _renamed(table["base"], name)} if "base" in table else {}
     return {**table, **renamed, **base}
+
+
+def usual_augment(name: str) -> str:
+    """The augmentation of a data set by name where nobody asks for another: the user's own data have none."""
+    return "none" if name in OWN_DATA else "paper"
+
+
+def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str, Any]:
+    """A config's tables for other data than before: the user's own do not take over what is usual for our sets.
+
+    Example:
+        >>> without_augment({"lr": 0.1, "augment": "paper"}, "cifar10", "arrays")
+        {'lr': 0.1}
+    """
+    own = [name in OWN_DATA or bool(file_of(name)) for name in (before, after)]
+    if own == [False, True] and tables.get("augment") == usual_augment(before):
+        return {key: value for key, value in tables.items() if key != "augment"}
+    return tables
 
 
 def _table(value: Any, key: str) -> dict[str, Any]:

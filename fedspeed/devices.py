@@ -7,6 +7,7 @@ On the CPU nothing here changes a bit. These paths are tested with a device that
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from .errors import UserError
+
 
 def ready(device: torch.device) -> None:
     """Before the first tensor is on it: cuBLAS reads once how it may work, and gives the same bits only so."""
     if device.type == "cuda" and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu; anything else must exist."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        ready(torch.device(name))
+        device = torch.zeros(1, device=name).device
+        if device.type != "meta":  # whose tensors hold no numbers
+            return device
+        reason = ""
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise UserError(f"device: expected auto, cpu, cuda, cuda:N or mps, found {name!r}")
+    raise UserError(f"device {name!r} cannot be used here ({reason}); try --device cpu")
 
 
 @contextmanager

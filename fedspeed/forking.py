@@ -23,12 +23,12 @@ from .metrics import reports
 from .observe import Observer
 from .parent import Parent, write_parent
 from .presets import paper_decay
-from .record import rounds_digest
-from .report.difference import flat
+from .record import Record, rounds_digest
 from .run import resume
 from .runconfig import PLACEMENT, clear_code, config_digest, read_config, withdraw, write_config
 from .rundir import RunDir, alone, beside
-from .stretches import ANY_ROUND, FIXED, classes, moved, otherwise, overlay
+from .tables import flat, otherwise, overlay
+from .until import ANY_ROUND, FIXED, classes, moved
 
 if TYPE_CHECKING:
     from .manifest import Saved
@@ -78,24 +78,17 @@ def fork(
 
 def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code: bool = False) -> Config:
     """Make the directory of a fork, which `resume` then runs; its config."""
-    parent = RunDir(run)
     old = read_config(run, allow_code)
-    records = parent.records()
-    if type(at) is not int or not 1 <= at <= len(records):
-        raise UserError(
-            f"at: expected a round of {run}, 1 to {len(records)}, found {at!r}; a fork shares rounds it has"
-        )
+    records = require(run, at, out)
     new = forked(old, at, changes)
     files = RunDir(out)
-    cut_off = files.fork_file.exists() and not files.config_file.exists()  # a fork that was killed as it was made
-    files.refuse_a_run(overwrite=cut_off)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with beside(run) as going_on:
         if going_on:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
-        saved = _start(parent, at)
+        saved = _start(RunDir(run), at)
         with alone(out):
-            require(run, at, out)  # another process may have made one meanwhile
+            _require_free(out)  # another process may have made one meanwhile
             try:
                 files.claim()
                 clear_code(out)
@@ -110,11 +103,17 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
     return new
 
 
-def require(run: Path, at: int, out: Path) -> None:
-    """Raise unless a run has a round, and there is none yet where its fork is to be."""
-    rounds = len(RunDir(run).records())
-    if type(at) is not int or not 1 <= at <= rounds:
-        raise UserError(f"at: expected how many rounds of {run} to share, 1 to {rounds}, found {at!r}")
+def require(run: Path, at: int, out: Path) -> list[Record]:
+    """Return the rounds of a run; raise unless round `at` is one of them, and no run is yet where its fork is to be."""
+    records = RunDir(run).records()
+    if type(at) is not int or not 1 <= at <= len(records):
+        raise UserError(f"at: expected how many rounds of {run} to share, 1 to {len(records)}, found {at!r}")
+    _require_free(out)
+    return records
+
+
+def _require_free(out: Path) -> None:
+    """Raise if a directory holds a run."""
     new = RunDir(out)
     cut_off = new.fork_file.exists() and not new.config_file.exists()  # a fork that was killed as it was made
     if new.holds() and not cut_off:

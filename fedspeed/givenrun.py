@@ -25,11 +25,12 @@ from .losses import loss_name, place
 from .methods import METHODS, WRAPPERS
 from .plan import Plan
 from .recording import Recording
-from .report.difference import flat
 from .run import go_on, longer
 from .runconfig import PLACEMENT, as_stored, bound_to, clear_code, withdraw, write_config
 from .rundir import CONFIG, RunDir, alone
-from .stopping import RULES, over
+from .stopping import RULES
+from .summary import over
+from .tables import flat
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .client import Facts, Reply, Work
 from .errors import UserError, one_line
-from .given import copied
+from .flat_model import copied
 from .network import Clock
 from .record import Record
 

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .record import Record
-    from .rundir import RunDir
-    from .server import Simulation
-
-SHOWN = ("status", "rounds", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss",
-         "last_train_loss", "bytes_down", "bytes_up", "grad_evals", "seconds")  # fmt: skip
+from .record import Record
 
 
-class ShownRun:
-    """A run directory: its summary, or how far it is, and its curve."""
-
-    def _repr_html_(self: RunDir) -> str:  # type: ignore[misc]
-        told, records = self.told() or {}, self.records()
-        facts = {key: told[key] for key in SHOWN if key in told} or {"rounds so far": len(records)}
-        return _card(str(self.path), facts, records)
-
-
-class ShownSimulation:
-    """A simulation: where it stands; with a directory, its rounds so far too."""
-
-    def _repr_html_(self: Simulation) -> str:  # type: ignore[misc]
-        records = self.recorder.records if self.recorder else []
-        return _card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
-
-
-def _card(title: str, facts: dict[str, Any], records: Sequence[Record]) -> str:
+def card(title: str, facts: dict[str, Any], records: Sequence[Record]) -> str:
+    """A title, a table of facts, and the curves of accuracy and loss, as HTML."""
     lines = [f"<tr><th>{escape(key)}</th><td>{escape(_text(value))}</td></tr>" for key, value in facts.items()]
     table = f"<table>{''.join(lines)}</table>" if lines else ""
     curves = [_curve(name, records) for name in ("test_accuracy", "train_loss")]

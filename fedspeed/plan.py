@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import backends
 from .errors import UserError
 from .methods.base import Method, nested
 from .network import parse_devices, parse_network
 from .params import Params, param
+from .registry import backend_names
 from .schedule import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
 from .stopping import fit_rules, goal_text, time_text
 
@@ -128,7 +128,7 @@ class Plan(Params):
     )
     backend: str = machine(
         "auto",
-        backends.names,
+        backend_names,
         "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
         placement=True,
     )
@@ -200,6 +200,16 @@ class Plan(Params):
     def cohort_size(self, clients: int) -> int:
         """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
         return self.active or min(10, clients)
+
+    def require_clients(self, method: Method, clients: int) -> None:
+        """Raise unless so many clients are enough for the cohort, and the method is made for such a run."""
+        active = self.cohort_size(clients)
+        if active > clients:
+            raise UserError(
+                f"active must be at most the number of clients, got {active} active of {clients}; "
+                f"lower --active or raise --clients"
+            )
+        method.check(self.lr, active if self.cohort == "fixed" else 1, clients)
 
     def steps_of(self, n: int) -> int:
         """K_i of a client with n samples."""

@@ -13,8 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .config import TABLES, Config, read_toml, resolved
-from .data.registry import without_augment
+from .config import TABLES, Config, read_toml, resolved, without_augment
 from .errors import UserError, unknown
 from .methods import class_of
 from .runconfig import PLACEMENT
@@ -183,7 +182,4 @@ def _text(value: Any) -> str:
         return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict) and "name" in value:  # a method inside another
-        own = ",".join(f"{key}={_text(inner)}" for key, inner in value.items() if key != "name")
-        return f"{value['name']}:{own}" if own else str(value["name"])
     return str(value).replace(" ", "") if not isinstance(value, str) else value

@@ -25,7 +25,8 @@ from .parent import Parent, read_parent
 from .record import cost_to, rounds_digest
 from .rundir import RunDir, line
 from .splitfile import write_split
-from .stopping import Stopping, over
+from .stopping import Stopping
+from .summary import over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from .errors import UserError, one_line
+
+BACKENDS = {
+    "serial": "fedspeed.backends.serial:Serial",
+    "process": "fedspeed.backends.process:Processes",
+    "ray": "fedspeed.backends.cluster:Ray",
+}
+"""Name -> "module:Class"; imported when a run asks for it."""
+BACKEND_GROUP = "fedspeed.backends"
 
 
 def foreign(group: str) -> dict[str, str]:
@@ -26,3 +35,9 @@ def load(kind: str, name: str, place: str, fix: str = "install it, or leave it o
         return EntryPoint(name, place, "").load()
     except (Exception, SystemExit) as error:
         raise UserError(f"{kind} {name}: {place} cannot be loaded ({one_line(error)}); {fix}") from error
+
+
+def backend_names() -> Iterator[str]:
+    """What `backend` may be; entry points, which take time to find, come last."""
+    yield from ("auto", *BACKENDS)
+    yield from (name for name in foreign(BACKEND_GROUP) if name not in BACKENDS)

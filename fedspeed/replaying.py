@@ -32,7 +32,8 @@ from .sampling import batch_order, key
 from .scratch import scratch
 from .server import Simulation
 from .stretches import alike
-from .uploads import read_uploads, shown, unlike_uploads, upload_digests
+from .upload_digest import upload_digests
+from .uploads import read_uploads, shown, unlike_uploads
 from .vec import accurate, one_thread
 
 __all__ = ["Replay", "replay"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from .illness import UNTRAINED
 from .record import TIMES, Record, older
 from .rundir import ROUNDS, RunDir
-from .statefile import read_state
 from .states import DiskStates
+from .tree_bytes import read_state
 
 if TYPE_CHECKING:
     from .manifest import Saved

@@ -12,13 +12,13 @@ from .files import read_bytes, read_json, read_text
 from .hashing import SEAL, seal_holds
 from .modelfile import model_tensors
 from .recording import digests, summarise
-from .reported import REPORTED
 from .rundir import CLIENT_METRICS, SUMMARY, RunDir
 from .splitfile import split_text
 from .stopping import Stopping
+from .summary import REPORTED
 
 if TYPE_CHECKING:
-    from .clientmetrics import ClientMetrics
+    from .client_metrics import ClientMetrics
     from .config import Config
     from .record import Record
     from .server import Simulation

@@ -14,7 +14,8 @@ from .observe import Observer, Observers
 from .recording import Recording, room
 from .runconfig import amend, bound_to, clear_code, read_config, withdraw, write_config
 from .rundir import RunDir, alone
-from .stopping import changed, over
+from .stopping import changed
+from .summary import over
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
@@ -133,15 +134,16 @@ def run_config(
             if fresh:
                 withdraw(out, made)
             raise
-        if not fresh:
-            run.claim()
-            clear_code(out)
-        plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
-        known: dict[str, Any] = {"engine": plan.engine, "clients": getattr(plan, "clients", 0), "active": plan.active}
-        config = replace(config, **known, augment=getattr(plan, "augment", config.augment))
-        write_config(out, config)
-        checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
-        return _run(Recording(out, config, simulation, [], checkpoints), watching)
+        with simulation:
+            if not fresh:
+                run.claim()
+                clear_code(out)
+            plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
+            clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
+            config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
+            write_config(out, config)
+            checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
+            return _run(Recording(out, config, simulation, [], checkpoints), watching)
 
 
 def resume(
@@ -168,10 +170,38 @@ def resume(
         placement: where it is computed from now on, `{"backend": "ray", "workers": 8}`; the rest as its config says.
         rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
     """
-    out, watching = Path(out), Observers(observers)
+    out = Path(out)
+    config = config_to_resume(out, allow_code, rounds, data_dir, placement, **rules)
+    return resume_config(out, config, observers, progress, data_dir)
+
+
+def config_to_resume(
+    out: Path,
+    allow_code: bool = False,
+    rounds: int = 0,
+    data_dir: str = "",
+    placement: Mapping[str, Any] | None = None,
+    **rules: Any,
+) -> Config:
+    """Return the config with which `resume` continues a run; see there for the arguments."""
     config = changed(longer(read_config(out, allow_code), rounds), rules)
-    config = replace(config, data_dir=data_dir or config.data_dir, **(placement or {}))
-    run = RunDir(out)
+    return replace(config, data_dir=data_dir or config.data_dir, **(placement or {}))
+
+
+def resume_config(
+    out: Path,
+    config: Config,
+    observers: Iterable[Observer | str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    data_dir: str = "",
+) -> dict[str, Any]:
+    """Continue the run in a directory with a config that `config_to_resume` made of it; its summary.
+
+    Args:
+        observers, progress: as for `run_config`.
+        data_dir: where the data are now, if they were moved; it is written down.
+    """
+    watching, run = Observers(observers), RunDir(out)
     done = over(run, config)
     if done is not None:
         return done

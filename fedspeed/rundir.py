@@ -19,12 +19,12 @@ import tomli_w
 from .errors import UserError
 from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import SEAL, sealed, tensors_digest
-from .notebook import ShownRun
+from .notebook import card
 from .record import Record
-from .reported import is_whole
+from .summary import is_whole
 
 if TYPE_CHECKING:
-    from .clientmetrics import ClientMetrics
+    from .client_metrics import ClientMetrics
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
@@ -38,6 +38,9 @@ SPLIT = "split.json"
 FORK = "fork.json"
 FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK)
 INSPECTION = "inspect.json"
+SHOWN = ("status", "rounds", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss",
+         "last_train_loss", "bytes_down", "bytes_up", "grad_evals", "seconds")  # fmt: skip
+"""What a notebook shows of a summary."""
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
 """The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
@@ -51,17 +54,12 @@ OWN = re.compile(rf"((server|log|{NUMBER})@{NUMBER}|{NUMBER}\.json)(\.part)?")
 """What a run writes into its folders; nothing else in them is read or removed."""
 
 
-def state_name(client: int, t: int) -> str:
-    """The file of a client's state as of round t, in its folder."""
-    return f"{client}@{t}"
-
-
 def line(record: Record) -> str:
     """A record as a line of `rounds.jsonl`."""
     return json.dumps(record.to_dict()) + "\n"
 
 
-class RunDir(ShownRun):
+class RunDir:
     """A run directory, or where one is to be: names, and what the files say. Nothing is read before it is asked for.
 
     Example:
@@ -84,12 +82,19 @@ class RunDir(ShownRun):
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
 
+    def _repr_html_(self) -> str:
+        told, records = self.told() or {}, self.records()
+        facts = {key: told[key] for key in SHOWN if key in told} or {"rounds so far": len(records)}
+        return card(str(self.path), facts, records)
+
     def name(self, path: Path) -> str:
         """A file's name from within the directory."""
         return path.relative_to(self.path).as_posix()
 
     def state_path(self, client: int, t: int) -> Path:
         """The file of a client's state as of round t, if it has one."""
+        from .tree_bytes import state_name  # which needs torch
+
         return self.states / state_name(client, t)
 
     def log_path(self, t: int) -> Path:
@@ -169,7 +174,7 @@ class RunDir(ShownRun):
 
     def client_metrics(self) -> ClientMetrics | None:
         """Scores on every client's data in the rounds that were measured; None if none were."""
-        from .clientmetrics import parse
+        from .client_metrics import parse
 
         try:
             content = read_bytes(self.client_metrics_file) if self.client_metrics_file.exists() else b""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .clientmetrics import ClientMetrics
+from .client_metrics import ClientMetrics
 from .evaluate import Score, slices
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""The round loop: `simulate` is an iterable of round records."""
+"""The round loop: a `Simulation` is an iterable of round records."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import time
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import nn
@@ -18,87 +19,33 @@ from .backends import Place, open_backend
 from .blame import made_nan, server_blamed
 from .carried import of_method, whole
 from .client import Work
-from .clientmetrics import ClientMetrics
+from .client_metrics import ClientMetrics
 from .collecting import collect, sent, weight
+from .config import Config
 from .contract import require_hooks
 from .data.federated import Federated
-from .data.required import federated
+from .devices import pick_device
 from .errors import UserError
-from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
+from .flat_model import flat_model
 from .interrupts import together
 from .jobs import turns
 from .losses import fitting_loss, loss_name, require_outputs
 from .metering import Meter
 from .methods.base import Method, Round
 from .metrics import average, merged, norms, steps_of
-from .notebook import ShownSimulation
-from .observe import Observer, Observers
+from .notebook import card
+from .observe import Observers
 from .plan import Plan
 from .presets import paper_decay
 from .record import Record
 from .scoring import score_round
 from .settings import in_force, one_line
 from .states import ClientStates, DiskStates, choose_states, settle
-from .stopping import Stopping
+from .stopping import Stopping, require_scores
 from .stretches import Segments
 from .symptoms import HealthMonitor, server_diverged
-from .uploads import Uploads
+from .upload_digest import Uploads
 from .vec import Loss, accurate, all_finite, distance, one_thread, tree_bytes, tree_map
-
-if TYPE_CHECKING:
-    from .config import Config
-
-
-def simulate(
-    method: Method | type[Method] | str,
-    model: nn.Module | Callable[[], nn.Module] | str,
-    data: Federated,
-    plan: Plan | None = None,
-    *,
-    loss: Loss | None = None,
-    no_decay: Sequence[str] = (),
-    out: Path | str | None = None,
-    resume: bool = False,
-    observers: Sequence[Observer | str] = (),
-    **settings: Any,
-) -> Simulation:
-    """Train `model` over the clients of `data`; iterate to run the rounds.
-
-    Args:
-        method: for example `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
-        model: any module; a copy of it is trained, its parameters are x^0. A name of `MODELS`, or a class without
-            arguments, is built from the seed.
-        data: who owns what; `load_data` and `Federated.from_arrays` make it.
-        plan: how to train; every keyword of `Plan` may also be given as `settings`.
-        loss: `loss(model(x), y)`, the mean over a batch; by default cross-entropy for classes, the squared error for
-            floating targets.
-        no_decay: names, or ends of names, of parameters without weight decay.
-        out: a run directory to write while you iterate; however that ends, the run can be resumed.
-        resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
-            with the same bits as without a break. With more `rounds`, as if it had had them from the start.
-        observers: called as it proceeds, `fedspeed.Observer`s or their names.
-
-    Returns:
-        A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
-
-    Example:
-        >>> import fedspeed
-        >>> data = fedspeed.load_data("digits", split="dirichlet:0.3", clients=50)
-        >>> model = fedspeed.build_model("linear", data)
-        >>> run = simulate(fedspeed.FedSpeed(), model, data, rounds=2, active=5, batch_size=10)
-        >>> [record.round for record in run]
-        [1, 2]
-    """
-    watching = Observers(observers)
-    plan, data = given_plan(plan, settings), federated(data)
-    require_loss(loss)
-    module = given_model(model, data, plan.seed)
-    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay, observers=watching)
-    if out is None and not resume:
-        return make()
-    from .givenrun import recorded
-
-    return recorded(out, resume, make, module)
 
 
 class RoundResult(NamedTuple):
@@ -135,7 +82,7 @@ class Recorder(Protocol):
         """Write why rounds were given up, which a loop says only after it let go of them."""
 
 
-class Simulation(ShownSimulation):
+class Simulation:
     """A run in progress; `for record in simulation` does the rounds that are left."""
 
     def __init__(
@@ -154,7 +101,7 @@ class Simulation(ShownSimulation):
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
         plan.require(method)
-        method.check(plan.lr, plan.active if plan.cohort == "fixed" else 1, data.clients)
+        plan.require_clients(method, data.clients)
         device = pick_device(plan.device)
         fitting = fitting_loss(loss, data)
         flat = flat_model(model, data, plan, device, no_decay, method)
@@ -219,6 +166,10 @@ class Simulation(ShownSimulation):
 
     def __repr__(self) -> str:
         return described(self)
+
+    def _repr_html_(self) -> str:
+        records = self.recorder.records if self.recorder else []
+        return card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
 
     def __iter__(self) -> Iterator[Record]:
         """Return the rounds that are left; those in progress, if there are some.
@@ -385,3 +336,42 @@ class Simulation(ShownSimulation):
     def down(self, work: Work) -> Any:
         """What the server sends, in the model's dtype."""
         return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
+
+
+def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
+    """The plan with its cohort's size; data, or a method, that it cannot be for are refused."""
+    plan.require_schedules(method, paper_decay(method))
+    plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
+    if data.sizes.min() < 1:
+        raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
+    test, validation = (rows is not None and len(rows) > 0 for rows in (data.y_test, data.validation))
+    require_scores(plan, test, validation, data.classes is not None)
+    return plan
+
+
+def shown(method: Method) -> str:
+    """A method with the fields that are not at their defaults.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> shown(FedSpeed(rho=0.05))
+        'FedSpeed(rho=0.05)'
+    """
+    told = []
+    for field in dataclasses.fields(method):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = getattr(method, field.name)
+        if value != default:
+            told.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
+    return f"{type(method).__name__}({', '.join(told)})"
+
+
+def described(run: Simulation) -> str:
+    """A simulation in a line: what it is of, where it stands, how it is computed."""
+    flat, data, plan = run.work.flat, run.data, run.plan
+    return (
+        f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "
+        f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
+        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.status else ''}, engine {plan.engine}, "
+        f"back end {run.placement}>"
+    )

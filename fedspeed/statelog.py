@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .hashing import Hash
 from .rundir import RunDir
-from .statefile import decode, encode, foreign, no_room, read_state, size
+from .tree_bytes import decode, encode, foreign, no_room, read_state, size
 
 GROWTH, SLACK = 2, 4_000_000
 """A log larger than this many times its live records, plus some bytes, is rewritten."""

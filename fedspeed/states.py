@@ -8,25 +8,46 @@ they change, so that a checkpoint costs what changed and not what there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .rundir import state_name
 from .scratch import Scratch
-from .statefile import read_state, write_state
+from .tree_bytes import read_state, state_name, write_state
 from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from .checkpoint import Saved
     from .contract import Hooks
     from .methods.base import Round
 
 LIMIT = 2**30
 """Bytes of states, of all clients that a run may touch, above which `auto` keeps them on disk."""
+
+
+class SavedState(Protocol):
+    """A client's state in a checkpoint."""
+
+    @property
+    def digest(self) -> str:
+        """Of its file; "" without a file of its own."""
+
+
+class SavedStates(Protocol):
+    """The client states of a checkpoint."""
+
+    @property
+    def entries(self) -> Mapping[int, SavedState]:
+        """What is known of each client's state."""
+
+    @property
+    def generations(self) -> dict[int, int]:
+        """The round each client's state is of."""
+
+    def state(self, client: int, like: Any) -> Any:
+        """A client's state, of the shapes of `like`."""
 
 
 class _States:
@@ -82,7 +103,7 @@ class ClientStates(_States):
         """The round failed: nothing was staged."""
         self._staged = {}
 
-    def restore(self, saved: Saved, like: Any) -> None:
+    def restore(self, saved: SavedStates, like: Any) -> None:
         """Take over the states of a checkpoint."""
         self._kept = {i: saved.state(i, like) for i in saved.entries}
         self.generations = saved.generations
@@ -167,7 +188,7 @@ class DiskStates(_States):
         with suppress(OSError):  # it is left over, and nobody asks for it
             self.path(client, t).unlink(missing_ok=True)
 
-    def restore(self, saved: Saved, like: Any) -> None:
+    def restore(self, saved: SavedStates, like: Any) -> None:
         """Take over the states of a checkpoint: files lie in this folder already, others get one."""
         self._like = tree_map(outline, like)
         self.generations, self._staged = saved.generations, {}

@@ -19,7 +19,6 @@ from .record import MOST, Record
 
 if TYPE_CHECKING:
     from .plan import Plan
-    from .rundir import RunDir
 
 RULES = ("stop_at", "patience", "min_delta", "max_time")
 """The fields of a plan that are rules, which may be changed when a run is resumed."""
@@ -258,15 +257,6 @@ def _value(record: Record, score: str) -> float | None:
     """A score of a record as its line in `rounds.jsonl` has it: None if there is none, or it is beyond numbers."""
     value = getattr(record, SCORES[score])
     return value if value is not None and -MOST < value < MOST else None
-
-
-def over(run: RunDir, plan: Plan) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do: finished, or stopped by a rule that the plan still has."""
-    done, summary = run.finished(plan.rounds), run.summary()
-    told = summary.get("stopped")
-    if done is not None or not isinstance(told, dict) or not str(summary.get("status")).startswith("stopped: "):
-        return done
-    return summary if (told.get("by"), told.get("rule")) in list(rules(plan).items()) else None
 
 
 def rules(plan: Plan) -> dict[str, str]:

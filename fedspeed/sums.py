@@ -11,7 +11,7 @@ import torch
 
 from .carried import of_method
 from .rundir import ROUNDS
-from .statefile import read_state
+from .tree_bytes import read_state
 from .vec import has_leaves
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from .carried import of_method, whole
 from .devices import placed
 from .errors import Diverged
 from .evaluate import Score, slices
-from .fields import named
+from .fields import grown, large, named, norm
 from .losses import is_entropy
 from .sampling import torch_seed
 from .vec import accurate, all_finite, one_thread
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from .client import Work
     from .methods.base import Method
 
-GROWN = 10.0
-"""How many times the first model's norm a vector of server or client must have to be written down; healthy ones have
-a tenth of that norm. The model itself may be this many times larger again."""
 FLAT = 0.02
 """The spread of logits over pictures below which probabilities are the same for all of them to two digits."""
 LOST = 0.1
@@ -208,26 +205,6 @@ def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
     )
 
 
-def large(x0: torch.Tensor) -> float:
-    """The norm above which a vector is too large beside the first model."""
-    return GROWN * max(1.0, _norm(x0))
-
-
-def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
-    """The norms of those vectors of a NamedTuple that are too large, by names: server.c.
-
-    Args:
-        most: as `large` says.
-
-    Example:
-        >>> from fedspeed.methods.base import Movement
-        >>> grown("up", Movement(torch.tensor([3e3, 4e3])), most=10.0), grown("up", Movement(torch.ones(2)), most=10.0)
-        ({'up.D': 5000.0}, {})
-    """
-    norms = {name: _norm(a) for name, a in named(whose, tree)}
-    return {name: size for name, size in norms.items() if size > most * (GROWN if name.endswith(".x") else 1.0)}
-
-
 def spread(logits: torch.Tensor) -> float:
     """How much logits, (pictures, classes), differ between pictures; what is added to all logits of one is no matter.
 
@@ -242,16 +219,12 @@ def spread(logits: torch.Tensor) -> float:
     return float((centred - centred.mean(0)).square().mean().sqrt())
 
 
-def _norm(a: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(a, dtype=accurate(a)))
-
-
 def _moved(now: torch.Tensor, first: torch.Tensor) -> float:
     """How far from every multiple of what it was, relative to its size."""
     size = float(first @ first)
     if not size:
-        return math.inf if _norm(now) else 0.0
-    return _norm(now - float(now @ first) / size * first) / math.sqrt(size)
+        return math.inf if norm(now) else 0.0
+    return norm(now - float(now @ first) / size * first) / math.sqrt(size)
 
 
 def _is_zero(a: Any) -> bool:

@@ -17,7 +17,7 @@ from .rundir import CLIENT_METRICS, CONFIG, MODEL, ROUNDS, SPLIT, SUMMARY, RunDi
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoints
-    from .clientmetrics import ClientMetrics
+    from .client_metrics import ClientMetrics
     from .config import Config
     from .manifest import Saved
     from .record import Record
@@ -187,7 +187,7 @@ def _results(
 ) -> int:
     """Summary against rounds, model against checkpoint; of which round a model still to be compared is, or 0."""
     from .results import rounds_told, unlike_model, unlike_notes, unlike_summary
-    from .statefile import read_state
+    from .tree_bytes import read_state
 
     files = RunDir(run)
     summary, path = files.told(), files.model_file
@@ -263,7 +263,7 @@ def _again(
 
 def _other_bits(simulation: Simulation, saved: Saved) -> Iterator[str]:
     """What of a checkpoint differs from where a simulation stands."""
-    from .statefile import read_state
+    from .tree_bytes import read_state
     from .vec import tree_leaves
 
     server = read_state(saved.server, simulation.server)

@@ -21,8 +21,8 @@ from fedspeed.errors import UserError
 from fedspeed.forking import fork
 from fedspeed.losses import STORED_NAMES, place
 from fedspeed.methods import METHODS, WRAPPERS
-from fedspeed.models import MODELS, takes_numbers
 from fedspeed.methods.source import PACKAGE, packaged
+from fedspeed.models import MODELS, takes_numbers
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify

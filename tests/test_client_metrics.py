@@ -13,15 +13,15 @@ from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from torch import nn
 
 from fedspeed import simulate
-from fedspeed.backends import BACKENDS
 from fedspeed.backends.serial import Serial
 from fedspeed.cli import main
-from fedspeed.clientmetrics import ClientMetrics, parse
+from fedspeed.client_metrics import ClientMetrics, parse
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedSpeed
 from fedspeed.plan import Plan
+from fedspeed.registry import BACKENDS
 from fedspeed.report.difference import differences
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir

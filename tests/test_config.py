@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedspeed import METHODS, Config, FedAvg, FedSpeed, Plan, UserError
 from fedspeed.config import Spec, read_toml
-from fedspeed.run import prepare
+from fedspeed.run import prepare, run_config
 
 positive = st.floats(1e-300, 1e300)
 share = st.floats(0, 1)
@@ -171,10 +171,12 @@ def test_bad_input_says_what_was_expected_and_found(given_, message):
     assert "\n" not in str(error.value)
 
 
-def test_lr_above_lam_warns_once():
+def test_lr_above_lam_warns_once(tmp_path):
+    """Of a config and the run that is made of it."""
+    small = {"rounds": 1, "clients": 5, "active": 2, "local_steps": 1, "model": "linear"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Config.from_dict({"method": {"name": "fedspeed", "lam": 0.09}})
+        run_config(Config.from_dict({**small, "method": {"name": "fedspeed", "lam": 0.09}}), tmp_path)
     assert [re.match("FedSpeed: lr 0.1 > .*0.09", str(w.message)) is not None for w in caught] == [True]
 
 

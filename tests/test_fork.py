@@ -26,7 +26,7 @@ from fedspeed.report.runs import gather
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir, alone
 from fedspeed.stopping import Stopping
-from fedspeed.stretches import otherwise, overlay
+from fedspeed.tables import otherwise, overlay
 from fedspeed.verify import verify
 
 SMALL = {"model": "linear", "rounds": 7, "clients": 12, "active": 4, "local_steps": 2, "batch_size": 10,

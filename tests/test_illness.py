@@ -24,9 +24,9 @@ from fedspeed import (
     Record,
     Scaffold,
     build_model,
+    fields,
     run_config,
     simulate,
-    symptoms,
 )
 from fedspeed.cli import build_parser, main, options
 from fedspeed.illness import ADVICE, CHANGES, MEANING, WarnObserver, advise, diagnose
@@ -125,9 +125,9 @@ def two_blobs() -> Federated:
 
 
 def test_a_round_costs_one_norm_per_vector(monkeypatch):
-    calls, norm = [], symptoms._norm
+    calls, norm = [], fields.norm
     run = simulate(Scaffold(), nn.Linear(4, 2), two_blobs(), rounds=3, active=2, eval_every=3)
-    monkeypatch.setattr(symptoms, "_norm", lambda a: calls.append(a) or norm(a))
+    monkeypatch.setattr(fields, "norm", lambda a: calls.append(a) or norm(a))
     run.step()
     assert len(calls) == 3  # the server's x and c, one client's c
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedspeed import Config, Observer, observe, run_config
-from fedspeed.backends import BACKENDS
 from fedspeed.backends.serial import Serial
 from fedspeed.cli import main, options
+from fedspeed.registry import BACKENDS
 from fedspeed.verify import verify
 
 SMALL = {"rounds": 2, "clients": 5, "active": 3, "local_steps": 1, "batch_size": 2, "method": "scaffold",

@@ -22,7 +22,8 @@ from fedspeed.methods.scaffold import Up
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir, alone
 from fedspeed.server import Simulation
-from fedspeed.uploads import PRIME, SPAN, WEIGHTS, read_uploads, upload_digests
+from fedspeed.upload_digest import PRIME, SPAN, WEIGHTS, upload_digests
+from fedspeed.uploads import read_uploads
 from fedspeed.verify import verify
 
 SMALL = {"model": "linear", "rounds": 6, "clients": 12, "active": 5, "local_steps": 3, "batch_size": 10,

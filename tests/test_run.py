@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from watching import Rounds
 
-from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
+from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run, run_config
 from fedspeed.config import Spec
 from fedspeed.recording import summarise
 from fedspeed.report.runs import RunFiles
@@ -113,6 +113,15 @@ def test_a_folder_that_holds_a_run_is_refused_unless_overwritten(tmp_path):
     run_config(small(rounds=2, seed=1), tmp_path, overwrite=True)
     assert len(lines(tmp_path)) == 2
     assert (tmp_path / "model.safetensors").read_bytes() != before
+
+
+def test_an_error_before_the_first_round_closes_the_simulation(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Simulation, "close", lambda self, error=None: closed.append(error))
+    monkeypatch.setattr(run, "bound_to", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as stopped:
+        run_config(small(), tmp_path)
+    assert closed == [stopped.value]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -15,8 +15,8 @@ from fedspeed.files import atomic, read_bytes, write
 from fedspeed.record import Record
 from fedspeed.report.difference import differences
 from fedspeed.report.runs import RunFiles
-from fedspeed.reported import REPORTED
 from fedspeed.rundir import RunDir, line, runs_in
+from fedspeed.summary import REPORTED
 
 PACKAGE = Path(fedspeed.__file__).parent
 SPELLED = re.compile(
@@ -27,7 +27,6 @@ ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/verify.py": "summary.json",
     "cli/options.py": "states",
     "runconfig.py": "states",
-    "report/labels.py": "states",
 }
 
 

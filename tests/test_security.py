@@ -21,7 +21,7 @@ from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from watching import Rounds
 
 from fedspeed import environment as environment_module
-from fedspeed import processes
+from fedspeed import processes, simulate
 from fedspeed.cli import main
 from fedspeed.cli.streams import Outlet
 from fedspeed.config import Config
@@ -29,7 +29,6 @@ from fedspeed.environment import bits_environment, environment
 from fedspeed.errors import Terminated, UserError
 from fedspeed.methods import FedSpeed
 from fedspeed.run import run_config
-from fedspeed.server import simulate
 
 MODULE = [sys.executable, "-m", "fedspeed"]
 SCRIPT = "import re\nimport sys\nfrom fedspeed.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"

@@ -12,8 +12,8 @@ from federations import Softmax, package
 from torch import nn
 
 from fedspeed import METHODS, Diverged, FedAvg, Federated, FedSpeed, Plan, UserError, simulate
+from fedspeed.devices import pick_device
 from fedspeed.methods.base import Round
-from fedspeed.server import pick_device
 
 PLAN = Plan(rounds=4, active=3, local_epochs=2, batch_size=4, weight_decay=0.01)
 

@@ -23,9 +23,9 @@ from fedspeed.hashing import prefix
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir
 from fedspeed.server import Simulation
-from fedspeed.statefile import read_state, write_state
 from fedspeed.statelog import Change, StateLog, read_entry, read_log
 from fedspeed.states import ClientStates, DiskStates
+from fedspeed.tree_bytes import read_state, write_state
 
 
 class State(NamedTuple):

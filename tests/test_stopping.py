@@ -25,6 +25,7 @@ from fedspeed.report.runs import RunFiles
 from fedspeed.reproduce.recipes import run_key
 from fedspeed.run import resume, run_config
 from fedspeed.stopping import Stopping, goal_text, time_text
+from fedspeed.summary import over
 
 SMALL = {"rounds": 10, "clients": 12, "active": 4, "local_steps": 2, "batch_size": 10, "backend": "serial"}
 QUICK = ["--rounds", "6", "--clients", "8", "--active", "2", "--local-epochs", "1", "--quiet", "--out", "run"]
@@ -419,11 +420,11 @@ def test_an_odd_summary_does_not_stand_for_a_stopped_run(tmp_path):
     plan = Plan(rounds=10, stop_at="accuracy=0.6")
     for told in (None, 3, [], {}, {"by": [], "rule": 1}, {"by": "patience", "rule": None}):
         run = made_run(tmp_path / "a", status="stopped: so", summary={"stopped": told})
-        assert stopping.over(run, plan) is None
+        assert over(run, plan) is None
         assert isinstance(RunFiles.read(run.path).stopped, str)
     run = made_run(tmp_path / "a", status="stopped: so", summary={"stopped": STOPPED})
-    assert stopping.over(run, plan) is not None
-    assert stopping.over(run, SimpleNamespace(**{**plan.fields(), "stop_at": "accuracy=0.7"})) is None
+    assert over(run, plan) is not None
+    assert over(run, SimpleNamespace(**{**plan.fields(), "stop_at": "accuracy=0.7"})) is None
 
 
 # --- a mean of scores ---

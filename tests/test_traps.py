@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.cli import main
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, Diverged, UserError
@@ -22,7 +23,6 @@ from fedspeed.methods.base import Method
 from fedspeed.methods.terms import TINY
 from fedspeed.params import param
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 
 PLAN = Plan(rounds=3, active=6, local_epochs=2, batch_size=4, weight_decay=0.01, seed=2, backend="serial")
 EQUAL = Softmax(equal=8)

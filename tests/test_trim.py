@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedspeed import simulate
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.layers import Conv
 from fedspeed.methods import METHODS, FedAdam, FedInit, FedSpeed
 from fedspeed.models import Block, resnet18_gn, untrim
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 from fedspeed.trim import TrimmedConv, live, trimmed
 from fedspeed.vec import FlatModel
 

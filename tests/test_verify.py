@@ -26,7 +26,7 @@ from fedspeed.methods import METHODS, FedSpeed
 from fedspeed.recording import digests
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir, beside, line
-from fedspeed.statefile import read_state, write_state
+from fedspeed.tree_bytes import read_state, write_state
 from fedspeed.verify import verify
 
 SMALL = {"rounds": 3, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 10, "engine": "loop"}

@@ -14,8 +14,7 @@ import json
 import numpy as np
 
 import fedspeed
-from fedspeed import server
-from fedspeed.server import simulate
+from fedspeed import server, simulate
 
 from ..workloads import CORES
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..errors import UserError, unknown
-from ..registry import foreign, load
+from ..registry import BACKEND_GROUP, BACKENDS, backend_names, foreign, load
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from ..clientscores import Sums
     from ..evaluate import Score
 
-BACKENDS = {
-    "serial": "fedspeed.backends.serial:Serial",
-    "process": "fedspeed.backends.process:Processes",
-    "ray": "fedspeed.backends.cluster:Ray",
-}
-"""Name -> "module:Class"; imported when a run asks for it."""
 _OURS = frozenset(BACKENDS)
-GROUP = "fedspeed.backends"
 REQUIRED = ("run", "evaluate", "close")
 
 
@@ -83,17 +76,11 @@ class Place(NamedTuple):
     make: Callable[[Work, int, Container[int]], Whole]
 
 
-def names() -> Iterator[str]:
-    """What `backend` may be; entry points, which take time to find, come last."""
-    yield from ("auto", *BACKENDS)
-    yield from (name for name in foreign(GROUP) if name not in BACKENDS)
-
-
 def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     """The class of a name in `BACKENDS`, or of an entry point."""
-    place = BACKENDS.get(name) or foreign(GROUP).get(name)
+    place = BACKENDS.get(name) or foreign(BACKEND_GROUP).get(name)
     if place is None:
-        raise unknown("back end", name, names())
+        raise unknown("back end", name, backend_names())
     found = load("back end", name, place, "install it, or use --backend serial")
     missing = [method for method in REQUIRED if not callable(getattr(found, method, None))]
     if missing or not isinstance(found, type):

@@ -19,7 +19,7 @@ from ..clientscores import Sums, client_slices
 from ..engines import make_engine
 from ..errors import ClientFailed, Diverged, UserError
 from ..evaluate import Score, slices, total
-from ..rundir import state_name
+from ..tree_bytes import state_name
 from ..vec import has_leaves, outline, tree_leaves
 from .crew import Crew, Worker
 from .node import Answer, Missing, Request, Setup, reply_leaves

@@ -22,9 +22,8 @@ from ..engines import Engine, make_engine
 from ..errors import UserError
 from ..evaluate import Score, score_slice
 from ..methods.source import built_in
-from ..rundir import state_name
 from ..scratch import Scratch
-from ..statefile import read_state, write_state
+from ..tree_bytes import read_state, state_name, write_state
 from ..vec import tree_leaves, tree_map
 from .handshake import Bits, bits
 from .packing import unpack

@@ -255,7 +255,7 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
 
 
 def _each_once() -> Callable[..., None]:
-    """Shows warnings in one line each, and none twice: a config and its simulation check the same thing."""
+    """Show warnings in one line each, and none twice: several runs of one command may give the same."""
     from .streams import visible
 
     seen: set[str] = set()

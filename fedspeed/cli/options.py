@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..config import TABLES, Config, read_tables
-from ..data.registry import without_augment
+from ..config import TABLES, Config, read_tables, without_augment
 from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends import BACKENDS
+from ..registry import BACKENDS
 from . import options
 
 if TYPE_CHECKING:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..illness import WarnObserver
-from ..run import longer, resume
-from ..runconfig import read_config
-from ..stopping import changed
+from ..run import config_to_resume, resume_config
 from . import options, run
 from .progress import Live
 
@@ -57,17 +54,13 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     """Resume a run directory and report as `run` does."""
-    rules = options.given_rules(args)
-    config = changed(longer(read_config(out, args.allow_code), args.rounds), rules)
+    given: dict[str, Any] = {"rounds": args.rounds, "data_dir": args.data_dir, **options.given_rules(args)}
+    config = config_to_resume(out, args.allow_code, placement=options.given_places(args), **given)
     show = not (args.quiet or args.json)
     if show:
         run.tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {
-            "observers": [live, WarnObserver(live.on_ill), *args.log],
-            "progress": live.on_progress,
-        }
-        given: dict[str, Any] = {"allow_code": args.allow_code, "rounds": args.rounds, "data_dir": args.data_dir}
-        summary = resume(out, placement=options.given_places(args), **given, **rules, **watch)
-    run.report(args, console, replace(config, data_dir=args.data_dir or config.data_dir), summary, out)
+        watching = [live, WarnObserver(live.on_ill), *args.log]
+        summary = resume_config(out, config, watching, live.on_progress, args.data_dir)
+    run.report(args, console, config, summary, out)
     return 0

@@ -15,7 +15,7 @@ from ..presets import paper_decay
 from ..run import resume, run_config
 from ..runconfig import placement, read_config, same_run, trusted
 from ..rundir import RunDir
-from ..stopping import over
+from ..summary import over
 from . import methodtext, options, presetline
 from .progress import Live
 

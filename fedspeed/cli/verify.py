@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends import BACKENDS
+from ..registry import BACKENDS
 from . import options
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import torch
 from ..devices import placed
 from ..errors import UserError
 from ..sampling import rng
+from ..validation import parse_validation
 from .augment import Pipeline
 from .convert import client_rows, convert, hold_out
 from .samples import shown
-from .validation import parse_validation
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from ..usercode import file_of
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .samples import Samples
@@ -73,26 +71,6 @@ CARDS = {
     ),
 }
 """A data set of this package is one entry here and its loader."""
-OWN = tuple(name for name, card in CARDS.items() if card.size == "yours")
-"""The names that stand for data of the user's."""
-
-
-def usual_augment(name: str) -> str:
-    """The augmentation of a data set by name where nobody asks for another: the user's own data have none."""
-    return "none" if name in OWN else "paper"
-
-
-def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str, Any]:
-    """A config's tables for other data than before: the user's own do not take over what is usual for our sets.
-
-    Example:
-        >>> without_augment({"lr": 0.1, "augment": "paper"}, "cifar10", "arrays")
-        {'lr': 0.1}
-    """
-    own = [name in OWN or bool(file_of(name)) for name in (before, after)]
-    if own == [False, True] and tables.get("augment") == usual_augment(before):
-        return {key: value for key, value in tables.items() if key != "augment"}
-    return tables
 
 
 class Datasets(Mapping[str, Callable[..., "Samples"]]):

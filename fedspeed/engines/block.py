@@ -23,7 +23,7 @@ from ..methods.base import Local, Method
 from ..methods.source import defined, not_block_safe
 from ..sampling import batch_orders, key, rng, seed_device
 from ..teacher import PASSES, Pull, is_taught
-from ..uploads import upload_digests
+from ..upload_digest import upload_digests
 from ..vec import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
 from .alone import watch
 from .gradients import mapped_gradient, outputs_at, stacked_gradient

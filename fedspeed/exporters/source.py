@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..record import Record
-from ..report.difference import flat
 from ..report.runs import folders_of_runs
 from ..rundir import RunDir, beside
 from ..stopping import RULES
+from ..tables import flat
 
 MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
 """Keys of a config that may be others when a run is continued."""

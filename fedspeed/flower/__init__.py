@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..given import given_method, given_plan, require_loss
+from ..simulating import given_method, given_plan, require_loss
 from .require import require_flwr
 from .terms import Terms
 

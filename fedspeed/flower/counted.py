@@ -9,7 +9,7 @@ from ..states import ClientStates
 from .kept import NEVER
 
 if TYPE_CHECKING:
-    from ..checkpoint import Saved
+    from ..states import SavedStates
 
 
 class Counted(ClientStates):
@@ -39,7 +39,7 @@ class Counted(ClientStates):
         self._before |= {client: self.generations.get(client, NEVER) for client in self._staged}
         super().commit()
 
-    def restore(self, saved: Saved, like: Any) -> None:
+    def restore(self, saved: SavedStates, like: Any) -> None:
         """Take over what a checkpoint holds."""
         self._kept = dict.fromkeys(saved.entries, Nothing())
         self.generations, self._before = saved.generations, {}

@@ -17,8 +17,8 @@ import torch
 
 from ..errors import UserError
 from ..hashing import flush
-from ..rundir import NUMBER, state_name
-from ..statefile import no_room, read_state, write_state
+from ..rundir import NUMBER
+from ..tree_bytes import no_room, read_state, state_name, write_state
 
 NEVER = -1
 """The round counted last of a client that has never been counted."""

@@ -88,8 +88,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 def run_rounds(grid: Any, terms: Terms, side: ServerSide) -> None:
     """Wait for the devices, then run what is left of the run in `side.out`."""
-    active = terms.plan.cohort_size(side.clients)
-    terms.method.check(terms.plan.lr, active if terms.plan.cohort == "fixed" else 1, side.clients)
+    terms.plan.require_clients(terms.method, side.clients)
     book = Book(side.out, side.clients)
     roster = Roster(grid, book, side.bind_keys, side.timeout)
     shape = meet(roster, side)

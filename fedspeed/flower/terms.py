@@ -11,9 +11,10 @@ from torch import nn
 
 from ..client import Work
 from ..data.federated import Federated
+from ..devices import pick_device
 from ..environment import environment
 from ..errors import UserError
-from ..given import flat_model, given_model, given_plan, pick_device
+from ..flat_model import flat_model
 from ..givenrun import module_digest
 from ..losses import fitting_loss, loss_name
 from ..methods import DP
@@ -21,6 +22,7 @@ from ..methods.base import Method, nested
 from ..metrics import reports
 from ..plan import Plan
 from ..runconfig import PLACEMENT
+from ..simulating import given_model, given_plan
 from ..stopping import RULES
 from ..vec import Loss
 from .wire import cut

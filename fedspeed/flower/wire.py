@@ -17,8 +17,8 @@ from ..client import Facts, Job, Reply, Work
 from ..errors import UserError, one_line
 from ..methods.base import Nothing, Round
 from ..metrics import numbers
-from ..statefile import encode, names
-from ..uploads import upload_digests
+from ..tree_bytes import encode, names
+from ..upload_digest import upload_digests
 from ..vec import all_finite, tree_leaves, tree_map
 
 RAW = "fedspeed.raw"

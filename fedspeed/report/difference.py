@@ -100,19 +100,6 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
     return found
 
 
-def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one.
-
-    Example:
-        >>> flat({"lr": 0.1, "method": {"name": "fedavg"}})
-        {'lr': 0.1, 'method.name': 'fedavg'}
-    """
-    found: dict[str, Any] = {}
-    for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 def _summary(run: RunDir) -> dict[str, Any]:
     """The outcome of a run, nothing where it is not finished."""
     found = run.told()

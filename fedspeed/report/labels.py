@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .difference import flat
+from ..plan import PLACEMENT
+from ..tables import flat
 
-ELSEWHERE = ("format", "seed", "targets", "device", "backend", "workers", "states", "checkpoint_every", "engine",
-             "max_time", "ray_cpus", "ray_gpus", "allow_mixed")  # fmt: skip
+ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets")
 """Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
 CODED = ("method.", "model.", "data.")
 """Tables of a config that may name a Python file."""

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..record import is_number, up_to
 from ..rundir import RunDir, runs_in
 from ..stopping import RULES
-from .difference import flat
+from ..tables import flat
 from .labels import kind_of, labels
 
 

@@ -11,9 +11,9 @@ import tomli_w
 from ..files import read_json
 from ..record import is_number
 from ..rundir import RunDir
+from ..tables import flat
 from . import tables
 from .comparison import Comparison
-from .difference import flat
 from .embed import answer
 from .labels import ELSEWHERE
 from .markup import Html, element, folded, join, table

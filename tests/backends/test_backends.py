@@ -14,13 +14,13 @@ import torch
 from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.backends import shared, worth_processes
 from fedspeed.backends.process import Processes
 from fedspeed.errors import Diverged, UserError
 from fedspeed.jobs import make_jobs
 from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.backends import mixture
 from fedspeed.backends.handshake import Bits, bits, differences, judge
 from fedspeed.backends.parcel import Parcel, seal
@@ -33,7 +34,6 @@ from fedspeed.methods import METHODS, FedAvg, FedExP, FedInit, FedSpeed
 from fedspeed.observe import Observer
 from fedspeed.run import run_config
 from fedspeed.runconfig import config_digest, read_config
-from fedspeed.server import simulate
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster

@@ -17,8 +17,7 @@ from same_bits import assert_same_bits
 from same_bits import outcome as loop_outcome
 from torch import nn
 
-from fedspeed import backends, registry
-from fedspeed.backends import BACKENDS
+from fedspeed import backends, registry, simulate
 from fedspeed.backends.packing import pack, unpack
 from fedspeed.cli import main
 from fedspeed.config import Config
@@ -28,7 +27,7 @@ from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.evaluate import score_slice, slices, total
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
+from fedspeed.registry import BACKENDS
 
 
 class Threads:
@@ -137,8 +136,8 @@ def test_a_schedule_has_the_same_bits_everywhere(run, threads, quick_workers):
 
 def test_names_come_from_the_registry(threads, monkeypatch, capsys):
     assert Plan(backend="threads").backend == Config(backend="threads").backend == "threads"
-    foreign = EntryPoint("elsewhere", f"{__name__}:Threads", backends.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [foreign] if group == backends.GROUP else [])
+    foreign = EntryPoint("elsewhere", f"{__name__}:Threads", registry.BACKEND_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [foreign] if group == registry.BACKEND_GROUP else [])
     assert_same_bits(outcome(FedAvg()), outcome(FedAvg(), backend="elsewhere", workers=2))
     with pytest.raises(UserError, match="must be one of auto, serial, process, ray, threads, elsewhere, got 'dask'"):
         Plan(backend="dask")

@@ -13,9 +13,10 @@ import torch
 
 from fedspeed import Federated, build_model, simulate
 from fedspeed.cli import main
-from fedspeed.config import Config, Spec
+from fedspeed.config import OWN_DATA, Config, Spec
 from fedspeed.data import Samples, federate, from_arrays, from_torch, load
 from fedspeed.data.augment import Augmentation, Pipeline
+from fedspeed.data.registry import CARDS
 from fedspeed.points import at
 from fedspeed.run import load_federation, prepare, resume, run_config
 from fedspeed.runconfig import read_config
@@ -136,3 +137,7 @@ def test_data_show_says_it(mine: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "augmentation  none\n" in capsys.readouterr().out
     assert main([*command, "--no-figures", "--json", "--augment", "paper"]) == 0
     assert json.loads(capsys.readouterr().out)["augmentation"] == "flip and crop by 1"
+
+
+def test_the_names_of_own_data():
+    assert [*OWN_DATA] == [name for name, card in CARDS.items() if card.size == "yours"]

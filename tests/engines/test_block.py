@@ -10,6 +10,7 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
 from fedspeed.engines import gradients, resolve_engine
@@ -18,7 +19,6 @@ from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS, FedADMM, FedAvg, FedExP, FedInit, FedSpeed, Scaffold
 from fedspeed.models import build_model
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 from fedspeed.vec import FlatModel
 
 EVERY = [*(cls() for cls in METHODS.values()), FedInit(FedSpeed()), FedExP(Scaffold()), FedADMM(variant="active"),

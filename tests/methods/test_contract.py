@@ -14,6 +14,7 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.client import Oracle
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
@@ -34,7 +35,6 @@ from fedspeed.methods import (
 )
 from fedspeed.methods.base import Local, Round
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 from fedspeed.vec import tree_leaves, tree_map
 
 ALL = [cls() for cls in METHODS.values()] + [

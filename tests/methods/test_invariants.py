@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.data.federated import Federated
 from fedspeed.methods import METHODS, FedInit, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 
 plans = st.builds(
     Plan,

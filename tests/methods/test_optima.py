@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.data.federated import Federated
 from fedspeed.methods import (
     FedADMM,
@@ -26,7 +27,6 @@ from fedspeed.methods import (
     Scaffold,
 )
 from fedspeed.plan import Plan
-from fedspeed.server import simulate
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from federations import Softmax, package
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
@@ -17,7 +18,6 @@ from fedspeed.methods import METHODS, FedADMM, FedAvg, FedCM, FedDyn, FedProx, F
 from fedspeed.plan import Plan
 from fedspeed.reproduce.recipes import settings
 from fedspeed.sampling import batch_order, key
-from fedspeed.server import simulate
 
 
 def released(**given) -> Config:

@@ -19,7 +19,7 @@ from browsing import Opened
 from made_runs import made_run
 
 from fedspeed.cli import main
-from fedspeed.clientmetrics import ClientMetrics
+from fedspeed.client_metrics import ClientMetrics
 from fedspeed.report.serve import Server
 from fedspeed.rundir import RunDir, alone
 

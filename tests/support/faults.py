@@ -16,9 +16,9 @@ import torch
 
 from fedspeed.auditing import Key, Reference, Setting, Subject, Trace, first_difference
 from fedspeed.fields import named
-from fedspeed.given import given_method
-from fedspeed.methods.base import Local, Method, Round
 from fedspeed.methods import FedAvg
+from fedspeed.methods.base import Local, Method, Round
+from fedspeed.simulating import given_method
 from fedspeed.vec import tree_leaves, tree_map
 
 KINDS = {

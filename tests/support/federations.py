@@ -11,10 +11,11 @@ import oracle
 import torch
 from torch import nn
 
+from fedspeed import simulate
 from fedspeed.data.federated import Federated
 from fedspeed.plan import Plan
 from fedspeed.sampling import batch_order, cohort, key
-from fedspeed.server import Simulation, simulate
+from fedspeed.server import Simulation
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from fedspeed.errors import ClientFailed
 from fedspeed.flower import client_app
 from fedspeed.flower.server import ServerSide, run_rounds
 from fedspeed.flower.terms import Terms
-from fedspeed.given import given_method, given_plan
 from fedspeed.server import Simulation
+from fedspeed.simulating import given_method, given_plan
 from fedspeed.vec import tree_map
 
 N = 4

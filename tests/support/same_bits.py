@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fedspeed import simulate
 from fedspeed.data import load
 from fedspeed.models import build_model
-from fedspeed.server import simulate
 
 SETTINGS = {"rounds": 3, "active": 5, "local_epochs": 1, "batch_size": 10, "eval_every": 2, "engine": "loop"}
 

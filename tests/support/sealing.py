@@ -10,8 +10,8 @@ from typing import Any
 from fedspeed.checkpoint import Checkpoints
 from fedspeed.hashing import cut, digest, prefix, sealed
 from fedspeed.rundir import RunDir
-from fedspeed.statefile import write_state
 from fedspeed.statelog import Change, StateLog
+from fedspeed.tree_bytes import write_state
 
 
 def seal(run: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import UserError
+from .errors import UserError
 
 
 @dataclass(frozen=True)

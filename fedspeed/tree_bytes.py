@@ -16,7 +16,6 @@ import torch
 
 from .errors import UserError
 from .files import atomic
-from .rundir import CONFIG
 from .vec import tree_leaves, tree_map
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -64,6 +63,11 @@ def size(header: Any) -> int:
     return sum(_numbers(shape) * DTYPES[stored].itemsize for *_, shape, stored, _ in header)
 
 
+def state_name(client: int, t: int) -> str:
+    """The file of a client's state as of round t, in its folder."""
+    return f"{client}@{t}"
+
+
 def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None:
     """A tree as a file: under a temporary name, then renamed."""
     header, numbers = encode(tree, dtype)
@@ -89,8 +93,8 @@ def read_state(path: Path, like: Any) -> Any:
 def foreign(path: Path, error: Exception) -> UserError:
     """What is in a file is not what the config says."""
     return UserError(
-        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or "
-        f"{CONFIG} was: put it back"
+        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or the "
+        f"run's config was: put it back"
     )
 
 

@@ -1,0 +1,48 @@
+"""Nested tables, as TOML has them: flat, with other values, and what differs between two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one.
+
+    Example:
+        >>> flat({"lr": 0.1, "method": {"name": "fedavg"}})
+        {'lr': 0.1, 'method.name': 'fedavg'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def overlay(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables with other values for some fields.
+
+    Example:
+        >>> overlay({"lr": 0.1, "method": {"name": "fedspeed", "rho": 0.1}}, {"method": {"rho": 0.2}})
+        {'lr': 0.1, 'method': {'name': 'fedspeed', 'rho': 0.2}}
+    """
+    inner = {key: overlay(tables[key], value) for key, value in over.items() if _both(tables.get(key), value)}
+    return {**tables, **over, **inner}
+
+
+def otherwise(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What tables said otherwise than others do: `overlay(now, otherwise(then, now))` says what `then` did.
+
+    Example:
+        >>> otherwise({"lr": 0.1, "method": {"rho": 0.1, "lam": 10}}, {"lr": 0.1, "method": {"rho": 0.2, "lam": 10}})
+        {'method': {'rho': 0.1}}
+    """
+    found = {}
+    for key, value in then.items():
+        differs = otherwise(value, now[key]) if _both(value, now.get(key)) else value
+        if differs != now.get(key) and (differs or not isinstance(differs, dict)):
+            found[key] = differs
+    return found
+
+
+def _both(a: Any, b: Any) -> bool:
+    return isinstance(a, dict) and isinstance(b, dict)
