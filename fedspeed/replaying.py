@@ -22,13 +22,13 @@ from .devices import exact, own_randomness
 from .engines import make_engine
 from .errors import UserError
 from .jobs import turns
+from .locks import scratch
 from .record import Record
 from .rerun import nearest, stand, unlike
 from .run import prepare
 from .runconfig import bound_to, read_config
 from .rundir import RunDir, beside
 from .sampling import batch_order, key
-from .scratch import scratch
 from .server import Simulation
 from .stretches import alike
 from .trace import Step, Trace, Traced

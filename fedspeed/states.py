@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .locks import Scratch
 from .rundir import state_name
-from .scratch import Scratch
 from .statefile import read_state, write_state
 from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
 

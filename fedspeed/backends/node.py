@@ -21,9 +21,9 @@ from ..devices import exact
 from ..engines import Engine, make_engine
 from ..errors import UserError
 from ..evaluate import Score, score_slice
+from ..locks import Scratch
 from ..origin import built_in
 from ..rundir import state_name
-from ..scratch import Scratch
 from ..statefile import read_state, write_state
 from ..vec import tree_leaves, tree_map
 from .handshake import Bits, bits
