@@ -25,10 +25,9 @@ from hypothesis import strategies as st
 
 from fedspeed.data import decode, load, read, tinyimagenet, tree
 from fedspeed.data import mnist as mnist_module
-from fedspeed.data.cifar import CIFAR_10
+from fedspeed.data.cifar import CIFAR_10, read_pickle
 from fedspeed.data.fetch import MIRRORS, Npm, npm_environment
 from fedspeed.data.mnist import FILES, read_idx
-from fedspeed.data.pickled import read_pickle
 from fedspeed.data.samples import silent
 from fedspeed.errors import UserError
 
