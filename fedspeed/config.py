@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from .data.registry import usual_augment
+from .data import usual_augment
 from .errors import UserError, unknown
 from .files import read_toml as read_toml
 from .files import refuse_depth

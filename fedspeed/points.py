@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import TABLES, Config, read_toml, resolved
-from .data.registry import without_augment
+from .data import without_augment
 from .errors import UserError, unknown
 from .methods import class_of
 from .runconfig import PLACEMENT

@@ -18,8 +18,7 @@ from .client import Work
 from .clientmetrics import ClientMetrics
 from .collecting import collect, sent, weight
 from .contract import require_hooks
-from .data.federated import Federated
-from .data.required import federated
+from .data.federated import Federated, federated
 from .errors import UserError
 from .given import described, fitting_plan, flat_model, given_method, given_model, given_plan, pick_device, require_loss
 from .interrupts import together

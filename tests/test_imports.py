@@ -38,9 +38,8 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     "methods": {"errors", "method", "params", "registry", "sampling", "usercode"},
     "sampling": {"hashing"},
     "vec": {"compat", "devices", "errors", "norms"},
-    "problems": {"errors"},
-    "theory": {"errors", "files", "params", "problems", "report", "rundir", "schedule"},
-    "data": {"devices", "errors", "locks", "problems", "sampling", "usercode"},
+    "theory": {"data", "errors", "files", "params", "report", "rundir", "schedule"},
+    "data": {"devices", "errors", "locks", "sampling", "usercode"},
     "layers": {"compat"},
     "trim": {"errors", "layers"},
     "models": {"data", "errors", "layers", "recurrent", "sampling", "trim", "usercode"},
@@ -407,7 +406,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
     },
     "teacher": {"errors", "vec"},
     "fields": set(),
-    "auditing": {"errors", "method", "methods", "origin", "params", "problems", "usercode", "vec"},
+    "auditing": {"data", "errors", "method", "methods", "origin", "params", "usercode", "vec"},
     "errata": set(),
     "flower": {
         "backends",
@@ -480,7 +479,6 @@ NO_TORCH = {
     "config",
     "report",
     "reproduce",
-    "problems",
     "theory",
 }
 PUBLIC = [

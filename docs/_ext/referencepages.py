@@ -17,8 +17,7 @@ from fedspeed.cli.data import SPLITS_HELP
 from fedspeed.cli.options import GROUPS
 from fedspeed.config import TABLES, Config
 from fedspeed.cures import MEANS
-from fedspeed.data import options
-from fedspeed.data.registry import CARDS, DATASETS, Card
+from fedspeed.data import CARDS, DATASETS, Card, options
 from fedspeed.models import MODELS
 
 SURVIVE = Path(__file__).resolve().parents[1] / "survive.md"

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ..data.problems import Quadratic, random_quadratic
 from ..errors import UserError
 from ..params import Params, param
-from ..problems import Quadratic, random_quadratic
 
 
 @dataclass(frozen=True)

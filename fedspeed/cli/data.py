@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data import DATASETS
-from ..data.registry import CARDS
+from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TABLES, Config, read_tables
-from ..data.registry import without_augment
+from ..data import without_augment
 from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from .archive import FileTree, candidates
 from .augment import Augmentation
-from .decode import Unreadable, pixels
 from .fetch import MIRRORS, Remote, Web
+from .images import Unreadable, pixels
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import FileTree, candidates
 
 PIXELS = 3 * 32 * 32
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))

@@ -21,11 +21,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ..errors import UserError
+from .archive import candidates, too_long
 from .augment import Augmentation
 from .fetch import MIRRORS, Remote, Web
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import candidates, too_long
 
 SIDE = 28
 TRAIN = 4 / 5

@@ -16,7 +16,7 @@ _WHERE = {
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
     "errata": ("ERRATA", "Erratum"),
     "rates": ("RATES", "PublishedRate"),
-    ".problems": ("random_logistic", "random_quadratic"),  # fedspeed.problems
+    ".data.problems": ("random_logistic", "random_quadratic"),  # fedspeed.data.problems
     "numpy_runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
     "perturbation": ("Perturbation", "quasi_gradient_orders"),

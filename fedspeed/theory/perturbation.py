@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..data.problems import Logistic
 from ..errors import UserError
-from ..problems import Logistic
 from .experiment import Fit, power_law
 
 PENALTIES = {
@@ -40,7 +40,7 @@ def quasi_gradient_orders(
         rho: decreasing steps, in units of 1/L.
 
     Example:
-        >>> from ..problems import random_logistic
+        >>> from ..data.problems import random_logistic
         >>> p = quasi_gradient_orders(random_logistic(m=2, d=3), [0.1, 0.05, 0.025, 0.0125])
         >>> [round(fit.slope) for fit in p.order.values()]
         [2, 1, 2]

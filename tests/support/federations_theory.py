@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedspeed.data import federate
-from fedspeed.data.problems import samples
+from fedspeed.data.problems.loaders import samples
 from fedspeed.models import build_model
 from fedspeed.server import Simulation, simulate
 from fedspeed.theory.setting import Setting
