@@ -1,7 +1,8 @@
 """Locks between processes, and temporary folders that are locked by their owner.
 
-All are `flock` locks: a process that dies holds none, and a folder is locked itself, without a file in it. The package
-filelock has no shared locks and cannot lock a folder, and run directories need both, so it is not used.
+All are `flock` locks: a process that dies holds none, and a folder is locked itself, without a file in it. Readers of a
+run directory share its lock. The package filelock is not used: its locks of a path need a file, those of a descriptor
+cannot be shared, and its shared ones are SQLite databases.
 """
 
 from __future__ import annotations
