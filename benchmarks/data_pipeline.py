@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fedspeed.data import Federated, load
-from fedspeed.data.partition import parse_split
+from fedspeed.data.splits import parse_split
 from fedspeed.sampling import rng
 
 BATCH = 50

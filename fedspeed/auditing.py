@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .data.problems import Quadratic, random_quadratic
 from .errors import UserError
 from .fields import named
 from .methods.base import Local, Method, Round
 from .methods.source import reason
 from .params import Params, param
-from .problems import Quadratic, random_quadratic
 from .simulating import given_method
 from .usercode import file_of, load_code, require_part
 from .vec import tree_leaves, tree_map

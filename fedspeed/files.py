@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -93,35 +92,3 @@ def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def locked(folder: Path, kind: str, tries: int = 1) -> Iterator[bool]:
-    """Whether a folder's lock (`LOCK_EX` or `LOCK_SH`) could be had, which is then held until the end; True where there
-    are no locks.
-
-    Args:
-        tries: how often to ask, 20 ms apart.
-    """
-    try:
-        import fcntl
-
-        held = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield True
-        return
-    free = False
-    try:
-        for left in reversed(range(tries)):
-            try:
-                fcntl.flock(held, getattr(fcntl, kind) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.02 if left else 0)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            free = True
-            break
-        yield free
-    finally:
-        os.close(held)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .data.federated import Federated
-from .data.required import federated
+from .data.federated import Federated, federated
 from .errors import UserError, unknown
 from .layers import Conv, Layout, RowConv
 from .recurrent import CharLSTM, charlstm

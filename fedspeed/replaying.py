@@ -22,6 +22,7 @@ from .engines import make_engine
 from .engines.alone import row as row_of
 from .errors import UserError
 from .jobs import turns
+from .locks import scratch
 from .methods.base import Grad, Local
 from .record import Record
 from .rerun import nearest, stand, unlike
@@ -29,7 +30,6 @@ from .run import prepare
 from .runconfig import bound_to, read_config
 from .rundir import RunDir, beside
 from .sampling import batch_order, key
-from .scratch import scratch
 from .server import Simulation
 from .stretches import alike
 from .upload_digest import upload_digests

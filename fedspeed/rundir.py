@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from .errors import UserError
-from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
+from .files import read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import SEAL, sealed, tensors_digest
+from .locks import locked
 from .notebook import card
 from .record import Record
 from .summary import is_whole
@@ -282,7 +283,7 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-    with locked(out, "LOCK_EX", tries=5) as free:  # who only looks, `fedspeed watch` for example, holds it for a moment
+    with locked(out, tries=5) as free:  # who only looks, `fedspeed watch` for example, holds it for a moment
         if not free:
             raise UserError(
                 f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
@@ -293,5 +294,5 @@ def alone(out: Path) -> Iterator[None]:
 @contextmanager
 def beside(out: Path) -> Iterator[bool]:
     """Whether a run is in progress in a folder; if none is, none can begin inside the `with` (where locks exist)."""
-    with locked(out, "LOCK_SH") as free:
+    with locked(out, shared=True) as free:
         yield not free

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .data.federated import Federated
-from .data.required import federated
+from .data.federated import Federated, federated
 from .errors import UserError, unknown
 from .givenrun import recorded
 from .methods import METHODS, build

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .scratch import Scratch
+from .locks import Scratch
 from .tree_bytes import read_state, state_name, write_state
 from .vec import has_leaves, outline, tree_bytes, tree_leaves, tree_map
 

@@ -67,7 +67,7 @@ def verify(
         allow_code: also if the directory's config names Python files, which are then executed.
     """
     from .checkpoint import Checkpoints
-    from .scratch import scratch
+    from .locks import scratch
 
     config = read_config(run, allow_code)
     found, checkpoints = Verification(), Checkpoints(run)

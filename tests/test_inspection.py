@@ -12,10 +12,10 @@ from torch import nn
 
 from fedspeed.cli import main
 from fedspeed.data import federate
-from fedspeed.data.problems import samples
+from fedspeed.data.problems import dissimilarity, random_quadratic
+from fedspeed.data.problems.loaders import samples
 from fedspeed.inspection import inspect_run
 from fedspeed.methods import FedAvg
-from fedspeed.problems import dissimilarity, random_quadratic
 from fedspeed.sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
 from fedspeed.theory import Setting
 from fedspeed.vec import FlatModel

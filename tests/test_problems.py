@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedspeed.cli import main
 from fedspeed.data import load
+from fedspeed.data.problems import Logistic, dissimilarity, random_logistic, random_quadratic
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg
-from fedspeed.problems import Logistic, dissimilarity, random_logistic, random_quadratic
 from fedspeed.theory import Setting
 
 KINDS = [

@@ -390,7 +390,7 @@ def test_cores_are_those_that_may_be_used() -> None:
 
 def test_a_large_quadratic_does_not_depend_on_threads() -> None:
     code = (
-        "from fedspeed.data.problems import quadratic\nfor d in (20, 50, 51, 200):\n"
+        "from fedspeed.data.problems.loaders import quadratic\nfor d in (20, 50, 51, 200):\n"
         "    print(quadratic(d=d, n=2, clients=2, shared=False, sigma_l=0.1).digest())\n"
     )
     told = {

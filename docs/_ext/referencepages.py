@@ -16,8 +16,7 @@ from fedspeed import record
 from fedspeed.cli.data import SPLITS_HELP
 from fedspeed.cli.options import GROUPS
 from fedspeed.config import TABLES, Config
-from fedspeed.data import options
-from fedspeed.data.registry import CARDS, DATASETS, Card
+from fedspeed.data import CARDS, DATASETS, Card, options
 from fedspeed.illness import MEANING
 from fedspeed.models import MODELS
 

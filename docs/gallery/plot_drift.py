@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fedspeed
-from fedspeed.problems import random_quadratic
+from fedspeed.data.problems import random_quadratic
 
 problem = random_quadratic(10, d=5, n=1, mu=0.2, shared=False)
 scale = np.sqrt(problem.d / 2)  # turns the mean over d samples into F_i(x) = 1/2 ||A_i x - y_i||^2

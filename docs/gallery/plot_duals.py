@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import fedspeed
-from fedspeed.problems import random_quadratic
+from fedspeed.data.problems import random_quadratic
 
 LAM = 2.0
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fedspeed
-from fedspeed.problems import Quadratic
+from fedspeed.data.problems import Quadratic
 
 LR = 0.5
 curvatures = np.array([[1.0, 0.1], [0.1, 0.3], [0.3, 1.0]])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fedspeed
-from fedspeed.problems import random_quadratic
+from fedspeed.data.problems import random_quadratic
 
 N, K, LR = 100, 10, 0.2
 problem = random_quadratic(N, d=10, n=1, mu=0.2, shared=False)

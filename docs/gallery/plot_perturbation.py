@@ -19,7 +19,7 @@ from typing import NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedspeed.problems import Logistic
+from fedspeed.data.problems import Logistic
 from fedspeed.theory import Fit, power_law, random_logistic
 
 PENALTIES = {

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import fedspeed
-from fedspeed.problems import random_quadratic
+from fedspeed.data.problems import random_quadratic
 
 N, S, LAM = 100, 10, 2.0
 

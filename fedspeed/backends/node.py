@@ -21,8 +21,8 @@ from ..devices import exact
 from ..engines import Engine, make_engine
 from ..errors import UserError
 from ..evaluate import Score, score_slice
+from ..locks import Scratch
 from ..methods.source import built_in
-from ..scratch import Scratch
 from ..tree_bytes import read_state, state_name, write_state
 from ..vec import tree_leaves, tree_map
 from .handshake import Bits, bits

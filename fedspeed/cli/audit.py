@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..methods import build
-from .methodtext import parse_value
+from .methodtext import parse_value, split_pair
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,10 +120,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def field(text: str) -> tuple[str, object]:
     """`lam=10`, also written `method.lam=10`."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise UserError(f"--set: expected FIELD=VALUE such as lam=10, got {text!r}")
-    return name.strip().removeprefix("method."), parse_value(value)
+    name, value = split_pair(text, "--set", "FIELD=VALUE such as lam=10")
+    return name.removeprefix("method."), parse_value(value)
 
 
 def needs(console: Console) -> None:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data import DATASETS
-from ..data.registry import CARDS
+from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
+from .methodtext import parse_value, split_pair
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,20 +108,13 @@ def _list(console: Console) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    import tomllib
-
     found: dict[str, Any] = {}
     for text in args.sets:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set: expected OPTION=VALUE, found {text!r}")
-        key = key.strip().removeprefix("data.")
+        name, value = split_pair(text, "--set", "OPTION=VALUE")
+        key = name.removeprefix("data.")
         if key in ("name", "split", "clients", "seed", "augment", "data_dir", "validation", "progress"):
             raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value.strip()
+        found[key] = parse_value(value)
     return found
 
 

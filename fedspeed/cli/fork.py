@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import UserError
 from ..illness import WarnObserver
 from ..presets import paper_decay
 from ..runconfig import read_config
@@ -75,10 +74,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _change(text: str) -> tuple[str, Any]:
     """`method.rho=0.05` -> ("method.rho", 0.05); values are TOML, bare words are strings."""
-    name, found, value = text.partition("=")
-    if not found or not name.strip():
-        raise UserError(f"--set: expected KEY=VALUE such as lr=0.05 or method.rho=0.2, got {text!r}")
-    return name.strip().replace("-", "_"), methodtext.parse_value(value)
+    name, value = methodtext.split_pair(text, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
+    return name.replace("-", "_"), methodtext.parse_value(value)
 
 
 def _tell(console: Console, path: Path, at: int, old: Config, new: Config) -> None:

@@ -22,6 +22,19 @@ def parse_value(text: str) -> Any:
         return text.strip()
 
 
+def split_pair(text: str, option: str, expected: str) -> tuple[str, str]:
+    """Split what an option was given, `NAME=VALUE`; `parse_value` reads the value.
+
+    Example:
+        >>> split_pair("lr = 0.05", "--set", "KEY=VALUE")
+        ('lr', ' 0.05')
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UserError(f"{option}: expected {expected}, got {text!r}")
+    return name.strip(), value
+
+
 def toml_value(value: Any) -> str:
     """A value as `--set` takes it; words without quotes where they are read back as words."""
     text = tomli_w.dumps({"v": value}).strip().removeprefix("v = ")

@@ -15,7 +15,7 @@ from ..errors import UserError, unknown
 from ..plan import Plan, fidelity
 from ..presets import PRESETS
 from ..stopping import RULES
-from .methodtext import chain, parse_method, parse_value, toml_value
+from .methodtext import chain, parse_method, parse_value, split_pair, toml_value
 
 
 def _groups() -> dict[str, list[str]]:
@@ -221,10 +221,11 @@ def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:
 
 def parse_set(text: str) -> tuple[str, str, Any]:
     """`method.rho=0.05` -> ("method", "rho", 0.05); values are TOML, bare words are strings."""
-    path, found, value = text.partition("=")
-    target, dot, key = path.strip().partition(".")
-    if not found or not dot or not key:
-        raise UserError(f"--set: expected WHAT.FIELD=VALUE such as method.rho=0.05, got {text!r}")
+    expected = "WHAT.FIELD=VALUE such as method.rho=0.05"
+    path, value = split_pair(text, "--set", expected)
+    target, dot, key = path.partition(".")
+    if not dot or not key:
+        raise UserError(f"--set: expected {expected}, got {text!r}")
     if target not in TABLES:
         raise unknown("--set target", target, TABLES)
     return target, key.strip(), parse_value(value)

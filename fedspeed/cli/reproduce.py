@@ -159,10 +159,8 @@ def _overrides(given: list[str]) -> dict[str, Any]:
     """`rounds=20`, `data.shrink=1` -> tables of config keys."""
     tables: dict[str, Any] = {}
     for text in given:
-        path, found, value = text.partition("=")
-        target, dot, key = path.strip().partition(".")
-        if not found or not target:
-            raise UserError(f"--set: expected KEY=VALUE such as rounds=20 or data.shrink=1, got {text!r}")
+        path, value = methodtext.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
+        target, dot, key = path.partition(".")
         if dot:
             tables.setdefault(target, {})[key] = methodtext.parse_value(value)
         else:

@@ -103,10 +103,7 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
     """`["lr=0.05,0.1", "method.lam=1,10"]` -> fields and their values."""
     found: dict[str, list[Any]] = {}
     for text in given:
-        name, equals, values = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UserError(f"--grid: expected FIELD=VALUE,VALUE such as lr=0.05,0.1; got {text!r}")
+        name, values = methodtext.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
         if name in found:
             raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
         if not values.strip():
@@ -125,10 +122,9 @@ def parse_point(text: str) -> Point:
     """`lr=0.1,rho=0.05` -> a point."""
     point: Point = {}
     for part in split(text, text):
-        name, equals, value = part.partition("=")
-        name = name.strip()
-        if not equals or not name or not value.strip():
-            raise UserError(f"--point: expected FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05; got {text!r}")
+        name, value = methodtext.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
+        if not value.strip():
+            raise UserError(f"--point: expected a value for {name}, such as {name}=1; got none")
         if name in point:
             raise UserError(f"--point: expected one value for {name}, got two in {text!r}; leave one out")
         point[name] = _value(name, value)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, unknown
 from ..usercode import call, file_of, load_code, require_part
-from .registry import DATASETS
 
 if TYPE_CHECKING:
     from .federated import Federated
@@ -30,6 +29,87 @@ __all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 CLIENTS = 100
 """How many clients there are where neither the user nor the data say."""
 GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it
+
+
+class Card(NamedTuple):
+    """A data set for people.
+
+    Args:
+        loader: `module:function` in this package.
+        size: training and test samples.
+        shape: of one input.
+        classes: how many.
+        source: where it comes from.
+        licence: under which it is published, where its authors say.
+        here: nothing has to be fetched.
+    """
+
+    loader: str
+    size: str
+    shape: str
+    classes: str
+    source: str
+    licence: str = ""
+    here: bool = False
+
+
+CARDS = {
+    "cifar10": Card(
+        "cifar:cifar10", "50,000 + 10,000", "3 x 32 x 32", "10", "the paper's; home, npm mirror, or your copy"
+    ),
+    "cifar100": Card("cifar:cifar100", "50,000 + 10,000", "3 x 32 x 32", "100", "the paper's; home, or your copy"),
+    "tinyimagenet": Card(
+        "tinyimagenet:tinyimagenet", "100,000 + 10,000", "3 x 64 x 64", "200", "the paper's; home, or your copy"
+    ),
+    "mnist": Card("mnist:mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "mirrors, or your copy"),
+    "fashion-mnist": Card(
+        "mnist:fashion_mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy", "MIT"
+    ),
+    "shakespeare": Card(
+        "shakespeare:shakespeare",
+        "148,317 + 9,141",
+        "80",
+        "80",
+        "next character, a client per role; PyPI, or your copy; model charlstm",
+        "public domain",
+    ),
+    "digits": Card(
+        "digits:digits", "1,437 + 360", "1 x 8 x 8", "10", "comes with this package", "CC BY 4.0", here=True
+    ),
+    "synthetic": Card(
+        "synthetic:synthetic", "generated", "60", "10", "FedProx generator: options alpha, beta, size", here=True
+    ),
+    "quadratic": Card(
+        "problems.loaders:quadratic", "generated", "d x d", "-", "known constants and optimum; model vector", here=True
+    ),
+    "logistic": Card(
+        "problems.loaders:logistic", "generated", "2 x d", "2", "known constants and optimum; model vector", here=True
+    ),
+    "images": Card("images:images", "yours", "yours", "yours", "--data-dir: pictures, one folder per class"),
+    "arrays": Card("user_data:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files"),
+    "huggingface": Card(
+        "user_data:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"
+    ),
+}
+"""A data set of this package is one entry here and its loader."""
+
+
+class Datasets(Mapping[str, Callable[..., "Samples"]]):
+    """Loaders by name; a loader's module is imported when it is asked for, not before."""
+
+    def __getitem__(self, name: str) -> Callable[..., Samples]:
+        module, _, function = CARDS[name].loader.partition(":")
+        loader: Callable[..., Samples] = getattr(import_module(f".{module}", __package__), function)
+        return loader
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CARDS)
+
+    def __len__(self) -> int:
+        return len(CARDS)
+
+
+DATASETS = Datasets()
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
@@ -77,7 +157,7 @@ def load(
     Args:
         name: one of `DATASETS`; or `path/to/file.py:load` with a function `load(seed, **options)` that returns
             `Samples`, which are split, or a `Federated`, which is taken as it is.
-        split: one of `partition.SPLITS` with its parameter, for example `dirichlet:0.6`.
+        split: one of `splits.SPLITS` with its parameter, for example `dirichlet:0.6`.
         clients: how many; left out, 100, or with `split="natural"` as many as the data have ids.
         seed: fixes the split (and generated data); the same seed gives the same split on every machine.
         augment: `paper`, `released`, `flip` or `none`; by default `paper`, and `none` for data of your own.
@@ -172,7 +252,7 @@ def federate(
 ) -> Federated:
     """Split samples over clients; arguments as in `load`."""
     from .federated import Federated
-    from .partition import parse_split
+    from .splits import parse_split
 
     chosen = parse_split(split)
     if clients is None:

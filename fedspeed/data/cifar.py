@@ -13,7 +13,11 @@ Reference: A. Krizhevsky, "Learning multiple layers of features from tiny images
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
+import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +26,19 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from .archive import FileTree, candidates
 from .augment import Augmentation
-from .decode import Unreadable, pixels
 from .fetch import MIRRORS, Remote, Web
-from .pickled import read_pickle
+from .images import Unreadable, pixels
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import FileTree, candidates
 
 PIXELS = 3 * 32 * 32
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
+AXES = 4
+"""The most dimensions that an array in a pickle may have."""
+VALUES = (np.ndarray, list, dict, tuple, bytes, str, int, bool, type(None))
+"""Types of the entries of a pickled dictionary."""
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -112,6 +119,149 @@ def _binary(blob: bytes, kind: Kind, where: str) -> Batch:
         )
     records = np.frombuffer(blob, np.uint8).reshape(-1, size)
     return Batch(records[:, : len(kind.keys)], records[:, len(kind.keys) :])
+
+
+class _Refused(Exception):
+    """The file asks for something that is not plain data."""
+
+
+class _ByteType:
+    """Stands for `numpy.dtype("u1")`, the only type of array there is; what the file says beyond that is ignored."""
+
+    def __init__(self, kind: Any = None, *_: Any) -> None:
+        if kind not in ("u1", b"u1"):
+            raise _Refused(f"dtype({kind[:20]!r})" if type(kind) in (str, bytes) else "dtype(...)")
+
+    def build(self, state: Any) -> None:
+        """Ignore the byte order and such, which bytes do not have."""
+
+
+class _Array:
+    """Stands for an array of bytes; it is empty until its state comes."""
+
+    def __init__(self, *_: Any) -> None:
+        self.value: np.ndarray = np.empty(0, np.uint8)
+
+    def build(self, state: Any) -> None:
+        """Set the array that `(version, shape, type, Fortran order, bytes)` describes."""
+        _, shape, kind, fortran, blob = state
+        if type(kind) is not _ByteType or type(blob) is not bytes:
+            raise _Refused("an array of something else than bytes")
+        if type(shape) is not tuple or len(shape) > AXES or not all(type(n) is int and n >= 0 for n in shape):
+            raise _Refused("an array with an odd shape")
+        if math.prod(shape) != len(blob):
+            raise _Refused(f"an array of shape {shape} in {len(blob)} bytes")
+        self.value = np.frombuffer(blob, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Makes plain data and the two classes above, and refuses everything else.
+
+    A pickle is a program, and numpy lets one set up arrays whose numbers are addresses. So no name in the file is
+    looked up, and an opcode that is not in `PLAIN` is refused. This is pickle's reader in pure Python: the opcodes
+    of the one in C cannot be replaced.
+    """
+
+    stack: list[Any]  # these three are the base class's, whose types are not published
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, blob: bytes) -> None:
+        super().__init__(io.BytesIO(blob), encoding="bytes")
+        self.left = 2 * len(blob)  # bytes that may be made of text: else a short file could ask for much
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return our stand-in for a name, which is never imported."""
+        stubs = {
+            "numpy.core.multiarray._reconstruct": _Array,
+            "numpy._core.multiarray._reconstruct": _Array,
+            "numpy.ndarray": _Array,
+            "numpy.dtype": _ByteType,
+            "_codecs.encode": self.encode,
+        }
+        if f"{module}.{name}" not in stubs:
+            raise _Refused(f"{module}.{name}")
+        return stubs[f"{module}.{name}"]
+
+    def encode(self, text: str, codec: str | bytes) -> bytes:
+        """Do what `_codecs.encode` does for the bytes in pickles of protocols 0 to 2."""
+        if type(text) is not str or codec not in ("latin1", b"latin1") or len(text) > self.left:
+            raise _Refused(f"encode({text[:20]!r})" if type(text) is str else "encode(...)")
+        self.left -= len(text)
+        return text.encode("latin-1")
+
+    def load_build(self) -> None:
+        """Set the state of a stand-in, and of nothing else."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if type(target) not in (_Array, _ByteType):
+            raise _Refused("the state of something unknown")
+        target.build(state)
+
+    def load_setitem(self) -> None:
+        """Take a key and a value into the dictionary below them."""
+        value = self.stack.pop()
+        self._take([self.stack.pop(), value])
+
+    def load_setitems(self) -> None:
+        """Take the keys and values after the mark into the dictionary before it."""
+        self._take(self.pop_mark())
+
+    def load_dict(self) -> None:
+        """Make a dictionary of the keys and values after the mark."""
+        items = self.pop_mark()
+        self.append({})
+        self._take(items)
+
+    def _take(self, items: list[Any]) -> None:
+        """Keys are text: the hash of a tuple in tuples, or of chosen numbers, could take for ever."""
+        if type(self.stack[-1]) is not dict or not all(type(key) in (str, bytes) for key in items[::2]):
+            raise _Refused("a dictionary whose keys are not text")
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+
+class _Opcodes(dict[int, Any]):
+    """What to do for an opcode; one that is not here is refused."""
+
+    def __missing__(self, code: int) -> Any:
+        raise _Refused(f"the opcode {next((op.name for op in pickletools.opcodes if ord(op.code) == code), code)}")
+
+
+PLAIN = {"PROTO", "FRAME", "STOP", "MARK", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
+         "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "UNICODE",
+         "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
+         "SHORT_BINSTRING", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST",
+         "DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}  # fmt: skip
+"""The opcodes of plain data and of what makes an array."""
+
+_PlainUnpickler.dispatch = _Opcodes(
+    (ord(op.code), getattr(_PlainUnpickler, pickle._Unpickler.dispatch[ord(op.code)].__name__))
+    for op in pickletools.opcodes
+    if op.name in PLAIN
+)
+
+
+def read_pickle(blob: bytes, where: str) -> dict[bytes, Any]:
+    """Return the dictionary in a pickled batch; keys are bytes. Nothing is executed; what is not plain data is refused.
+
+    Example:
+        >>> read_pickle(pickle.dumps({b"labels": [1, 2]}), "example")
+        {b'labels': [1, 2]}
+    """
+    try:
+        found = _PlainUnpickler(blob).load()
+        if isinstance(found, dict):
+            found = {key: entry.value if type(entry) is _Array else entry for key, entry in found.items()}
+            if not all(type(entry) in VALUES for entry in found.values()):
+                raise _Refused("a name in place of data")
+    except Exception as error:  # a damaged file can raise nearly anything
+        told = f"it asks for {error}" if isinstance(error, _Refused) else str(error)[:100] or type(error).__name__
+        raise UserError(
+            f"data: {where} is not a pickle of plain arrays ({told}); it was not executed. Get the published file "
+            "again, or use the binary layout"
+        ) from error
+    if not isinstance(found, dict):
+        raise UserError(f"data: {where}: expected a pickled dictionary, found {type(found).__name__}")
+    return {k.encode("utf-8", "surrogatepass") if isinstance(k, str) else k: v for k, v in found.items()}
 
 
 def _python(blob: bytes, kind: Kind, where: str) -> Batch:

@@ -10,8 +10,6 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -29,22 +27,6 @@ def cache_dir() -> Path:
     if chosen := os.environ.get("FEDSPEED_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedspeed"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time per folder, so that two runs do not fetch the same thing (where locks exist)."""
-    try:
-        import fcntl
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        file = open(folder.with_name(f".{folder.name}.lock"), "w")  # noqa: SIM115 (closed below)
-    except (ImportError, OSError):  # not POSIX, or a cache that can only be read: renames keep every file whole
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class Unreachable(Exception):

@@ -3,26 +3,67 @@
 pets/cat/*.jpg, pets/dog/*.jpg                      a fraction of every class is set aside for testing
 pets/train/cat/..., pets/test/cat/... (or val/)     your own test set
 pets/clients.csv                                    optional lines `path,client`, for `split = natural`
+
+Every loader that meets picture files decodes them with `pixels` or `decode`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import UserError
-from .decode import decode
+from .archive import read_file
 from .samples import Progress, Samples, silent
-from .tree import read_file
 from .user_data import from_arrays
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+"""What is recognised, whatever a file is called. Pillow would also start Ghostscript for a file that is PostScript."""
+MOST = 2**26
+"""Pixels of a picture, at most; a few kilobytes can unpack to gigabytes."""
 SIDE = 4096
 """Pixels of a side that pictures can be resized to, at most."""
+
+
+class Unreadable(Exception):
+    """Not a picture, a damaged one, or one that is too large."""
+
+
+def pixels(blob: bytes, mode: str = "RGB", size: tuple[int, int] | None = None) -> np.ndarray:
+    """A picture as bytes (height, width, channels), or (height, width) if grey; raises `Unreadable`."""
+    from PIL import Image
+
+    Image.init()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own limit of size, and of harmless damage
+            with Image.open(io.BytesIO(blob), formats=[name for name in FORMATS if name in Image.OPEN]) as picture:
+                if picture.width * picture.height > MOST:
+                    raise Unreadable(f"{picture.width} x {picture.height} pixels, expected at most {MOST}")
+                whole = picture.convert(mode)
+            if size is not None and whole.size != size:
+                whole = whole.resize(size, Image.Resampling.BILINEAR)
+            return np.asarray(whole)
+    except Unreadable:
+        raise
+    except Exception as error:  # damaged files raise nearly anything
+        raise Unreadable(str(error) or type(error).__name__) from error
+
+
+def decode(blob: bytes, where: str, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
+    """A picture as bytes (channels, height, width); the error names the file."""
+    try:
+        found = pixels(blob, mode, size)
+    except Unreadable as error:
+        raise UserError(f"data: cannot decode the picture {where} ({error}); replace or remove it") from error
+    return found.transpose(2, 0, 1) if found.ndim == 3 else found[None]
 
 
 def images(

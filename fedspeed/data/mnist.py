@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
+from .archive import MOST, candidates, too_long
 from .augment import Augmentation
 from .fetch import Remote, SystemFolder, Web
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import MOST, candidates, too_long
 
 FILES = (
     "train-images-idx3-ubyte",

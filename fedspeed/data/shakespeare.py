@@ -21,11 +21,11 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import numpy as np
 
 from ..errors import UserError
+from .archive import candidates
 from .augment import Augmentation
 from .fetch import Remote, Web
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import candidates
 
 VOCABULARY = "\n !\"&'(),-." + digits + ":;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
 """The characters, numbered 0 to 79."""

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..locks import locked_beside
 from .augment import Augmentation
-from .fetch import Home, Unreachable, cache_dir, locked
+from .fetch import Home, Unreachable, cache_dir
 from .samples import Progress, Samples, silent
 
 Reader = Callable[[Path, bool, Progress], Samples]
@@ -55,7 +56,7 @@ class Published:
             found = self._own(Path(data_dir).expanduser(), part, progress)
         else:
             folder = cache_dir() / self.name
-            with locked(folder):
+            with locked_beside(folder):
                 found = restore(folder, self.name) or self._fetch(folder, progress)
         return replace(found, classes=found.classes or self.classes, augmentation=self.augmentation)
 
@@ -64,7 +65,7 @@ class Published:
             return self.read(path, part, progress)
         place = hashlib.blake2b(f"{path.resolve()}|{part}".encode(), digest_size=6).hexdigest()
         folder, mark = cache_dir() / f"{self.name}-{place}", stamp(path)
-        with locked(folder):
+        with locked_beside(folder):
             if found := restore(folder, self.name, mark):
                 return found
             samples = self.read(path, part, progress)
@@ -142,7 +143,7 @@ def keep(folder: Path, samples: Samples, source: str) -> None:
 def keep_own(name: str, samples: Samples, data_dir: str | Path) -> None:
     """Put a published data set that was read from a copy of the user's into the cache, unless it is there already."""
     folder = cache_dir() / name
-    with locked(folder):
+    with locked_beside(folder):
         if not (folder / "about.json").exists():
             keep(folder, samples, str(Path(data_dir).expanduser().resolve()))
 

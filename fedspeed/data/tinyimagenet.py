@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
+from .archive import FileTree, candidates
 from .augment import Augmentation
-from .decode import decode
 from .fetch import Remote, Web
+from .images import decode
 from .samples import Progress, Samples
 from .sources import Published
-from .tree import FileTree, candidates
 
 SIDE = 64
 FULL = (500, 50)

@@ -14,8 +14,7 @@ import torch
 from ..backends.serial import Serial, alone
 from ..client import Failed, Job, Work
 from ..clientscores import client_slices, score_clients
-from ..data.federated import Federated
-from ..data.required import federated
+from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError, one_line
 from ..vec import has_leaves, tree_map
 from .kept import NEVER, Kept

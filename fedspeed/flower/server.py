@@ -19,8 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from torch import nn
 
 from ..backends import Place
-from ..data.federated import Federated
-from ..data.required import federated
+from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError
 from ..files import write
 from ..givenrun import recorded

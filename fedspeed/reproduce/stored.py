@@ -7,12 +7,13 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import read_bytes, write
+from ..locks import locked_beside
 from .table import Result
 
 
@@ -48,7 +49,7 @@ class Store:
             write(self._file(result["key"]), _line(result), durable=True)
         self.learn(result)
         shutil.rmtree(self.work / result["key"], ignore_errors=True)
-        self._lock(result["key"]).unlink(missing_ok=True)
+        (self.work / f".{result['key']}.lock").unlink(missing_ok=True)
 
     def learn(self, result: Result) -> None:
         """Another process has put this result."""
@@ -64,26 +65,9 @@ class Store:
                 return _parse(self.packed, read_bytes(self.packed)).get(key)
         return None
 
-    @contextmanager
-    def claim(self, key: str) -> Iterator[bool]:
+    def claim(self, key: str) -> AbstractContextManager[bool]:
         """Whether a run is ours to make until the end; False while another process makes it (where locks exist)."""
-        try:
-            import fcntl
-
-            self.work.mkdir(parents=True, exist_ok=True)
-            file = self._lock(key).open("w")
-        except ImportError:  # not POSIX
-            yield True
-            return
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:  # a file system without locks
-                pass
-            yield True
+        return locked_beside(self.work / key, tries=1)
 
     def pack(self) -> None:
         """Take the new results into the one file: the same bytes for the same results."""
@@ -115,17 +99,12 @@ class Store:
     def _file(self, key: str) -> Path:
         return self.out / "runs" / f"{key}.json"
 
-    def _lock(self, key: str) -> Path:
-        return self.work / f".{key}.lock"
-
     def _new(self) -> list[Path]:
         return sorted((self.out / "runs").glob("*.json"))
 
-    def alone(self) -> AbstractContextManager[None]:
+    def alone(self) -> AbstractContextManager[bool]:
         """One process at a time: packing must not overtake a result that is being put, nor a page another's."""
-        from ..data.fetch import locked
-
-        return locked(self.work / "runs")
+        return locked_beside(self.work / "runs")
 
 
 def _line(result: Result) -> str:

@@ -15,7 +15,7 @@ _WHERE = {
     "forms": ("Condition", "Form", "form_at", "kappa"),
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
     "errata": ("ERRATA", "Erratum"),
-    ".problems": ("random_logistic", "random_quadratic"),  # fedspeed.problems
+    ".data.problems": ("random_logistic", "random_quadratic"),  # fedspeed.data.problems
     "numpy_runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
     "from_run": ("Fact", "RunSetting", "read_run"),

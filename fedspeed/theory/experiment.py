@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..data.problems import Problem
 from ..errors import UserError
-from ..problems import Problem
 from .bounds import Bound, Start, bound, schedule
 from .numpy_runs import NAMES, run
 from .setting import Setting

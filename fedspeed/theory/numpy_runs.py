@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.problems import Grad, Problem
 from ..errors import Diverged, UserError, unknown
-from ..problems import Grad, Problem
 from .setting import Setting
 
 NAMES = ("fedspeed", "fedavg", "scaffold")
@@ -87,7 +87,7 @@ def run(
         steps: keep every local model and quasi-gradient as well (small runs only).
 
     Example:
-        >>> from ..problems import random_quadratic
+        >>> from ..data.problems import random_quadratic
         >>> problem = random_quadratic(m=4, d=3)
         >>> trace = run("fedspeed", problem, Setting(eta=0.1, lam=1.0, K=10, T=200), np.zeros(3))
         >>> bool(np.allclose(trace.x[-1, 0], problem.optimum))

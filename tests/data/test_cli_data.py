@@ -12,8 +12,8 @@ import pytest
 from fedspeed.cli import data as command
 from fedspeed.cli import main
 from fedspeed.data import DATASETS
-from fedspeed.data.partition import SPLITS
 from fedspeed.data.samples import Samples
+from fedspeed.data.splits import SPLITS
 from fedspeed.report.splits import bubbles, heat_map
 
 PNG = b"\x89PNG\r\n\x1a\n"

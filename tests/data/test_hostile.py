@@ -23,12 +23,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspeed.data import decode, load, read, tinyimagenet, tree
+from fedspeed.data import archive as archive_module
+from fedspeed.data import images, load, read, tinyimagenet
 from fedspeed.data import mnist as mnist_module
-from fedspeed.data.cifar import CIFAR_10
+from fedspeed.data.cifar import CIFAR_10, read_pickle
 from fedspeed.data.fetch import MIRRORS, Npm, npm_environment
 from fedspeed.data.mnist import FILES, read_idx
-from fedspeed.data.pickled import read_pickle
 from fedspeed.data.samples import silent
 from fedspeed.errors import UserError
 
@@ -162,7 +162,7 @@ def test_a_changed_batch_is_data_or_an_error(batch: bytes, changes: list[tuple[i
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """As if published files were a megabyte, so that bombs can be small."""
-    for module in (tree, mnist_module, tinyimagenet):
+    for module in (archive_module, mnist_module, tinyimagenet):
         monkeypatch.setattr(module, "MOST", 2**20)
     return 2**20
 
@@ -185,11 +185,14 @@ def packed(members: dict[str, bytes], how: str) -> bytes:
 def test_an_archive_that_unpacks_to_too_much_is_refused(how: str, tmp_path: Path) -> None:
     path = tmp_path / f"bomb.tar.{how}"
     path.write_bytes(packed({"a": b"hello", "b": ZEROS}, how))
-    assert tree.FileTree(path, 2**20).read("a") == b"hello"
+    assert archive_module.FileTree(path, 2**20).read("a") == b"hello"
     with pytest.raises(UserError, match=r"bomb\.tar\..*: b is longer than 1 MB, expected less"):
-        tree.FileTree(path, 2**20).read("b")
+        archive_module.FileTree(path, 2**20).read("b")
     path.write_bytes(packed({f"b{i}": ZEROS for i in range(5)} | {"z": b"last"}, how))
-    for ask in (lambda: tree.FileTree(path, 2**20).names, lambda: tree.FileTree(path, 2**20).read("z")):
+    for ask in (
+        lambda: archive_module.FileTree(path, 2**20).names,
+        lambda: archive_module.FileTree(path, 2**20).read("z"),
+    ):
         with pytest.raises(UserError, match=r"what .*bomb.* unpacks to is longer than 4 MB"):
             ask()
 
@@ -203,7 +206,7 @@ def test_a_header_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "header.tar.gz"
     path.write_bytes(gzip.compress(out.getvalue()))
     with pytest.raises(UserError, match=r"header\.tar\.gz is truncated or damaged \(ReadError: a header of"):
-        _ = tree.FileTree(path).names
+        _ = archive_module.FileTree(path).names
 
 
 def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_damaged_tar_of_any_kind_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"bits.tar.{how}"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=r"bits\.tar\..*is truncated or damaged"):
-            tree.FileTree(path).read("a")
+            archive_module.FileTree(path).read("a")
 
 
 def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
@@ -221,7 +224,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", ZEROS)
     with pytest.raises(UserError, match=r"a\.zip: a is longer than 1 MB"):
-        tree.FileTree(path, 2**20).read("a")
+        archive_module.FileTree(path, 2**20).read("a")
     plain = path.read_bytes()
     at = plain.index(b"PK\1\2")
     for place, value, message in [(8, 1, "encrypted"), (10, 99, "compression"), (24, 16, "CRC")]:
@@ -233,7 +236,7 @@ def test_odd_zip_files_are_refused(tmp_path: Path) -> None:
             blob[at + 26 : at + 28] = b"\0\0"
         path.write_bytes(bytes(blob))
         with pytest.raises(UserError, match=rf"a\.zip is truncated or damaged \(.*{message}"):
-            tree.FileTree(path).read("a")
+            archive_module.FileTree(path).read("a")
 
 
 def mnist_files() -> dict[str, bytes]:
@@ -272,7 +275,7 @@ def test_pictures_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"data_batch_2\.png is not a readable picture \(.*decompression bomb"):
         read("cifar10", data_dir=layouts.folder(blobs, tmp_path / "png"), part=True)
     with pytest.raises(UserError, match=r"cannot decode the picture here \(10000 x 9500 pixels, expected at most"):
-        decode.decode(png(10_000, 9500), "here")  # and here a warning
+        images.decode(png(10_000, 9500), "here")  # and here a warning
 
 
 def test_a_picture_in_name_only_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

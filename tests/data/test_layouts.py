@@ -15,8 +15,8 @@ import pytest
 
 from fedspeed.data import cifar as cifar_module
 from fedspeed.data import load, read
+from fedspeed.data.cifar import read_pickle
 from fedspeed.data.mnist import FILES, read_idx
-from fedspeed.data.pickled import read_pickle
 from fedspeed.data.samples import silent
 from fedspeed.errors import UserError
 

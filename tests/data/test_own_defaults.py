@@ -14,9 +14,8 @@ import torch
 from fedspeed import Federated, build_model, simulate
 from fedspeed.cli import main
 from fedspeed.config import OWN_DATA, Config, Spec
-from fedspeed.data import Samples, federate, from_arrays, from_torch, load
+from fedspeed.data import CARDS, Samples, federate, from_arrays, from_torch, load
 from fedspeed.data.augment import Augmentation, Pipeline
-from fedspeed.data.registry import CARDS
 from fedspeed.points import at
 from fedspeed.run import load_federation, prepare, resume, run_config
 from fedspeed.runconfig import read_config

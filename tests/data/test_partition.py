@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedspeed.data.partition import SPLITS, parse_split
+from fedspeed.data.splits import SPLITS, parse_split
 from fedspeed.errors import UserError
 
 SINGLE_USE = ["iid", "dirichlet:0.6", "dirichlet:0.001", "dirichlet:1e300", "lognormal-size:1.5", "shards:1"]

@@ -24,7 +24,7 @@ from fedspeed import (
     load_data,
 )
 from fedspeed.cli import options
-from fedspeed.data.registry import CARDS
+from fedspeed.data import CARDS
 from fedspeed.fields import named
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
 from fedspeed.methods.base import Local, Round

@@ -19,7 +19,7 @@ from made_runs import made_run
 from fedspeed.cli import main
 from fedspeed.cli.watch import view
 from fedspeed.errors import Terminated
-from fedspeed.files import locked
+from fedspeed.locks import locked
 from fedspeed.report import serve, watched
 from fedspeed.report.collect import read_any
 from fedspeed.report.serve import Server
@@ -253,7 +253,7 @@ def test_whoever_looks_does_not_keep_a_run_from_beginning(tmp_path):
     begun = threading.Event()
 
     def look() -> None:
-        with locked(tmp_path, "LOCK_SH"):
+        with locked(tmp_path, shared=True):
             begun.set()
             threading.Event().wait(0.01)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedspeed.problems import Quadratic
+from fedspeed.data.problems import Quadratic
 from fedspeed.theory import Setting
 from fedspeed.theory.numpy_runs import auxiliary
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedspeed.problems import Problem
+from fedspeed.data.problems import Problem
 from fedspeed.theory import P, Setting, Trace, gamma_k
 from fedspeed.theory.forms import drift_factor
 

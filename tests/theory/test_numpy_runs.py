@@ -7,9 +7,9 @@ import pytest
 from closed_forms import exact_sequences, fixed_point
 from federations_theory import simulation
 
+from fedspeed.data.problems import random_logistic, random_quadratic
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedProx, FedSpeed, Scaffold
-from fedspeed.problems import random_logistic, random_quadratic
 from fedspeed.theory import Setting, auxiliary, run
 
 SETTING = Setting(eta=0.05, lam=0.6, K=8, T=6, alpha=0.7, rho=0.2)

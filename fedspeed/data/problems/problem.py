@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import UserError
+from ...errors import UserError
 
 Grad = Callable[[np.ndarray], np.ndarray]
 

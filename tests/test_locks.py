@@ -15,10 +15,10 @@ from federations import Softmax, package
 
 from fedspeed.config import Config
 from fedspeed.inspection import inspect_run
+from fedspeed.locks import Scratch, scratch, sweep
 from fedspeed.methods import FedSpeed
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
-from fedspeed.scratch import Scratch, scratch, sweep
 from fedspeed.verify import verify
 
 PLAN = Plan(rounds=3, active=3, local_steps=1, batch_size=4)

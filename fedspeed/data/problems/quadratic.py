@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..errors import UserError
+from ...errors import UserError
 from .problem import Grad, check, dissimilarity
 
 

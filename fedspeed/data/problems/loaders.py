@@ -1,11 +1,12 @@
-"""The problems of `fedspeed.problems` as data: L, the sigmas and the optimum are known, with the model `vector`."""
+"""The problems as data sets: L, the sigmas and the optimum are known, with the model `vector`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..problems import Logistic, Quadratic, random_logistic, random_quadratic
-from .samples import Samples
+from ..samples import Samples
+from .logistic import Logistic, random_logistic
+from .quadratic import Quadratic, random_quadratic
 
 
 def samples(problem: Quadratic | Logistic) -> Samples:
@@ -16,7 +17,6 @@ def samples(problem: Quadratic | Logistic) -> Samples:
     loss is F. Ids of the clients come with it (`split="natural"`).
 
     Example:
-        >>> from ..problems import random_quadratic
         >>> data = samples(random_quadratic(m=3, d=4, n=2))
         >>> data.x.shape, data.y.shape, data.owner.tolist()
         ((6, 4, 4), (6, 4), [0, 0, 1, 1, 2, 2])
