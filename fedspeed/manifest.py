@@ -190,10 +190,10 @@ def _format_1(files: dict[str, str], t: int) -> tuple[Part, dict[int, Entry]]:
     """The server's file, and client -> where its state is; any other name is refused."""
     entries: dict[int, Entry] = {}
     server = Part(_server(t), files[_server(t)])
-    for name, digest in files.items():
+    for name, expected in files.items():
         match = STATE.fullmatch(name)
-        if match and int(match[1]) not in entries and isinstance(digest, str) and digest:
-            entries[int(match[1])] = Entry(int(match[2]), digest)
+        if match and int(match[1]) not in entries and isinstance(expected, str) and expected:
+            entries[int(match[1])] = Entry(int(match[2]), expected)
         elif name != server.name:
             raise ValueError(f"unexpected file {name!r}")
     return server, entries

@@ -182,9 +182,9 @@ def test_the_spread_is_that_of_numpy():
 # --- rules, on records made by hand ---
 
 
-def records(signs: list[dict], **fields) -> list[Record]:
+def records(signs: list[dict], **others) -> list[Record]:
     one = Record(1, [0], 0.1, 2.0, 2.5, 0.1, 1.0, 1.0, 1, 1, 1.0, [], [], 0.1, 0.1)
-    return [replace(one, round=t, signs=each, **fields) for t, each in enumerate(signs, 1)]
+    return [replace(one, round=t, signs=each, **others) for t, each in enumerate(signs, 1)]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from watching import Rounds
 
-from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run, run_config
+from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
 from fedspeed.config import Spec
 from fedspeed.recording import summarise
 from fedspeed.report.runs import RunFiles
+from fedspeed import run as launch
 from fedspeed.run import prepare
 from fedspeed.rundir import CLIENT_METRICS, FILES, FOLDERS, FORK, RunDir
 
@@ -118,7 +119,7 @@ def test_a_folder_that_holds_a_run_is_refused_unless_overwritten(tmp_path):
 def test_an_error_before_the_first_round_closes_the_simulation(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(Simulation, "close", lambda self, error=None: closed.append(error))
-    monkeypatch.setattr(run, "bound_to", lambda *_: 1 / 0)
+    monkeypatch.setattr(launch, "bound_to", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError) as stopped:
         run_config(small(), tmp_path)
     assert closed == [stopped.value]

@@ -126,11 +126,11 @@ def test_a_state_changed_with_its_digest_breaks_the_running_sum(run):
     assert "digest" not in said
 
 
-@pytest.mark.parametrize(("method", "field", "server"), [("scaffold", "c", "c"), ("fedadmm", "xh", "x")])
-def test_other_running_sums_break(tmp_path, method, field, server):
+@pytest.mark.parametrize(("method", "field", "kept"), [("scaffold", "c", "c"), ("fedadmm", "xh", "x")])
+def test_other_running_sums_break(tmp_path, method, field, kept):
     run = make(tmp_path / "run", method)
     change_state(run, METHODS[method](), field)
-    assert f"the server's {server} is the mean of all clients' {field}: off by 0.00167" in broken(run)
+    assert f"the server's {kept} is the mean of all clients' {field}: off by 0.00167" in broken(run)
 
 
 def test_only_the_re_run_sees_a_changed_dual_without_a_sum(tmp_path):
@@ -142,9 +142,9 @@ def test_only_the_re_run_sees_a_changed_dual_without_a_sum(tmp_path):
 
 
 def test_a_changed_server_vector_is_found(run):
-    server = read_server(run, FedSpeed())
-    server.x[3] += 1e-12
-    write_state(run / "checkpoints" / "server@3", server)
+    changed = read_server(run, FedSpeed())
+    changed.x[3] += 1e-12
+    write_state(run / "checkpoints" / "server@3", changed)
     seal(run)
     assert broken(run) == "round 3: the server's x in the checkpoint differs from the round run again"
 

@@ -48,11 +48,11 @@ def children() -> set[int]:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_nothing_outlives_a_run():
-    shared = set(Path("/dev/shm").glob("fedspeed-*"))
+    before = set(Path("/dev/shm").glob("fedspeed-*"))
     data, model = digits()
     run = simulate(METHODS["fedavg"](), model, data, backend="process", workers=2, **SETTINGS)
     assert len(children()) >= 2
-    assert set(Path("/dev/shm").glob("fedspeed-*")) == shared  # nothing has a name, even while it runs
+    assert set(Path("/dev/shm").glob("fedspeed-*")) == before  # nothing has a name, even while it runs
     for _ in run:
         pass
     assert not children()

@@ -65,22 +65,24 @@ def federation(shape: tuple[int, ...], classes: int = 3, tokens: int = 0) -> Fed
 
 def narrow_resnet(trim: bool = False) -> nn.Module:
     """Build ResNet-18's layers with 4 to 8 channels: the classes of `resnet18_gn`, without its 45 MB."""
-    from fedspeed import models
+    from fedspeed.layers import Layout
+    from fedspeed.models import Block
+    from fedspeed.trim import trimmed
 
     net = nn.Sequential(
-        models.Layout(),
+        Layout(),
         nn.Conv2d(1, 4, 7, 2, 3, bias=False),
         nn.GroupNorm(2, 4),
         nn.MaxPool2d(3, 2, 1),
         nn.ReLU(),
-        models.Layout(),
-        models.Block(4, 4, 1, 2),
-        models.Block(4, 8, 2, 2),
+        Layout(),
+        Block(4, 4, 1, 2),
+        Block(4, 8, 2, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(8, 3),
     )
-    return models.trimmed(net, (1, 8, 8), keep_norm=True) if trim else net
+    return trimmed(net, (1, 8, 8), keep_norm=True) if trim else net
 
 
 def batch_norm() -> nn.Module:
