@@ -70,7 +70,7 @@ def test_it_is_short_and_its_tables_are_those_of_the_pages():
     text = (ROOT / "README.md").read_text()
     assert len(text) < 6000
     assert rows("README.md")
-    assert rows("README.md") <= rows("docs/benchmarks.md") | rows("docs/use.md")
+    assert rows("README.md") <= rows("docs/explanation/benchmarks.md") | rows("docs/guides/install.md")
     for tool in ("Flower", "pfl-research", "FL-Simulator"):
         assert f"[{tool}](https://" in text
 
@@ -89,7 +89,7 @@ def test_every_extra_is_named_with_what_is_left_out_of_all():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     inside = set(re.search(r"\[(.*)\]", extras.pop("all")[0])[1].split(","))
     told = {}
-    for line in rows("docs/use.md"):
+    for line in rows("docs/guides/install.md"):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= {name: cells[-1] for name in re.findall(r"`([\w-]+)`", cells[0])}
     assert {name: told.get(name, "")[:3].strip(":") for name in extras} == {
@@ -99,15 +99,17 @@ def test_every_extra_is_named_with_what_is_left_out_of_all():
 
 def test_the_table_of_methods_is_the_program_s(capsys):
     """Family, state, vectors down and up, gradients per step as measured by running the hooks, fields: as printed."""
-    text = (ROOT / "docs" / "method-table.md").read_text()
+    text = (ROOT / "docs" / "reference" / "method-table.md").read_text()
     assert main(["methods", "--markdown"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 2 + len(METHODS)
-    assert printed in text, "the table changed: put what `fedspeed methods --markdown` prints into docs/method-table.md"
+    assert printed in text, (
+        "the table changed: put what `fedspeed methods --markdown` prints into docs/reference/method-table.md"
+    )
 
 
 def test_the_table_is_true_of_methods_one_knows():
-    text = (ROOT / "docs" / "method-table.md").read_text()
+    text = (ROOT / "docs" / "reference" / "method-table.md").read_text()
     rows = dict(re.findall(r"^\| [\w -]+ \| `(\w+)` \| (.*?) \|$", text, re.MULTILINE))
     assert set(rows) == set(METHODS)
     assert rows["fedavg"] == "- | 1 / 1 | 1 | eta_g 1.0"

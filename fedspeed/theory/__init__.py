@@ -1,7 +1,7 @@
 """The convergence analysis as a tool: conditions, bounds, experiments. NumPy only, and a leaf: only cli imports it.
 
 The theorem comes in four named forms (`FORMS`): as printed, made consistent, corrected, and by another route that
-keeps the O(1/T). `docs/theory.md` says what is proved. Names are resolved when first used, so that importing this
+keeps the O(1/T). `docs/explanation/theory.md` says what is proved. Names are resolved when first used, so that importing this
 does not import NumPy.
 """
 
