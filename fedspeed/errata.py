@@ -74,12 +74,12 @@ HEAD = """\
 
 Per method what its paper prints, what public code does, with repository, commit and place, what this package does, and
 what the difference does to results. Every entry says whether it was **run** (the effect was measured by us), **read**
-in code, **said** by an author (in our words, with the issue), or found in the **paper** alone. It does not assign blame:
-published numbers may come from other versions of the code than the one that was read, code may have been corrected
-since, and we misread things too; tell us, and the entry changes.
+in code, **said** by an author (in our words, with the issue), or found in the **paper** alone. An entry does not assign
+blame: published numbers may come from other versions of the code than the one that was read, code may have been
+corrected since, and we misread things too. Report a mistake, and the entry changes.
 
-`fedspeed methods fedspeed --errata` prints one method's entries; [audit](../guides/audit.md) finds such differences in code of yours;
-the errata of the FedSpeed paper's analysis are in [theory](theory.md).
+`fedspeed methods fedspeed --errata` prints one method's entries. [Audit](../guides/audit.md) finds such differences in
+your code. The errata of the FedSpeed paper's analysis are in [theory](theory.md).
 This page is built from `fedspeed/errata.toml`.
 """
 

@@ -32,7 +32,8 @@ from .methods import (
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
-where it differs (docs/explanation/authors-code.md), beside what the class of a method says in `released` of its own authors' code."""
+where it differs (docs/explanation/authors-code.md), beside what the class of a method says in `released` of its own
+authors' code."""
 
 RELEASED: dict[str, Any] = {
     "cohort": "bernoulli",

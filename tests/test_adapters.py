@@ -1,4 +1,4 @@
-"""Models from elsewhere, with random weights: LoRA through peft, transformers, timm. The examples of docs/guides/models.md."""
+"""Models of other packages, with random weights: peft's LoRA, transformers, timm; the examples of docs/guides/models.md."""
 
 from __future__ import annotations
 

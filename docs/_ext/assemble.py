@@ -1,7 +1,7 @@
 """Assemble the site's sources in one folder: documents as they are, pages made from the code, stored results.
 
-Documents keep the links that a checkout needs. Here a link is looked up as a path of the repository and rewritten: to the
-page that the file became, or to a copy of the file where it is not a page. A link that leads nowhere is an error.
+Documents keep the links that a checkout needs. Here a link is looked up as a path of the repository and rewritten: to
+the page that the file became, or to a copy of the file where it is not a page. A link that leads nowhere is an error.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def data_index() -> str:
     header = ("name", "train + test", "input", "classes", "source", "licence")
     return "\n".join([
         "# Data sets\n",
-        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; [the guide](../guides/data.md) has caches, splits and yours.\n",
+        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; "
+        "[the guide](../guides/data.md) has caches, splits and yours.\n",
         marks.table(header, lines),
         "## Splits\n",
         marks.block(SPLITS_HELP.partition("\n")[2]),

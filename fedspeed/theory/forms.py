@@ -4,8 +4,8 @@ Every form says: if its conditions hold, then
 
     (1/T) sum_t E||grad F(z^t)||^2  <=  (a gap + b mean_i||g_hat_i||^2 + c ||mean_i g_hat_i||^2 + e delta) / T + floor
 
-with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts. `docs/explanation/theory.md`
-derives the two forms that are proved (`corrected`, `tracking`).
+with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts.
+`docs/explanation/theory.md` derives the two forms that are proved (`corrected`, `tracking`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def drift_factor(s: Setting) -> float:
 
 
 def corrected(s: Setting) -> Form:
-    """The paper's route with every step proved; conditions and constants are this package's (docs/explanation/theory.md)."""
+    """The paper's route with every step proved; docs/explanation/theory.md derives its conditions and constants."""
     q = s.q
     r2 = (s.L * s.shift) ** 2
     g = s.gamma

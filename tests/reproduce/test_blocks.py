@@ -1,4 +1,4 @@
-"""The table at the top of docs/explanation/reproduction.md and in docs/explanation/table4-blocks.md follows from stored runs.
+"""The table in docs/explanation/, of reproduction.md and table4-blocks.md, follows from stored runs.
 
 `python tests/reproduce/test_blocks.py` writes it into both pages.
 """

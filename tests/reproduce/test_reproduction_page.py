@@ -1,4 +1,4 @@
-"""The stored results: pages are those that the stored runs give, and docs/explanation/reproduction.md leads to what is there."""
+"""The stored results: pages follow from the stored runs, and docs/explanation/reproduction.md links to them."""
 
 from __future__ import annotations
 
