@@ -1,4 +1,4 @@
-"""Models of other packages, with random weights: peft's LoRA, transformers, timm; the examples of docs/guides/models.md."""
+"""Models of other packages with random weights: peft, transformers, timm; the examples of docs/guides/models.md."""
 
 from __future__ import annotations
 
