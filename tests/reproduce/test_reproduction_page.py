@@ -34,7 +34,7 @@ def test_pages_show_the_stored_runs(preset, tmp_path, monkeypatch):
 
 def test_the_page_leads_to_what_is_there():
     text = PAGE.read_text("utf-8")
-    links = re.findall(r"\]\((\.\./results/[^)]*)\)", text)
+    links = re.findall(r"\]\((\.\./\.\./results/[^)]*)\)", text)
     assert {f"../../results/iclr2023/{folder.name}/README.md" for folder in STORED.iterdir()} <= set(links)
     assert all((PAGE.parent / link).exists() for link in links)
     named = set(re.findall(r"`((?:table|fig)\d[a-z0-9-]*)`", text))
