@@ -41,6 +41,13 @@ NEEDS = re.compile(r"^# .*\bneeds: ([\w.]+)")
 FILE = re.compile(r"^# (\w+\.py)\b")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 
+RIDDLES = re.compile(
+    r"\b(?:told|anew|somebody|nobody|everybody|anybody|whoever|goes on|go on|under way)\b"
+    r"|(?<!there )\b(?:is|are|was|were) no (?!longer|more)\w+",
+    re.I,
+)
+"""Words that CONTRIBUTING.md, section Style, asks to avoid; "there is no X" is one that may stay."""
+
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
 ELSEWHERE = (
@@ -271,3 +278,11 @@ def test_every_figure_is_shown_and_small():
     for figure in (ROOT / "docs" / "figures").iterdir():
         assert figure in shown
         assert figure.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_sentences_name_the_actor_and_the_thing(path):
+    """What programs print and code are as they are."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.S)
+    found = [text[max(0, word.start() - 40) : word.end() + 20] for word in RIDDLES.finditer(text)]
+    assert found == []

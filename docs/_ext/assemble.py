@@ -192,7 +192,7 @@ def contents(stage: Stage) -> None:
         else:
             extra = referencepages.CONTENTS if name == "reference" else ""
             body = stage.linked(text, "docs/index.md", f"{name}.md")
-            stage.write(f"{name}.md", f"# {title}\n\n{extra}{body}\n\n{tree}")
+            stage.write(f"{name}.md", f"# {title}\n\n{body}\n\n{extra}{tree}")
     gallery = ["gallery/index"] if (ROOT / "docs" / "gallery").is_dir() else []
     tutorials, *rest = pages.values()
     tree = marks.toctree([tutorials, *gallery, *rest], depth=2, hidden=True)

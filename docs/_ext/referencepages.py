@@ -51,15 +51,13 @@ hidden = [64]
 CONTENTS = """\
 Made from the code at every build:
 
-- [Methods](methods/index.md): one page each: the box, the fields, what it keeps and costs, paper and code.
+- [Methods](methods/index.md): one page each: pseudo-code, fields, what it keeps and costs, paper and code.
 - [Data sets](data/index.md) and [models](models/index.md): one page each, with their options.
 - [Python](api/index.md): every public name.
 - [Command line](cli/index.md): every command and option.
-- [Config keys](config.md): everything a `config.toml` can say.
+- [Config keys](config.md): every key of a `config.toml`.
 - [Diagnoses](diagnoses.md): what `fedspeed explain` can find, and what each finding means.
-- [Recipes](recipes/index.md): the paper's tables and figures, and what came out.
-
-Written by hand:
+- [Recipes](recipes/index.md): the paper's tables and figures, and their results.
 
 """
 
