@@ -14,7 +14,7 @@ LOWEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 NUMBERS := tests/methods tests/engines tests/theory tests/docs tests/data/test_augment.py tests/data/test_validation.py \
 	$(addprefix tests/reproduce/,test_results_version.py test_reproduction_page.py) \
-	$(patsubst %,tests/test_%.py,batch_norm before_move client compat device format illness inspection layers models problems recurrent \
+	$(patsubst %,tests/test_%.py,batch_norm before_move client compat device format illness inspection layers models problems readme recurrent \
 	replay schedule server traps trim vec)
 
 .DEFAULT_GOAL := help

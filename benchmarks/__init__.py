@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`. What is measured, and how to read it: docs/benchmarks.md."""
+"""Benchmarks: `make bench`. What is measured, and how to read it: docs/explanation/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, or `make bench`: see docs/benchmarks.md."""
+"""`python -m benchmarks`, or `make bench`: see docs/explanation/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`make gpu-check`, or `python -m benchmarks.gpu_check`: does fedspeed work on this machine's GPU? See docs/gpu.md.
+"""`make gpu-check`, or `python -m benchmarks.gpu_check`: does fedspeed work on this machine's GPU?
 
-Prints a report. Exit codes: 0 all is as it should be, 1 something is not, 2 bad input, 3 there is no GPU here.
+Prints a report (docs/guides/gpu.md). Exit codes: 0 all is as it should be, 1 something is not, 2 bad input, 3 no GPU.
 """
 
 from __future__ import annotations

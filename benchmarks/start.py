@@ -8,8 +8,8 @@ which plain descent grows, and the curvature along one direction that is known i
 feature (what enters the last layer, averaged over pictures) and u a unit vector over classes. Moving the last layer's
 weights by u m^T / ||m|| adds u ||m|| to the logits of every picture alike, so the curvature there is about u^T (diag
 p - p p^T) u ||m||^2. Then FedSpeed with several rho from both starts: norm of the mean feature and spread of features
-around it, after every block. Last, both as the tables and the figure of docs/paper-scale.md. What is stored in the
-folder is not measured again.
+around it, after every block. Last, both as the tables and the figure of docs/explanation/paper-scale.md. What is
+stored in the folder is not measured again.
 """
 
 from __future__ import annotations

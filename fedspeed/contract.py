@@ -273,6 +273,6 @@ def require_hooks(method: Method) -> None:
         if getattr(type(each), hook) is getattr(Method, hook):
             names = ", ".join(inspect.signature(getattr(Method, hook)).parameters)
             raise UserError(
-                f"{type(each).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/new-method.md "
+                f"{type(each).__name__} has no hook `{hook}`; write `def {hook}({names})` as in docs/guides/methods.md "
                 f"({defined(each)})"
             )

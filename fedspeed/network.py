@@ -1,6 +1,6 @@
 """Simulated time: what a round would take on a given network with given devices. Bookkeeping; nothing here needs torch.
 
-The slowest client whose reply is counted decides the round, and the rounds add up (docs/network.md):
+The slowest client whose reply is counted decides the round, and the rounds add up (docs/guides/simulated-time.md):
 
     latency + bytes down / download rate + flops / (REFERENCE * speed of its device) + bytes up / upload rate
 

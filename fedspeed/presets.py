@@ -25,7 +25,8 @@ from .methods.base import Method, nested
 
 PRESETS = ("paper", "released")
 """`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
-where it differs (docs/released.md), beside what the class of a method says in `released` of its own authors' code."""
+where it differs (docs/explanation/authors-code.md), beside what the class of a method says in `released` of its own
+authors' code."""
 
 RELEASED: dict[str, Any] = {
     "cohort": "bernoulli",
@@ -86,7 +87,7 @@ def released(table: dict[str, Any]) -> dict[str, Any]:
     if METHODS.get(table["name"]) is cls and cls not in THEIR_METHODS and not cls.released:
         raise UserError(
             f"preset released: expected a method of the authors' code, found {table['name']}; leave the preset out "
-            f"and give the options it stands for (docs/released.md)"
+            f"and give the options it stands for (docs/explanation/authors-code.md)"
         )
     return {**cls.released, **table, **inner}
 

@@ -23,7 +23,7 @@ TEXTS: dict[str, bytes] = {}
 """Files that were read, by their digest."""
 
 EXTRAS = {"peft": "lora", "timm": "timm", "transformers": "transformers"}
-"""Packages that models of docs/models.md need, and the extra that brings each."""
+"""Packages that models of docs/guides/models.md need, and the extra that brings each."""
 
 
 def file_of(name: Any) -> str:

@@ -1,4 +1,4 @@
-"""Models from elsewhere, with random weights: LoRA through peft, transformers, timm. The examples of docs/models.md."""
+"""Models of other packages with random weights: peft, transformers, timm; the examples of docs/guides/models.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedspeed.run import resume, run_config
 from fedspeed.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "models.md"
 SMALL = {
     "rounds": 4,
     "clients": 10,

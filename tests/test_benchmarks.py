@@ -173,7 +173,7 @@ MEASURED = ROOT / "benchmarks" / "results" / "start"
 
 
 def test_the_page_on_the_start_shows_what_was_measured(tmp_path):
-    page = (ROOT / "docs" / "paper-scale.md").read_text("utf-8")
+    page = (ROOT / "docs" / "explanation" / "paper-scale.md").read_text("utf-8")
     for table in start.tables(MEASURED):
         assert table in page, "python -m benchmarks.start"
     for file in MEASURED.glob("*.jsonl"):

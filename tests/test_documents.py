@@ -28,12 +28,24 @@ from fedspeed.exporters import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
-DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*DOCUMENTS, *sorted((ROOT / "docs").glob("*/*.md"))]  # tests/docs/test_tutorials.py runs those in folders
-ELSEWHERE_RUN = {"docs/troubles.md"}  # and this one, which shows what commands print
+FOLDERS = ("guides", "reference", "explanation", "project")  # tests/docs/test_tutorials.py runs the other folders
+DOCUMENTS = [
+    *(ROOT / name for name in TOP),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(path for folder in FOLDERS for path in sorted((ROOT / "docs" / folder).glob("*.md"))),
+]
+PAGES = sorted({*DOCUMENTS, *(ROOT / "docs").glob("*/*.md")})
+ELSEWHERE_RUN = {"docs/guides/diagnose.md"}  # and this one, which shows what commands print
 NEEDS = re.compile(r"^# .*\bneeds: ([\w.]+)")
 FILE = re.compile(r"^# (\w+\.py)\b")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
+
+RIDDLES = re.compile(
+    r"\b(?:told|anew|somebody|nobody|everybody|anybody|whoever|goes on|go on|under way)\b"
+    r"|(?<!there )\b(?:is|are|was|were) no (?!longer|more)\w+",
+    re.I,
+)
+"""Words that CONTRIBUTING.md, section Style, asks to avoid; "there is no X" is one that may stay."""
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
 NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
@@ -44,14 +56,15 @@ ELSEWHERE = (
     *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
 )
 LONGER = {
-    "docs/day.md",
-    "docs/faq.md",
-    "docs/models.md",
-    "docs/paper-scale.md",
-    "docs/theory.md",
-    "docs/reproduction.md",
-    "docs/survive.md",
-    "docs/use.md",
+    "docs/guides/sweep-and-tune.md",
+    "docs/guides/faq.md",
+    "docs/guides/models.md",
+    "docs/explanation/paper-scale.md",
+    "docs/explanation/theory.md",
+    "docs/explanation/reproduction.md",
+    "docs/guides/resume-and-verify.md",
+    "docs/guides/install.md",
+    "docs/reference/cli.md",
 }
 
 APP = (ROOT / "fedspeed" / "flower" / "template" / "README.md").read_text("utf-8")
@@ -194,7 +207,7 @@ def test_other_commands_are_ones_their_program_takes(document, command):
     elif given[:3] == [".venv/bin/python", "-m", "pytest"]:
         run = [sys.executable, *given[1:], "--collect-only", "-p", "no:cacheprovider"]
         tried = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
-    elif document == "docs/deploy.md" and given[0] != "pip":
+    elif document == "docs/guides/flower.md" and given[0] != "pip":
         assert command in APP_COMMANDS, f"{document}: tests/flower runs what the app's README says, not {command}"
         return
     else:
@@ -252,8 +265,9 @@ def test_every_page_can_be_reached_from_readme():
             reached.add(page)
             todo += [target for target, _ in links(page) if target.suffix == ".md"]
     assert {name(path) for path in PAGES} <= {name(path) for path in reached}
-    listed = {target.name for target, _ in links(ROOT / "docs" / "README.md")}
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= listed
+    home = ROOT / "docs" / "index.md"
+    assert {target for target, _ in links(ROOT / "docs" / "README.md")} == {home}
+    assert {path for path in DOCUMENTS if path.parent.name in FOLDERS} <= {target for target, _ in links(home)}
 
 
 def test_every_figure_is_shown_and_small():
@@ -261,3 +275,11 @@ def test_every_figure_is_shown_and_small():
     for figure in (ROOT / "docs" / "figures").iterdir():
         assert figure in shown
         assert figure.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_sentences_name_the_actor_and_the_thing(path):
+    """What programs print and code are as they are."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.S)
+    found = [text[max(0, word.start() - 40) : word.end() + 20] for word in RIDDLES.finditer(text)]
+    assert found == []

@@ -1,4 +1,4 @@
-"""The errata book: page and data are equal, every entry can be followed, the command prints it."""
+"""The errata: the page has all entries, every entry can be followed, the command prints it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ ROOT = Path(__file__).parents[1]
 KNOWN = METHODS | WRAPPERS
 
 
-def test_the_page_is_made_from_the_data():
-    """python -c 'from fedspeed.methods.errata import page; print(page(), end="")' > docs/errata.md"""
-    assert (ROOT / "docs" / "errata.md").read_text("utf-8") == page()
+def test_the_page_has_every_entry():
+    """The site builds it from the data; see docs/_ext/assemble.py."""
+    text = page()
+    for entry in errata():
+        assert f"\n## {entry.method}\n" in text
+        assert f"\n### {entry.title}\n" in text
+        assert all(f"- **{about}**: {said}\n" in text for about, said in entry.rows)
 
 
 @pytest.mark.parametrize("entry", errata(), ids=lambda entry: f"{entry.method}: {entry.title}")

@@ -80,7 +80,7 @@ def test_a_device_is_a_function_of_seed_and_client():
 
 
 def test_names_stand_for_what_the_document_says():
-    page = (Path(__file__).parents[1] / "docs/network.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs/guides/simulated-time.md").read_text("utf-8")
     for name, net in NETWORKS.items():
         assert f"| `{name}` | {net.up} | {net.down} | {net.latency} |" in page
         assert parse_network(f"latency={net.latency}, up={net.up},down={net.down}") == net

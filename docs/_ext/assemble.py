@@ -1,7 +1,7 @@
-"""The site's sources, put together in one folder: documents as they are, pages made from the code, stored results.
+"""Assemble the site's sources in one folder: documents as they are, pages made from the code, stored results.
 
-Documents keep the links that a checkout needs. Here a link is looked up as a path of the repository and written anew:
-to the page that the file became, or to a copy of the file where it is none. A link that leads nowhere is an error.
+Documents keep the links that a checkout needs. Here a link is looked up as a path of the repository and rewritten: to
+the page that the file became, or to a copy of the file where it is not a page. A link that leads nowhere is an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ import notebooks
 import recipepages
 import referencepages
 
+from fedspeed import errata
+
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 HOMES = ("README.md", "docs/README.md")
+MADE = {
+    "fedspeed/errata.toml": "explanation/errata.md",
+    "docs/reference/run-directory.md": "reference/run-directory.md",
+}
+"""Files of the repository that are the source of a page made by the code, and its name on the site."""
 LEFT = ("docs/_", "docs/gallery/")  # not pages: what makes them, what was built, examples that sphinx-gallery reads
 LINK = re.compile(
     r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)[^\n]*$)"
@@ -36,12 +43,16 @@ HEADING = re.compile(r"^## (.+)$", re.M)
 
 
 def place(path: str) -> str:
-    """Where a file of the repository is on the site.
+    """Return where a file of the repository is on the site.
 
     Example:
-        >>> place("docs/data.md"), place("CHANGELOG.md"), place("results/iclr2023/cnn/table7.md"), place("Makefile")
-        ('data.md', 'changelog.md', 'results/cnn/table7.md', 'files/Makefile')
+        >>> place("docs/guides/data.md"), place("CHANGELOG.md"), place("results/iclr2023/cnn/table7.md")
+        ('guides/data.md', 'changelog.md', 'results/cnn/table7.md')
+        >>> place("fedspeed/errata.toml"), place("Makefile")
+        ('explanation/errata.md', 'files/Makefile')
     """
+    if path in MADE:
+        return MADE[path]
     if path in HOMES:
         return "index.md"
     if path in TOP:
@@ -54,7 +65,7 @@ def place(path: str) -> str:
 
 
 class Stage:
-    """A folder that is filled; a file that says the same as before is left alone, so that a second build is short."""
+    """A folder to fill; a file whose content has not changed is not written, so that a second build is short."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.kept = folder, set[Path]()
@@ -68,12 +79,12 @@ class Stage:
             path.write_bytes(plain)
 
     def page(self, source: Path, text: str | None = None) -> None:
-        """A document of the repository, its links written anew; what it links to and is no page comes along."""
+        """Add a document of the repository with its links rewritten, and copies of linked files that are not pages."""
         here = source.relative_to(ROOT).as_posix()
         self.write(place(here), self.linked(source.read_text("utf-8") if text is None else text, here, place(here)))
 
     def linked(self, text: str, here: str, to: str) -> str:
-        """A text whose links are relative to a file of the repository, for a page of the site."""
+        """Rewrite the links of a text, which are relative to a file of the repository, for a page of the site."""
 
         def rewritten(link: re.Match[str]) -> str:
             if not link["to"]:
@@ -83,16 +94,16 @@ class Stage:
             if found.is_dir() and (found / "README.md").exists():
                 found = found / "README.md"
             if not found.is_file():
-                raise SystemExit(f"docs: {here} links to {link['to']}, which is no file of the repository")
+                raise SystemExit(f"docs: {here} links to {link['to']}, which is not a file of the repository")
             name = place(found.relative_to(ROOT).as_posix())
-            if found.suffix != ".md" or name.startswith("files/"):
+            if not name.endswith(".md") or name.startswith("files/"):
                 self.write(name, found.read_bytes())
             return f"{link['text']}{os.path.relpath(name, os.path.dirname(to) or '.')}{link['at'] or ''})"
 
         return LINK.sub(rewritten, text)
 
     def sweep(self) -> None:
-        """Remove what an earlier build had and this one has not; sphinx-gallery keeps its own."""
+        """Remove files that an earlier build wrote and this one did not, except those of sphinx-gallery."""
         for path in sorted(self.folder.rglob("*"), reverse=True):
             if path.relative_to(self.folder).parts[0] in ("gallery", "sg_execution_times.rst"):
                 continue
@@ -103,21 +114,21 @@ class Stage:
 
 
 def documents() -> list[Path]:
-    """The Markdown files of docs/ that become pages."""
+    """Return the Markdown files of docs/ that become pages as they are."""
     found = (ROOT / "docs").rglob("*.md")
     paths = {path.relative_to(ROOT).as_posix(): path for path in found}
-    made = (*HOMES, "docs/index.md", *(f"docs/{slug(title)}/index.md" for title in parts()))  # by `contents`
+    made = (*HOMES, *MADE, "docs/index.md", "docs/tutorials/index.md")  # the last two by `contents`
     return [path for name, path in sorted(paths.items()) if not name.startswith(LEFT) and name not in made]
 
 
-def parts() -> dict[str, str]:
-    """The sections of docs/README.md, the list of documents: their title, their text."""
-    found = HEADING.split((ROOT / "docs" / "README.md").read_text("utf-8"))
-    return {title.strip(): text.strip() for title, text in zip(found[1::2], found[2::2], strict=True)}
+def parts() -> tuple[str, dict[str, str]]:
+    """Return what docs/index.md, the list of documents, begins with, and its sections: their title, their text."""
+    first, *found = HEADING.split((ROOT / "docs" / "index.md").read_text("utf-8"))
+    return first, {title.strip(): text.strip() for title, text in zip(found[::2], found[1::2], strict=True)}
 
 
 def slug(title: str) -> str:
-    """The page of a part.
+    """Return the page of a part.
 
     Example:
         >>> slug("How-to guides")
@@ -127,9 +138,10 @@ def slug(title: str) -> str:
 
 
 def listed(text: str) -> list[str]:
-    """The pages that a part lists, in its order."""
+    """Return the pages that a part lists, in its order."""
     names = (os.path.normpath(os.path.join("docs", link["to"])) for link in LINK.finditer(text) if link["to"])
-    return [place(name).removesuffix(".md") for name in names if name.endswith(".md") and name not in HOMES]
+    pages = (place(name) for name in names if name not in HOMES)
+    return [page.removesuffix(".md") for page in pages if page.endswith(".md")]
 
 
 def assemble(folder: Path) -> None:
@@ -148,7 +160,7 @@ def assemble(folder: Path) -> None:
 
 
 def tutorial(stage: Stage, path: Path) -> None:
-    """A page that is a notebook, too: the same source, to be downloaded."""
+    """Add a tutorial as a page and, from the same source, as a notebook to download."""
     here = path.relative_to(ROOT).as_posix()
     notebook = Path(place(here)).with_suffix(".ipynb")
     stage.write(notebook.as_posix(), json.dumps(notebooks.convert(path), indent=1) + "\n")
@@ -157,37 +169,45 @@ def tutorial(stage: Stage, path: Path) -> None:
 
 
 def contents(stage: Stage) -> None:
-    """A page for each part of docs/README.md, with what belongs to it and is made from the code; the home's tree.
+    """Add a page per part of docs/index.md, with the pages that are made from the code, and the home with its tree.
 
-    A part that has a folder with an `index.md`, as tutorials have, has that for its page.
+    Tutorials have an `index.md` in their folder, which is their page.
     """
+    first, found = parts()
     seen = set[str]()
     pages = {}
-    for title, text in parts().items():
+    for title, text in found.items():
         name = slug(title)
         own = ROOT / "docs" / name / "index.md"
-        pages[name] = f"{name}/index" if own.exists() else name
+        pages[title] = f"{name}/index" if own.exists() else name
         below = [entry for folder in FOLDERS.get(name, ()) for entry in found_in(folder)]
-        first = [entry for entry in below if entry.startswith(f"{name}/")]
+        inside = [entry for entry in below if entry.startswith(f"{name}/")]
         made = [*referencepages.PARTS] if name == "reference" else []
-        entries = [
-            one for one in dict.fromkeys([*made, *first, *listed(text), *below]) if one not in seen | {pages[name]}
-        ]
+        wanted = dict.fromkeys([*made, *inside, *listed(text), *below])
+        entries = [one for one in wanted if one not in seen | {pages[title]}]
         seen.update(entries)
         tree = marks.toctree((f"/{entry}" for entry in entries), hidden=True)
         if own.exists():
             stage.page(own, f"{own.read_text('utf-8')}\n{tree}")
         else:
             extra = referencepages.CONTENTS if name == "reference" else ""
-            body = stage.linked(text, "docs/README.md", f"{name}.md")
-            stage.write(f"{name}.md", f"# {title}\n\n{extra}{body}\n\n{tree}")
+            body = stage.linked(text, "docs/index.md", f"{name}.md")
+            stage.write(f"{name}.md", f"# {title}\n\n{body}\n\n{extra}{tree}")
     gallery = ["gallery/index"] if (ROOT / "docs" / "gallery").is_dir() else []
-    first, *rest = pages.values()
-    home = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for name, page in pages.items():
-        home = home.replace(f":link: {name}\n", f":link: {page}\n")
-    tree = marks.toctree([first, *gallery, *rest], depth=2, hidden=True)
-    stage.write("index.md", stage.linked(home, "docs/index.md", "index.md") + "\n" + tree)
+    tutorials, *rest = pages.values()
+    tree = marks.toctree([tutorials, *gallery, *rest], depth=2, hidden=True)
+    home = f"{stage.linked(first, 'docs/index.md', 'index.md')}{cards(found, pages)}\n{tree}"
+    stage.write("index.md", home)
+
+
+def cards(found: dict[str, str], pages: dict[str, str]) -> str:
+    """Return the home's cards: each part that begins with a sentence, which is its card's text."""
+    text = ["::::{grid} 1 2 2 2", ":gutter: 3", ""]
+    for title, body in found.items():
+        about = body.partition("\n\n")[0]
+        if not about.startswith("- "):
+            text += [f":::{{grid-item-card}} {title}", f":link: {pages[title]}", ":link-type: doc", about, ":::", ""]
+    return "\n".join([*text, "::::", ""])
 
 
 FOLDERS = {"tutorials": ("tutorials", "coming-from", "playground")}
@@ -199,6 +219,7 @@ def found_in(folder: str) -> list[str]:
 
 
 def generated() -> Iterator[tuple[str, str]]:
-    """Every page that is made from the code: its name, its Markdown."""
+    """Yield every page that is made from the code: its name, its Markdown."""
+    yield MADE["fedspeed/errata.toml"], errata.page()
     for module in (methodpages, clipages, apipages, referencepages, recipepages):
         yield from module.pages()

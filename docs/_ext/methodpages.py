@@ -38,7 +38,7 @@ def index() -> str:
         marks.table(header, lines),
         marks.plain(LEGEND.partition("`fedspeed")[0]) + "\n",
         "## Wrappers\n",
-        "They go around any method: `fedspeed+topk:0.01` ([how](../wrappers.md)).\n",
+        "They go around any method: `fedspeed+topk:0.01` ([how](../guides/wrappers.md)).\n",
         marks.table(("wrapper", "in a line"), around),
         marks.toctree((name for _, name, _ in grouped(METHODS)), hidden=True),
         marks.toctree(WRAPPERS, hidden=True),
@@ -153,9 +153,11 @@ def paper_and_code(name: str, cls: type[Method]) -> list[str]:
     found = of_method(name)
     sets = ", ".join(f"`{key} = {value}`" for key, value in cls.released.items())
     parts = ["## Paper and code\n"] * bool(found or sets)
-    parts += [f"The authors' code sets {sets}; so does `--preset released` ([more](../released.md)).\n"] * bool(sets)
+    parts += [
+        f"The authors' code sets {sets}; so does `--preset released` ([more](../explanation/authors-code.md)).\n"
+    ] * bool(sets)
     for entry in found:
         parts += [f"### {marks.plain(entry.title)}\n"]
         parts += ["".join(f"- **{about}**: {marks.plain(said)}\n" for about, said in entry.rows)]
-    parts += ["All entries: [errata](../errata.md).\n"] * bool(found)
+    parts += ["All entries: [errata](../explanation/errata.md).\n"] * bool(found)
     return parts

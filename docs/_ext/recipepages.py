@@ -36,7 +36,7 @@ def index() -> str:
         "# Recipes\n",
         "Every table and figure of the paper, and findings of ours, as data: `fedspeed reproduce NAME --preset PRESET` "
         "makes the runs, prints the paper's numbers beside ours and judges each claim. What came out, in words: "
-        "[Reproducing the paper](../reproduction.md).\n",
+        "[Reproducing the paper](../explanation/reproduction.md).\n",
         marks.table(("recipe", "of the paper", "what it is"), lines),
         "## Stored results\n", "By preset, the scale they were made at:\n", *stored, "",
         marks.toctree([*recipes(), *(f"../results/{name}/index" for name in presets())], hidden=True),

@@ -20,7 +20,7 @@ from fedspeed.data import CARDS, DATASETS, Card, options
 from fedspeed.illness import MEANING
 from fedspeed.models import MODELS
 
-SURVIVE = Path(__file__).resolve().parents[1] / "survive.md"
+RUN_DIRECTORY = Path(__file__).resolve().parents[1] / "reference" / "run-directory.md"
 PARTS = (
     "methods/index",
     "data/index",
@@ -28,8 +28,8 @@ PARTS = (
     "api/index",
     "cli/index",
     "config",
-    "run-directory",
-    "illnesses",
+    "reference/run-directory",
+    "diagnoses",
     "recipes/index",
 )
 EXAMPLE = """\
@@ -50,16 +50,13 @@ hidden = [64]
 CONTENTS = """\
 Made from the code at every build:
 
-- [Methods](methods/index.md): one page each: the box, the fields, what it keeps and costs, paper and code.
+- [Methods](methods/index.md): one page each: pseudo-code, fields, what it keeps and costs, paper and code.
 - [Data sets](data/index.md) and [models](models/index.md): one page each, with their options.
 - [Python](api/index.md): every public name.
 - [Command line](cli/index.md): every command and option.
-- [Config keys](config.md): everything a `config.toml` can say.
-- [Run directory](run-directory.md): its files, the fields of a round.
-- [Illnesses](illnesses.md): what a run that is ill says.
-- [Recipes](recipes/index.md): the paper's tables and figures, and what came out.
-
-Written by hand:
+- [Config keys](config.md): every key of a `config.toml`.
+- [Diagnoses](diagnoses.md): what `fedspeed explain` can find, and what each finding means.
+- [Recipes](recipes/index.md): the paper's tables and figures, and their results.
 
 """
 
@@ -72,8 +69,8 @@ def pages() -> Iterator[tuple[str, str]]:
     for name, builder in MODELS.items():
         yield f"models/{name}.md", model_page(name, builder)
     yield "config.md", config()
-    yield "run-directory.md", run_directory()
-    yield "illnesses.md", illnesses()
+    yield "reference/run-directory.md", run_directory()
+    yield "diagnoses.md", diagnoses()
 
 
 def data_index() -> str:
@@ -92,7 +89,8 @@ def data_index() -> str:
     header = ("name", "train + test", "input", "classes", "source", "licence")
     return "\n".join([
         "# Data sets\n",
-        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; [the guide](../data.md) has caches, splits and yours.\n",
+        "By name, `--data NAME` or `fedspeed.load_data(NAME)`; "
+        "[the guide](../guides/data.md) has caches, splits and yours.\n",
         marks.table(header, lines),
         "## Splits\n",
         marks.block(SPLITS_HELP.partition("\n")[2]),
@@ -159,7 +157,7 @@ def model_index() -> str:
     return "\n".join([
         "# Models\n",
         "By name, `--model NAME` or `fedspeed.build_model(NAME, data)`; any `nn.Module` of yours works, too "
-        "([how](../models.md)).\n",
+        "([how](../guides/models.md)).\n",
         marks.table(("name", "what it is"), lines),
         marks.toctree(MODELS, hidden=True),
     ])  # fmt: skip
@@ -219,28 +217,23 @@ def config_line(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 
 def run_directory() -> str:
-    """The files, as docs/survive.md has them, and the fields of a record, from the class."""
-    files = re.search(r"## What a run directory holds\n\n((?:\|.*\n)+)", SURVIVE.read_text("utf-8"))
-    if files is None:
-        raise SystemExit("docs: survive.md has no table under `What a run directory holds`")
+    """Return docs/reference/run-directory.md with the fields of a record, from the class, at its end."""
     source = inspect.getsource(record.Record)
     lines = re.findall(r"^    (\w+): ([^=#\n]+?)(?: = [^#\n]+?)?(?:  # (.*))?$", source, re.M)
     return "\n".join([
-        "# Run directory\n",
-        "Plain files; reading them executes nothing ([security](security.md)). What is guaranteed of them, and how "
-        "checkpoints are written, says [Runs that cannot be lost](survive.md); [`RunDir`](api/RunDir.md) reads them.\n",
-        "## Files\n", files[1],
+        RUN_DIRECTORY.read_text("utf-8"),
         "## A line of rounds.jsonl\n",
-        "The fields of [`Record`](api/Record.md); those that a run has nothing for are left out.\n",
-        marks.table(("field", "type", "it is"), [(marks.code(n), marks.code(t), marks.cell(c)) for n, t, c in lines]),
+        "The fields of [`Record`](../api/Record.md); a field without a value is left out. "
+        "[`RunDir`](../api/RunDir.md) reads a run directory.\n",
+        marks.table(("field", "type", "meaning"), [(marks.code(n), marks.code(t), marks.cell(c)) for n, t, c in lines]),
     ])  # fmt: skip
 
 
-def illnesses() -> str:
-    """What a run that is ill says."""
+def diagnoses() -> str:
+    """Return what each finding of `fedspeed explain` means."""
     parts = [
-        "# Illnesses\n",
-        "What `fedspeed explain` says of them; when each is told, and more: [What goes wrong](troubles.md).\n",
+        "# Diagnoses\n",
+        "The findings of `fedspeed explain`. When each is reported, and more: [Diagnose a run](guides/diagnose.md).\n",
     ]
     for name, means in MEANING.items():
         parts += [f"## {name.capitalize()}\n", f"{marks.plain(means)}\n"]

@@ -13,7 +13,7 @@ EPILOG = """\
 `flower` writes a Flower app that runs any method here on SuperNodes: app.py with the method, the model, the plan and a
 function for each device's data, a pyproject.toml, and a README.md with every command, for TLS and for the devices'
 keys, too. As it stands it trains on digits. `check` executes an app's app.py and says in one line what is missing:
-flwr, the data of a client, the server's address, its certificate, a key. docs/deploy.md goes through all of it.
+flwr, the data of a client, the server's address, its certificate, a key. docs/guides/flower.md goes through all of it.
 
 examples:
   fedspeed deploy flower my_app

@@ -75,7 +75,7 @@ def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
 
 
 def markdown() -> str:
-    """The table of docs/method-table.md, from the classes."""
+    """The table of docs/reference/method-table.md, from the classes."""
     lines = [
         "| family | method | client keeps | vectors down / up | gradients per step | fields and defaults |",
         "|---|---|---|---|---|---|",
@@ -115,7 +115,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where its paper, public code and this package differ; without NAME all of it",
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="the list by family and cost, as docs/method-table.md has it"
+        "--markdown", action="store_true", help="the list by family and cost, as docs/reference/method-table.md has it"
     )
 
 

@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
             if name == "preset":
                 about = (
                     "start from named settings: `paper` gives each method the paper's own learning-rate decay, "
-                    "`released` does what the authors' code does (docs/released.md)"
+                    "`released` does what the authors' code does (docs/explanation/authors-code.md)"
                 )
                 group.add_argument("--preset", metavar="|".join(PRESETS), help=about)
                 continue

@@ -41,7 +41,7 @@ SETTING: tuple[tuple[str, Any, str], ...] = (
 PROVED = {"printed": False, "consistent": False, "corrected": True, "tracking": True}
 EPILOG = """\
 The theorem has four forms: printed (as published), consistent (its slips of algebra corrected), corrected (its route,
-every step proved) and tracking (another route, which keeps O(1/T)); docs/theory.md derives the last two.
+every step proved) and tracking (another route, which keeps O(1/T)); docs/explanation/theory.md derives the last two.
 Options without an action are those of `fedspeed theory check`.
 
 examples:

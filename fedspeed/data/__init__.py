@@ -235,7 +235,7 @@ def _read(
     if not isinstance(made, Samples | Federated):
         raise UserError(
             f"data {name}: expected Samples or a Federated, found a {type(made).__name__}; return one, "
-            f"fedspeed.data.from_arrays and Federated.from_arrays make them (docs/data.md)"
+            f"fedspeed.data.from_arrays and Federated.from_arrays make them (docs/guides/data.md)"
         )
     return made
 

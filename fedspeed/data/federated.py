@@ -270,7 +270,7 @@ def _told(data: Any) -> tuple[str, str]:
         )
     if isinstance(data, type):
         return f"the class {data.__name__}", (
-            "fedspeed.load_data or Federated.from_arrays(x, y, clients) make an instance (docs/data.md)"
+            "fedspeed.load_data or Federated.from_arrays(x, y, clients) make an instance (docs/guides/data.md)"
         )
     if isinstance(data, Samples):
         return (
@@ -286,4 +286,4 @@ def _told(data: Any) -> tuple[str, str]:
     if pairs and not isinstance(data, tuple | list | dict):  # a torch Dataset
         fix = "share it out: fedspeed.data.federate(fedspeed.data.from_torch(dataset), split='iid', clients=10)"
         return f"a {kind}", fix
-    return f"a {kind}", "make one with Federated.from_arrays(x, y, clients), see docs/data.md for more ways"
+    return f"a {kind}", "make one with Federated.from_arrays(x, y, clients), see docs/guides/data.md for more ways"

@@ -2,7 +2,7 @@
 
 The server runs the round loop of `simulate` with a back end whose clients are SuperNodes (`grid.py`); a device runs the
 same local loop on its own data and keeps its state in files (`kept.py`). Nothing here imports flwr before it is needed.
-`fedspeed deploy flower DIR` writes an app to begin with; docs/deploy.md goes through one step by step.
+`fedspeed deploy flower DIR` writes an app to begin with; docs/guides/flower.md goes through one step by step.
 """
 
 from __future__ import annotations

@@ -74,18 +74,18 @@ HEAD = """\
 
 Per method what its paper prints, what public code does, with repository, commit and place, what this package does, and
 what the difference does to results. Every entry says whether it was **run** (the effect was measured by us), **read**
-in code, **said** by an author (in our words, with the issue), or found in the **paper** alone. It is no list of blame:
-published numbers may come from other versions of the code than the one that was read, code may have been corrected
-since, and we misread things too; tell us, and the entry changes.
+in code, **said** by an author (in our words, with the issue), or found in the **paper** alone. An entry does not assign
+blame: published numbers may come from other versions of the code than the one that was read, code may have been
+corrected since, and we misread things too. Report a mistake, and the entry changes.
 
-`fedspeed methods fedspeed --errata` prints one method's entries; [audit](audit.md) finds such things in code of yours;
-the errata of the FedSpeed paper's analysis are in [theory](theory.md).
-This page is made from `fedspeed/methods/errata.toml`; a test keeps the two equal.
+`fedspeed methods fedspeed --errata` prints one method's entries. [Audit](../guides/audit.md) finds such differences in
+your code. The errata of the FedSpeed paper's analysis are in [theory](theory.md).
+This page is built from `fedspeed/methods/errata.toml`.
 """
 
 
 def page() -> str:
-    """Return the text of docs/errata.md."""
+    """Return the site's page of all entries, explanation/errata.md, in Markdown."""
     text = [HEAD]
     for name in dict.fromkeys(entry.method for entry in errata()):
         text.append(f"## {name}\n")

@@ -1,4 +1,4 @@
-"""The errata of the published analysis, by number; `docs/theory.md` has the derivations."""
+"""The errata of the published analysis, by number; `docs/explanation/theory.md` has the derivations."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Every form says: if its conditions hold, then
 
     (1/T) sum_t E||grad F(z^t)||^2  <=  (a gap + b mean_i||g_hat_i||^2 + c ||mean_i g_hat_i||^2 + e delta) / T + floor
 
-with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts. `docs/theory.md`
-derives the two forms that are proved (`corrected`, `tracking`).
+with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts.
+`docs/explanation/theory.md` derives the two forms that are proved (`corrected`, `tracking`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .setting import FORMS, P, Setting
 
 
 class Condition(NamedTuple):
-    """`value <= limit` (or `>=` with at_least); errata are those of docs/theory.md that touch it."""
+    """`value <= limit` (or `>=` with at_least); errata are those of docs/explanation/theory.md that touch it."""
 
     name: str
     value: float
@@ -161,7 +161,7 @@ def drift_factor(s: Setting) -> float:
 
 
 def corrected(s: Setting) -> Form:
-    """The paper's route with every step proved; conditions and constants are this package's (docs/theory.md)."""
+    """The paper's route with every step proved; docs/explanation/theory.md derives its conditions and constants."""
     q = s.q
     r2 = (s.L * s.shift) ** 2
     g = s.gamma
@@ -204,7 +204,7 @@ def tracking(s: Setting) -> Form:
     """Another route: g_hat_i tracks grad F_i, so the drift shrinks with it and sigma_g leaves the floor.
 
     Needs lam L below a constant and eta <= lam only; with eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
-    for a fixed lam, which is the corollary's claim. Derived in docs/theory.md.
+    for a fixed lam, which is the corollary's claim. Derived in docs/explanation/theory.md.
     """
     g = s.gamma
     lL = s.lam * s.L

@@ -17,7 +17,7 @@ from fedspeed.cli import main
 from fedspeed.data import federate, from_arrays, from_hugging_face, from_torch, load, read
 from fedspeed.errors import UserError
 
-DOCS = Path(__file__).parents[2] / "docs" / "data.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "data.md"
 HAS_HF = importlib.util.find_spec("datasets") is not None
 
 
@@ -28,7 +28,7 @@ def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
     names: dict[str, Any] = {"print": lambda *_: None}
     for block in blocks:
         if HAS_HF or "needs: datasets" not in block:
-            exec(compile(block, "docs/data.md", "exec"), names)
+            exec(compile(block, "docs/guides/data.md", "exec"), names)
     assert names["data"].clients == (2 if HAS_HF else 5)
     commands = [text for text in re.findall(r"`(fedspeed run [^`]+)`", DOCS.read_text()) if "huggingface" not in text]
     assert len(commands) >= 4

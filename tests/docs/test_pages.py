@@ -95,7 +95,7 @@ def test_every_config_key_record_field_and_file_of_a_run_is_on_a_page(pages):
     text = pages["config.md"]
     for field in dataclasses.fields(Config):
         assert f"| `{field.name}` |" in text or f"| `[{field.name}]` |" in text, field.name
-    text = pages["run-directory.md"]
+    text = pages["reference/run-directory.md"]
     for field in dataclasses.fields(Record):
         assert f"| `{field.name}` |" in text, field.name
     assert all(f"`{name}`" in text for name in FILES)
@@ -150,12 +150,13 @@ def test_documents_are_put_together_with_links_that_lead_somewhere(tmp_path):
 
 def test_a_link_that_leads_nowhere_stops_the_build(tmp_path):
     stage = assemble.Stage(tmp_path)
-    with pytest.raises(SystemExit, match=r"docs/data\.md links to nowhere\.md, which is no file"):
-        stage.linked("[a](nowhere.md)", "docs/data.md", "data.md")
+    here = ("docs/guides/data.md", "guides/data.md")
+    with pytest.raises(SystemExit, match=r"docs/guides/data\.md links to nowhere\.md, which is not a file"):
+        stage.linked("[a](nowhere.md)", *here)
     kept = "`[a](nowhere.md)` and\n\n```\n[a](nowhere.md)\n```\n"
-    assert stage.linked(kept, "docs/data.md", "data.md") == kept
-    text = stage.linked("[`cnn`](../results/iclr2023/cnn/README.md) ![x](figures/demo.png)", "docs/data.md", "data.md")
-    assert text == "[`cnn`](results/cnn/index.md) ![x](figures/demo.png)"
+    assert stage.linked(kept, *here) == kept
+    text = stage.linked("[`cnn`](../../results/iclr2023/cnn/README.md) ![x](../figures/demo.png)", *here)
+    assert text == "[`cnn`](../results/cnn/index.md) ![x](../figures/demo.png)"
 
 
 def test_plain_text_stays_plain():

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "notebooks.py")))
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "troubles.md"]
+PAGES = [*TUTORIALS, *sorted((ROOT / "docs" / "coming-from").glob("*.md")), ROOT / "docs" / "guides" / "diagnose.md"]
 QUICK = {"2-your-data", "flower", "pfllib"}  # the others take more than a few seconds
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 

@@ -19,7 +19,7 @@ from fedspeed.methods.base import Method
 from fedspeed.plan import Plan
 from fedspeed.run import run_config
 
-DOC = Path(__file__).parents[2] / "docs" / "new-method.md"
+DOC = Path(__file__).parents[2] / "docs" / "guides" / "methods.md"
 SMALL = ["--clients", "10", "--active", "3", "--rounds", "2", "--local-epochs", "1"]
 
 

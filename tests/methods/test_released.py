@@ -93,7 +93,7 @@ def test_when_the_released_clip_is_active_by_arithmetic():
     dead = 2 * (5 / 9 * 256 + 8 / 9 * 3 * 512)
     clips = [round(0.1 * square**0.5, 1) for square in (usual, usual - dead, zero, zero - dead)]
     assert clips == [11.2, 9.7, 10.3, 8.7]
-    page = " ".join((Path(__file__).parents[2] / "docs" / "released.md").read_text("utf-8").split())
+    page = " ".join((Path(__file__).parents[2] / "docs" / "explanation" / "authors-code.md").read_text("utf-8").split())
     assert "is 11.2 for the usual start, 9.7 if it is trimmed, 10.3 for the zero start, 8.7 for both" in page
 
 
@@ -125,7 +125,7 @@ def test_what_is_said_wins_over_the_preset():
 
 IN_THEIR_CODE = {"fedavg", "fedcm", "feddyn", "scaffold", "fedadam", "fedprox", "fedsam", "mofedsam", "fedgamma",
                  "fedspeed", "fedsmoo"}  # fmt: skip  # train.py, the choices of --method
-OTHER_CODE = {"fedwmsam", "fedswa", "fedmoswa"}  # values of their own authors' code: docs/released.md
+OTHER_CODE = {"fedwmsam", "fedswa", "fedmoswa"}  # values of their own authors' code: docs/explanation/authors-code.md
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -25,7 +25,7 @@ from fedspeed.run import resume
 from fedspeed.verify import verify
 
 ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "new-method.md"
+DOC = ROOT / "docs" / "guides" / "methods.md"
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")
 EQUAL = Softmax(equal=8)
 CLIP = 0.05

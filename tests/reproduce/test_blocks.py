@@ -1,4 +1,4 @@
-"""The table at the top of docs/reproduction.md and in docs/table4-blocks.md follows from stored runs.
+"""The table in docs/explanation/, of reproduction.md and table4-blocks.md, follows from stored runs.
 
 `python tests/reproduce/test_blocks.py` writes it into both pages.
 """
@@ -17,7 +17,7 @@ from fedspeed.reproduce.table import metrics
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "results" / "iclr2023"
-PAGES = [ROOT / "docs" / "reproduction.md", ROOT / "docs" / "table4-blocks.md"]
+PAGES = [ROOT / "docs" / "explanation" / "reproduction.md", ROOT / "docs" / "explanation" / "table4-blocks.md"]
 BLOCKS = {
     "released-c10-100": "CIFAR-10, 10 of 100, to 80%",
     "released-c100-500": "CIFAR-100, 10 of 500, to 40%",

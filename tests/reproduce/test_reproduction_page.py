@@ -1,4 +1,4 @@
-"""The stored results: pages are those that the stored runs give, and docs/reproduction.md leads to what is there."""
+"""The stored results: pages follow from the stored runs, and docs/explanation/reproduction.md links to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedspeed.reproduce.recipes import find_recipe, recipes, scale, settings
 from fedspeed.reproduce.render import judged
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGE = ROOT / "docs" / "explanation" / "reproduction.md"
 STORED = ROOT / "results" / "iclr2023"
 OTHERS = {"README.md", "progress.md"}
 PAGES = [
@@ -34,8 +34,8 @@ def test_pages_show_the_stored_runs(preset, tmp_path, monkeypatch):
 
 def test_the_page_leads_to_what_is_there():
     text = PAGE.read_text("utf-8")
-    links = re.findall(r"\]\((\.\./results/[^)]*)\)", text)
-    assert {f"../results/iclr2023/{folder.name}/README.md" for folder in STORED.iterdir()} <= set(links)
+    links = re.findall(r"\]\((\.\./\.\./results/[^)]*)\)", text)
+    assert {f"../../results/iclr2023/{folder.name}/README.md" for folder in STORED.iterdir()} <= set(links)
     assert all((PAGE.parent / link).exists() for link in links)
     named = set(re.findall(r"`((?:table|fig)\d[a-z0-9-]*)`", text))
     assert named
@@ -88,8 +88,8 @@ def test_the_table_of_what_is_matched_is_that_of_the_settings():
 
 
 def test_the_long_runs_are_told_as_they_are_stored():
-    """docs/paper-scale.md: accuracy by round, and on all test pictures at the end."""
-    text = (ROOT / "docs" / "paper-scale.md").read_text("utf-8").partition("## How far they are")[2]
+    """docs/explanation/paper-scale.md: accuracy by round, and on all test pictures at the end."""
+    text = (ROOT / "docs" / "explanation" / "paper-scale.md").read_text("utf-8").partition("## How far they are")[2]
     rounds = [int(t.replace(",", "")) for t in re.search(r"^\| round \| (.*) \|$", text, re.M)[1].split(" | ")]
     results = Reproduction("paper-2pct-mixed", STORED / "paper-2pct-mixed").store.results().values()
     known = [r for r in results if r["config"]["split"] == "iid" and r["config"]["model"]["init"] == "zero-residual"]

@@ -123,7 +123,7 @@ def tracking(s: Setting, q: Moments) -> Inequality:
 
 
 def _parts(s: Setting, gradient: np.ndarray) -> tuple[int, float, np.ndarray]:
-    """Number of parts, l and Psi of docs/theory.md."""
+    """Number of parts, l and Psi of docs/explanation/theory.md."""
     groups = 3 if s.sigma_l else 2
     if s.q == 0:
         return groups, 1.0, np.zeros_like(gradient)

@@ -88,7 +88,7 @@ def test_tracking_constants_from_the_lyapunov_function():
 @given(st.floats(0.01, 0.15), st.integers(2, 200), st.floats(0, 0.05), st.booleans(), st.floats(1, 20))
 @settings(max_examples=60, deadline=None)
 def test_tracking_in_code_is_the_derived_one(lL, K, rho, noisy, c):
-    """The code against the derivation's formulas, written out once more from docs/theory.md."""
+    """The code against the derivation's formulas, written out once more from docs/explanation/theory.md."""
     lam, L = lL / 2, 2.0
     s = Setting(eta=min(c * lam / K, lam), lam=lam, K=K, L=L, rho=rho / L, m=3, sigma_l=1.5 * noisy, sigma_g=0.7)
     g, n = (3, 2) if noisy else (2, 1)
