@@ -20,13 +20,13 @@ import notebooks
 import recipepages
 import referencepages
 
-from fedspeed import errata
+from fedspeed.methods import errata
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 HOMES = ("README.md", "docs/README.md")
 MADE = {
-    "fedspeed/errata.toml": "explanation/errata.md",
+    "fedspeed/methods/errata.toml": "explanation/errata.md",
     "docs/reference/run-directory.md": "reference/run-directory.md",
 }
 """Files of the repository that are the source of a page made by the code, and its name on the site."""
@@ -48,7 +48,7 @@ def place(path: str) -> str:
     Example:
         >>> place("docs/guides/data.md"), place("CHANGELOG.md"), place("results/iclr2023/cnn/table7.md")
         ('guides/data.md', 'changelog.md', 'results/cnn/table7.md')
-        >>> place("fedspeed/errata.toml"), place("Makefile")
+        >>> place("fedspeed/methods/errata.toml"), place("Makefile")
         ('explanation/errata.md', 'files/Makefile')
     """
     if path in MADE:
@@ -220,6 +220,6 @@ def found_in(folder: str) -> list[str]:
 
 def generated() -> Iterator[tuple[str, str]]:
     """Yield every page that is made from the code: its name, its Markdown."""
-    yield MADE["fedspeed/errata.toml"], errata.page()
+    yield MADE["fedspeed/methods/errata.toml"], errata.page()
     for module in (methodpages, clipages, apipages, referencepages, recipepages):
         yield from module.pages()

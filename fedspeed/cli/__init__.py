@@ -16,37 +16,49 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import Diverged, Terminated, UserError, nearest, one_line
-from ..methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COMMANDS = {
-    "run": "train one method and write a run directory",
-    "resume": "continue a run that was stopped, with the same bits",
-    "extend": "give a run more rounds, as if it had had them from the start",
-    "fork": "a run that shares another's first rounds, bit for bit, and goes on with other settings",
-    "replay": "run one client's turn again, step by step, and compare its upload with the run's",
-    "verify": "check a run: digests, running sums, and rounds run again bit for bit",
-    "diff": "what differs between two runs",
-    "explain": "what ails a run, what it usually means, and what to try",
-    "show": "the summary and the curve of a run, also of one under way",
-    "export": "hand runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
-    "compare": "train several methods over several seeds and print one table",
-    "sweep": "one config at many points of its fields, over several seeds: one table, the best point, a figure",
-    "tune": "tune methods with equal budgets on held-out data, then judge them with fresh seeds",
-    "slurm": "write, or submit, a Slurm job of runs: an array over seeds and points, or a Ray cluster for each",
-    "report": "one page of runs: who wins, by how much, is it real; or its tables and figures for a paper",
-    "watch": "the report page, or a view on the terminal, of runs that go on",
-    "reproduce": "the paper's tables and figures, with its numbers beside ours and a verdict",
-    "methods": "list the methods, or explain one",
-    "models": "list the models",
-    "data": "list, fetch or look at data sets and splits",
-    "theory": "check the convergence theorem's conditions, measure its rate",
-    "audit": "run your implementation of a method beside ours, and say where it differs first",
-    "deploy": "write an app that runs a method on real devices, over Flower; check one",
-    "inspect": "sharpness and client divergence of finished runs",
+ABOUT = "Simulate federated optimisation: FedSpeed (ICLR 2023), its baselines and its successors."
+GROUPS = {
+    "run": {
+        "run": "train one method and write a run directory",
+        "resume": "continue a run that was stopped, with the same bits",
+        "extend": "give a run more rounds, as if it had had them from the start",
+        "fork": "start a run that shares another's first rounds, bit for bit, and has other settings after them",
+        "methods": "list the methods, or describe one",
+        "models": "list the models",
+        "data": "list, fetch or look at data sets and splits",
+    },
+    "compare": {
+        "compare": "train several methods over several seeds and print one table",
+        "sweep": "run one config at many points of its fields: one table, the best point, a figure",
+        "tune": "tune methods with equal budgets on held-out data, then judge them with fresh seeds",
+        "report": "write one page of runs: who wins, by how much, is it real; or tables and figures for a paper",
+        "export": "hand runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
+    },
+    "look": {
+        "show": "print the summary and the curve of a run, finished or in progress",
+        "watch": "follow runs in progress, on a page or on the terminal",
+        "explain": "diagnose a run: what is wrong, the likely cause, what to try",
+        "diff": "list what differs between two runs",
+        "verify": "check a run: digests, running sums, and rounds run again bit for bit",
+        "replay": "run one client's turn again, step by step, and compare its upload with the run's",
+        "inspect": "measure sharpness and client divergence of finished runs",
+    },
+    "paper": {
+        "reproduce": "make the paper's tables and figures, with its numbers beside ours and a verdict",
+        "theory": "check the convergence theorem's conditions, measure its rate",
+        "audit": "run your implementation of a method beside ours, and name the first difference",
+    },
+    "scale": {
+        "slurm": "write, or submit, a Slurm job of runs: an array over seeds and points, or a Ray cluster for each",
+        "deploy": "write an app that runs a method on real devices, over Flower; check one",
+    },
 }
+"""Group -> command -> help, in the order of `fedspeed --help`."""
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 EPILOG = """\
 examples:
@@ -125,6 +137,8 @@ class Parser(argparse.ArgumentParser):
         name = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--"):
             return ""
+        from ..methods import METHODS  # only now: every method is imported with it
+
         known = {flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions if flag[:2] == "--"}
         if "set" in known and any(name in vars(cls()) for cls in METHODS.values()):
             return f"it is a field of a method: --set method.{name}=VALUE; "
@@ -134,27 +148,45 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean --{near.replace('_', '-')}? " if near else ""
 
 
-def build_parser() -> Parser:
-    """The parser of all commands."""
+def build_parser(only: str | None = None) -> Parser:
+    """Return the parser of all commands.
+
+    Args:
+        only: the command whose options are wanted, "" for none; its module alone is imported. None: all of them.
+    """
     parser = Parser(
         prog="fedspeed",
-        description="Federated optimisation that is exact, fast and re-runnable: FedSpeed (ICLR 2023), its baselines "
-        "and its successors.",
+        usage="fedspeed [-h] [--version] COMMAND ...",
+        description=f"{ABOUT}\n{_listed()}",
         epilog=EPILOG,
         formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"fedspeed {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", prog="fedspeed", help=argparse.SUPPRESS, parser_class=Parser)
     for name, about in COMMANDS.items():
-        module = import_module(f".{name}", __name__)
-        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=Help)
-        module.configure(sub)
-        sub.default_action = getattr(module, "DEFAULT_ACTION", "")
-        for each in (sub, *sub.inner().values()):
-            about = "after an error show where it was raised, in full"
-            each.add_argument("--traceback", action="store_true", help=about)
-        sub.set_defaults(main=module.main)
+        sub = commands.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", formatter_class=Help)
+        if only is None or name == only:
+            _configure(sub, name)
     return parser
+
+
+def _listed() -> str:
+    """Return the commands by groups, as lines."""
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())]
+    return "\n".join(lines)
+
+
+def _configure(sub: Parser, name: str) -> None:
+    """Give a command's parser its options, and its actions theirs."""
+    module = import_module(f".{name}", __name__)
+    module.configure(sub)
+    sub.default_action = getattr(module, "DEFAULT_ACTION", "")
+    for each in (sub, *sub.inner().values()):
+        about = "after an error show where it was raised, in full"
+        each.add_argument("--traceback", action="store_true", help=about)
+    sub.set_defaults(main=module.main)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,9 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     """Run a command; every error becomes a line and a code."""
     try:
-        parser = build_parser()
-        args = parser.parse_args(argv)
-        args.argv = sys.argv[1:] if argv is None else list(argv)
+        words = sys.argv[1:] if argv is None else list(argv)
+        parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+        args = parser.parse_args(words)
+        args.argv = words
         if not args.command:
             parser.print_help()
             return 0
