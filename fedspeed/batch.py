@@ -26,8 +26,7 @@ from .errors import Diverged, UserError
 from .illness import Doctor
 from .observe import Observer
 from .report.difference import flat
-from .report.runs import RunFiles
-from .report.standing import score_of
+from .report.run_files import RunFiles, score_of
 from .runconfig import PLACEMENT, as_stored, named_code, placement, read_config, same_run, trusted
 from .rundir import RunDir, alone
 from .stopping import over

@@ -19,7 +19,6 @@ import tomli_w
 from .errors import UserError
 from .files import locked, read_bytes, read_text, read_toml, refuse_depth, write
 from .hashing import SEAL, sealed, tensors_digest
-from .notebook import ShownRun
 from .record import Record
 from .reported import is_whole
 
@@ -61,7 +60,7 @@ def line(record: Record) -> str:
     return json.dumps(record.to_dict()) + "\n"
 
 
-class RunDir(ShownRun):
+class RunDir:
     """A run directory, or where one is to be: names, and what the files say. Nothing is read before it is asked for.
 
     Example:
@@ -83,6 +82,11 @@ class RunDir(ShownRun):
         self.inspection_file = self.path / INSPECTION
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
+
+    def _repr_html_(self) -> str:
+        from .report.notebook import show_run
+
+        return show_run(self)
 
     def name(self, path: Path) -> str:
         """A file's name from within the directory."""

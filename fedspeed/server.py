@@ -28,7 +28,6 @@ from .losses import fitting_loss, loss_name, require_outputs
 from .metering import Meter
 from .method import Method, Round
 from .metrics import average, merged, norms, steps_of
-from .notebook import ShownSimulation
 from .observe import Observer, Observers
 from .plan import Plan
 from .presets import paper_decay
@@ -98,7 +97,7 @@ def simulate(
     return recorded(out, resume, make, module)
 
 
-class Simulation(ShownSimulation):
+class Simulation:
     """A run in progress; `for record in simulation` does the rounds that are left."""
 
     def __init__(
@@ -181,6 +180,11 @@ class Simulation(ShownSimulation):
 
     def __repr__(self) -> str:
         return described(self)
+
+    def _repr_html_(self) -> str:
+        from .report.notebook import show_simulation
+
+        return show_simulation(self)
 
     def __iter__(self) -> Iterator[Record]:
         return self._rounds() if self.recording is None else self.recording.rounds()

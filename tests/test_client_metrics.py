@@ -22,7 +22,7 @@ from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedSpeed
 from fedspeed.plan import Plan
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify

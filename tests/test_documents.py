@@ -25,7 +25,7 @@ import pytest
 from layouts import TEN, binary, drawings, plays, records, tar
 
 from fedspeed.cli import main
-from fedspeed.exporters import TRACKERS
+from fedspeed.report.export import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
@@ -42,7 +42,7 @@ ELSEWHERE = (
     "deploy check",  # needs flwr, tests/flower/test_deploy.py has it
     "--data huggingface",  # needs the network
     "--backend ray",  # tests/backends/test_ray.py has these
-    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
+    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/report has these
 )
 LONGER = {
     "docs/day.md",

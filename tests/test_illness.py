@@ -31,8 +31,8 @@ from fedspeed import (
 from fedspeed.cli import build_parser, main, options
 from fedspeed.cures import CURES, MEANS, TRY, cures
 from fedspeed.illness import Doctor, illnesses
-from fedspeed.report.difference import differences
-from fedspeed.report.runs import Row, RunFiles
+from fedspeed.report.diff import differences
+from fedspeed.report.run_files import Row, RunFiles
 from fedspeed.report.tables import table
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir, alone

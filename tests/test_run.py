@@ -17,7 +17,7 @@ from watching import Rounds
 from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
 from fedspeed.config import Spec
 from fedspeed.recording import summarise
-from fedspeed.report.runs import RunFiles
+from fedspeed.report.run_files import RunFiles
 from fedspeed.run import prepare
 from fedspeed.rundir import CLIENT_METRICS, FILES, FOLDERS, FORK, RunDir
 

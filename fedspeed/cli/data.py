@@ -190,7 +190,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
         _print(summary, console)
     if args.no_figures or data.classes is None:
         return 0
-    from ..report.splits import bubbles, heat_map
+    from ..report.figures import bubbles, heat_map
 
     stem = f"{args.name}-{data.split.replace(':', '-')}-{summary.clients}-{args.seed}"
     title = f"{args.name}, {data.split}, {summary.clients} clients"

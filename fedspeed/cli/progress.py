@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..batch import BLINK, Shown
 from ..observe import Observer
-from ..report.runs import short
-from ..report.standing import minutes, score_of
+from ..report.run_files import minutes, score_of, short
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -69,9 +69,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
+    from ..reproduce.page import index, judged, lost, render
     from ..reproduce.progress import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
-    from ..reproduce.render import index, judged, lost, render
 
     if "list" in args.names:
         _list(console)

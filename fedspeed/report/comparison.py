@@ -14,8 +14,8 @@ from ..record import is_number
 from ..settings import compared, difference, in_force
 from ..stopping import goal_accuracy
 from . import tables
-from .paired import find_row, gaps
-from .runs import Row, seeds_of, setting
+from .run_files import Row, seeds_of, setting
+from .statistics import find_row, gaps
 
 
 def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:

@@ -9,12 +9,11 @@ from importlib import resources
 from string import Template
 
 from .. import __version__
-from .cards import cards
 from .comparison import Comparison
-from .embed import embed, script
-from .markup import Html, element, join
-from .runs import Row, seeds_of, setting
-from .sections import configs, provenance, sharpness, verdict, warnings
+from .html import Html, element, join
+from .page_data import embed, script
+from .page_sections import cards, configs, provenance, sharpness, verdict, warnings
+from .run_files import Row, seeds_of, setting
 
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/curves.js", "page/forest.js", "page/clients.js",
            "page/main.js")  # fmt: skip

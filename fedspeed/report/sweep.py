@@ -16,8 +16,8 @@ from typing import Any
 from ..files import write
 from . import tables
 from .comparison import Comparison, targets_of
-from .paired import interval
-from .runs import Row, RunFiles, measured, setting, short
+from .run_files import Row, RunFiles, measured, setting, short
+from .statistics import interval
 
 PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation")
 """Fields that make another problem: points that differ in them are never averaged, nor is the best of them one."""
@@ -226,9 +226,8 @@ class Swept:
 
     def write(self, out: Path) -> list[Path]:
         """The table in every format, the figure, and the report page."""
-        from .figures import save
+        from .figures import draw_sweep, save
         from .page import page
-        from .sweepfigure import draw
 
         out.mkdir(parents=True, exist_ok=True)
         baseline = self.best[0].label if self.best else ""
@@ -238,7 +237,7 @@ class Swept:
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1, default=str) + "\n")
         write(out / "report.html", page(self.rows, found))
-        return [out / "table.md", out / "report.html", *save(draw(self), out / "sweep", ("png", "svg", "pdf"))]
+        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep", ("png", "svg", "pdf"))]
 
 
 def is_problem(name: str) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .paired import Gap
-from .runs import VIRTUAL, Row, RunFiles, measured, short, spread, to
+from .run_files import VIRTUAL, Row, RunFiles, measured, short, spread, to
+from .statistics import Gap
 
 Lines = list[tuple[str, ...]]
 
@@ -165,6 +165,16 @@ def escape(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
     special.update({sign: "\\" + sign for sign in "&%$#_{}"})
     return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
+
+
+def csv_text(table: Sequence[dict[str, Any]]) -> str:
+    """Rows as CSV; lists are numbers with spaces between, None is empty."""
+    text = io.StringIO()
+    writer = csv_format.DictWriter(text, list(dict.fromkeys(key for one in table for key in one)), lineterminator="\n")
+    writer.writeheader()
+    for one in table:
+        writer.writerow({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in one.items()})
+    return text.getvalue()
 
 
 def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:

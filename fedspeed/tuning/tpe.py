@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..exporters.trackers import need
+from ..report.trackers import need
 from .space import Axis, Point, Values
 from .strategies import REPEATS, Known, Search, Trial, missing, score
 

@@ -7,29 +7,25 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .record import Record
-    from .rundir import RunDir
-    from .server import Simulation
+    from ..record import Record
+    from ..rundir import RunDir
+    from ..server import Simulation
 
 SHOWN = ("status", "rounds", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss",
          "last_train_loss", "bytes_down", "bytes_up", "grad_evals", "seconds")  # fmt: skip
 
 
-class ShownRun:
-    """A run directory: its summary, or how far it is, and its curve."""
-
-    def _repr_html_(self: RunDir) -> str:  # type: ignore[misc]
-        told, records = self.told() or {}, self.records()
-        facts = {key: told[key] for key in SHOWN if key in told} or {"rounds so far": len(records)}
-        return _card(str(self.path), facts, records)
+def show_run(run: RunDir) -> str:
+    """Return a run directory's summary, or how far the run is, and its curve."""
+    told, records = run.told() or {}, run.records()
+    facts = {key: told[key] for key in SHOWN if key in told} or {"rounds so far": len(records)}
+    return _card(str(run.path), facts, records)
 
 
-class ShownSimulation:
-    """A simulation: where it stands; with a directory, its rounds so far too."""
-
-    def _repr_html_(self: Simulation) -> str:  # type: ignore[misc]
-        records = self.recording.records if self.recording else []
-        return _card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
+def show_simulation(run: Simulation) -> str:
+    """Return a simulation's description; with a directory, its rounds so far too."""
+    records = run.recording.records if run.recording else []
+    return _card(repr(run).strip("<>"), {"directory": run.out} if run.out else {}, records)
 
 
 def _card(title: str, facts: dict[str, Any], records: Sequence[Record]) -> str:

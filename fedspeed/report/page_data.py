@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..record import is_number
 from ..rundir import RunDir
 from ..splitfile import read_split
-from .clients import last_scores
 from .comparison import Comparison
 from .figures import COLOURS, DARK, DASHES
-from .paired import NO, UNKNOWN, Gap, gaps
-from .runs import Row, RunFiles, measured, setting
+from .run_files import Row, RunFiles, measured, setting
+from .statistics import NO, UNKNOWN, Gap, gaps
 
 SCORES = ("test_accuracy", "test_loss", "train_loss", "validation_accuracy", "validation_loss", "drift", "update_norm")
 COSTS = ("lr", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds", "virtual_seconds")
@@ -182,3 +184,23 @@ def script(data: dict[str, Any]) -> str:
         return f'<script id="data" type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
     packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return f'<script id="data" type="application/json" data-packed="deflate">{packed}</script>'
+
+
+def last_scores(path: Path) -> dict[str, Any] | None:
+    """Accuracy and loss of the last server model on every client's data that a run measured; None without."""
+    try:
+        found = RunDir(path).client_metrics()
+    except UserError:  # damaged: `fedspeed verify` says so
+        return None
+    if found is None or not len(found.rounds):
+        return None
+    return {
+        "round": int(found.rounds[-1]),
+        "on": str(found.on),
+        "accuracy": _finite(found.accuracy[-1].tolist()),
+        "loss": _finite(found.loss[-1].tolist()),
+    }
+
+
+def _finite(values: list[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

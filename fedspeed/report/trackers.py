@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, one_line
 from ..observe import Observer
 from ..record import Record
-from .source import Source, Told
+from .run_files import Source, Told
 
 if TYPE_CHECKING:
     from ..server import Simulation

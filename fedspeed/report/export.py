@@ -1,23 +1,70 @@
-"""Rounds as tables: CSV, Parquet, a pandas frame."""
+"""Runs for other programs: trackers (`trackers.py`), CSV, Parquet and a pandas frame, during a run or after it.
+
+`rounds.jsonl` is the source: a tracker receives what stands there, all of it again whenever a run continues.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, one_line, unknown
 from ..files import atomic, write
-from ..observe import Observer
+from ..observe import Observer, find_observer
 from ..record import Record
-from .source import Source, read_runs
-from .trackers import need
+from .run_files import Source, read_runs
+from .tables import csv_text
+from .trackers import need, quiet
 
 if TYPE_CHECKING:
     from ..server import Simulation
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+def require_target(target: str) -> None:
+    """Raise unless there is such a target."""
+    if target not in TABLES and target not in TRACKERS:
+        raise unknown("target", target, [*TABLES, *TRACKERS])
+
+
+def export(runs: Sequence[Source], target: str, place: Path | None = None, overwrite: bool = False) -> str:
+    """Hand runs to a target, one of `TABLES` and `TRACKERS`; what it had of a run is replaced. How to look at it.
+
+    Args:
+        place: the file of a table, the folder of a tracker; None for `rounds.csv`, `tensorboard/`, its own.
+        overwrite: a table may replace a file.
+    """
+    require_target(target)
+    if target in TABLES:
+        file = place or Path(f"rounds.{target}")
+        if file.exists() and not overwrite:
+            raise UserError(f"{file} exists; choose another -o, or --overwrite it")
+        with _reported(target):
+            TABLES[target](runs, file)
+        return str(file)
+    tracker = find_observer(target)(place or (Path("tensorboard") if target == "tensorboard" else None))
+    with _reported(target), quiet():
+        for run in runs:
+            tracker.open(run)
+            tracker.log(run.rounds())
+            tracker.close(run.status)
+    return str(tracker.look())
+
+
+class _reported:
+    """What a target raises, as one line."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            raise UserError(f"{self.target} could not be written ({one_line(error)}); check its place") from error
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -42,16 +89,6 @@ def rows(runs: Sequence[Source]) -> list[dict[str, Any]]:
     return found
 
 
-def csv_text(table: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV; lists are numbers with spaces between, None is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for one in table for key in one)), lineterminator="\n")
-    writer.writeheader()
-    for one in table:
-        writer.writerow({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in one.items()})
-    return text.getvalue()
-
-
 def frame(runs: Sequence[Source]) -> Any:
     """Runs as a pandas frame, one row per round."""
     return need("pandas").DataFrame(rows(runs))
@@ -70,6 +107,9 @@ def write_parquet(runs: Sequence[Source], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic(file) as out:
         found.to_parquet(out, engine="pyarrow", index=False)
+
+
+TABLES = {"csv": write_csv, "parquet": write_parquet}
 
 
 def load_runs(*given: Path | str | Iterable[Path | str]) -> Any:

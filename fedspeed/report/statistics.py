@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import unknown
-from .runs import Row, measured
+from .run_files import Row, measured
 
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..errors import UserError
 from ..network import Clock
 from ..record import Record
-from .runs import VIRTUAL, RunFiles
+from .run_files import VIRTUAL, RunFiles
 
 
 def costed(run: RunFiles, network: str = "", devices: str = "") -> RunFiles:

@@ -1,0 +1,116 @@
+"""What differs between two run directories; reads their files only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..record import PLACED, TIMES
+from ..rundir import CLIENT_METRICS, ROUNDS, RunDir
+
+FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
+SECTIONS = ("config", "data", "environment", "results", "model")
+
+
+class Absent:
+    """Stands where a run says nothing, which is not the same as saying None."""
+
+    def __repr__(self) -> str:
+        return "-"
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that two runs say differently.
+
+    Args:
+        section: one of `SECTIONS`.
+        name: what, e.g. `method.rho` or `round 7: drift`.
+        a, b: what each run says; `ABSENT` where it says nothing.
+    """
+
+    section: str
+    name: str
+    a: Any
+    b: Any
+
+
+def differences(a: Path, b: Path) -> list[Difference]:
+    """Config, fingerprints, versions, the first round that differs, scores on clients' data, the model: what is not the
+    same but for times."""
+    one, other = RunDir(a), RunDir(b)
+    configs = _tables("config", one.config(), other.config())
+    return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
+
+
+def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
+    """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
+    first, second = _summary(a), _summary(b)
+    for summary in (first, second):
+        for name in (
+            "digests",
+            "engine",
+            "settings",
+            *PLACED,
+        ):  # what was computed is compared as rounds, model and config
+            summary.pop(name, None)
+    data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
+    made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
+    return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]
+
+
+def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
+    """The first round that is not the same but for times, and which of its fields."""
+    first, second = list(a.lines()), list(b.lines())
+    for t, (one, other) in enumerate(zip(first, second, strict=False), 1):
+        found = _tables("results", _timeless(one), _timeless(other))
+        if found:
+            return [Difference("results", f"round {t} (the first that differs): {f.name}", f.a, f.b) for f in found]
+    lengths = (len(first), len(second))
+    return [] if lengths[0] == lengths[1] else [Difference("results", f"rounds in {ROUNDS}", *lengths)]
+
+
+def _measured(a: RunDir, b: RunDir) -> list[Difference]:
+    first, second = (found.digest() if (found := run.client_metrics()) else ABSENT for run in (a, b))
+    return [] if first == second else [Difference("results", CLIENT_METRICS, first, second)]
+
+
+def _models(a: RunDir, b: RunDir) -> list[Difference]:
+    first, second = (run.model_digest() or ABSENT for run in (a, b))
+    return [] if first == second else [Difference("model", "digest of the parameters", first, second)]
+
+
+def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
+    """Keys whose values differ; those of nested tables as `method.rho`."""
+    found = []
+    for key in [*a, *(key for key in b if key not in a)]:
+        if key == "origin":  # where the user had the method's file; its code is compared
+            continue
+        one, other = a.get(key, ABSENT), b.get(key, ABSENT)
+        if isinstance(one, dict) and isinstance(other, dict):
+            inner = _tables(section, one, other)
+            found += [Difference(section, f"{key}.{f.name}", f.a, f.b) for f in inner]
+        elif one != other or type(one) is not type(other):
+            found.append(Difference(section, key, one, other))
+    return found
+
+
+def _summary(run: RunDir) -> dict[str, Any]:
+    """The outcome of a run, nothing where it is not finished."""
+    found = run.told()
+    if found == {}:
+        raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")
+    return found or {}
+
+
+def _timeless(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in TIMES}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
