@@ -301,6 +301,7 @@ MAY_IMPORT = {  # what a module, or the modules of a package, may import of feds
         "modelfile",
         "observe",
         "pool",
+        "record",
         "report",
         "run",
         "runconfig",

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from ..record import Record, is_number, up_to
+from ..files import read_bytes
+from ..record import COSTS, Record, cost_to, is_number, planned_rounds
 from ..rundir import ROUNDS, RunDir, beside, runs_in
 from ..stopping import RULES
 from .difference import flat
@@ -108,22 +109,25 @@ class RunFiles:
         return {}
 
     def _reach(self, target: float) -> dict[str, float | None]:
-        """What a target took, kept: every cell of a table asks."""
-        spent = up_to(self.rounds, target)
+        """Return the cost to reach a target by names; kept, because every cell of a table asks for it."""
+        spent = cost_to(self.rounds, target, COSTS) or {}
         found = self._reached[target]
-        found[to("rounds", target)] = spent[-1]["round"] if spent else None
-        for cost, keys in COSTS.items():
-            found[to(cost, target)] = sum(r[key] for r in spent for key in keys) if spent else None
+        found[to("rounds", target)] = spent.get("round")
+        found |= {to(cost, target): spent.get(cost) for cost in COSTS}
         if self.config.get("network"):
-            found[to(VIRTUAL, target)] = spent[-1].get(VIRTUAL) if spent else None
+            found[to(VIRTUAL, target)] = spent.get(VIRTUAL)
         return found
+
+    def bound(self, cost: str) -> float:
+        """Return a lower bound of the cost to a target that was never reached: all rounds, or all that was spent."""
+        if cost == "rounds":
+            return float(planned_rounds(self.config, self.state, len(self.rounds)) or len(self.rounds))
+        return float(self.numbers()[cost] or 0.0)
 
 
 VIRTUAL = "virtual_seconds"
 SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
            "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
-COSTS = {"bytes": ("bytes_down", "bytes_up"), "grad_evals": ("grad_evals",), "seconds": ("seconds",)}
-"""What rounds cost beside their number, and what in a record adds up to it."""
 
 
 def to(cost: str, target: float) -> str:
@@ -334,46 +338,89 @@ def finished(rows: Sequence[Row]) -> list[Row]:
     return [Row(row.label, [run for run in row.runs if run.done]) for row in rows]
 
 
-def read_any(path: Path) -> RunFiles:
-    """A run directory, whatever became of the run: `status` of its summary says what."""
+class Contents(NamedTuple):
+    """The files of a run directory, as far as they can be read.
+
+    Args:
+        rounds: the lines of `rounds.jsonl` up to the first that is not a round.
+        records: the same rounds, checked.
+        unread: how many lines come after them; the last of those may still be written.
+        cut: whether the last line is not complete.
+        damage: what is wrong with the first unread line; "" if there is none.
+        summary: what `summary.json` says; None without one, empty if it cannot be read.
+        running: whether a process works in the directory.
+    """
+
+    files: RunDir
+    config: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    records: list[Record]
+    unread: int
+    cut: bool
+    damage: str
+    summary: dict[str, Any] | None
+    running: bool
+
+    @property
+    def status(self) -> str:
+        """The status of the summary; `running` or `interrupted` where there is none, or a process works on."""
+        if self.summary is None or self.running:
+            return RUNNING if self.running else INTERRUPTED
+        return str(self.summary.get("status", ""))
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a run directory in whatever state it is; nothing in it is executed.
+
+    Raises:
+        UserError: the config, or the file of rounds as a whole, cannot be read.
+    """
     files = RunDir(path)
     config = files.config()
-    seed, method = config.get("seed", 0), config.get("method")
+    with beside(path) as before:
+        pass  # the lock is not kept while files are read: a run that begins would wait for it
+    summary = files.told()
+    next(files.lines(), None)  # raises for a file that cannot be read at all
+    rounds: list[dict[str, Any]] = []
+    records: list[Record] = []
+    damage = ""
+    try:
+        for plain in files.lines(whole=files.rounds_file.exists()):
+            record = Record.from_dict(plain)
+            if record.round != len(records) + 1:
+                raise TypeError(f"round is {record.round}")
+            rounds.append(plain)
+            records.append(record)
+    except (UserError, TypeError) as error:
+        why = str(error).rpartition("(")[2].removesuffix(")")
+        damage = f"line {len(rounds) + 1} of {ROUNDS} is not a round ({why})"
+    text = read_bytes(files.rounds_file) if files.rounds_file.is_file() else b""
+    with beside(path) as after:
+        running = before or after
+    unread = max(0, len(text.splitlines()) - len(records))
+    return Contents(files, config, rounds, records, unread, not text.endswith(b"\n"), damage, summary, running)
+
+
+def read_any(path: Path) -> RunFiles:
+    """Return a run, whatever became of it; `status` of its summary says what, also where there is no summary."""
+    found = read_contents(path)
+    seed, method = found.config.get("seed", 0), found.config.get("method")
     named = isinstance(method, dict) and isinstance(method.get("name"), str)
     if not named or type(seed) is not int:
-        raise UserError(f"{files.config_file} is not the config of a run: it lacks a method or a seed")
-    rounds, broken = _rounds(files)
-    run = RunFiles(path, rounds, files.told() or {}, config)
+        raise UserError(f"{found.files.config_file} is not the config of a run: it lacks a method or a seed")
+    rounds, broken = found.rounds, found.damage
+    run = RunFiles(path, rounds, found.summary or {}, found.config)
     try:
         run.check()
     except (KeyError, TypeError, AttributeError):
-        broken = broken or ("its summary cannot be read" if files.told() is not None else "")
+        broken = broken or ("" if found.summary is None else "its summary cannot be read")
     else:
         told = run.summary["rounds"]
         broken = broken or ("" if told == len(rounds) else f"{told} rounds in its summary, {len(rounds)} in {ROUNDS}")
         if not broken:
             return run
-    with beside(path) as busy:
-        status = RUNNING if busy else f"{DAMAGED}: {broken}" if broken else f"{INTERRUPTED} after {len(rounds)} rounds"
-    return RunFiles(path, rounds, _so_far(rounds, seed, status), config)
-
-
-def _rounds(files: RunDir) -> tuple[list[dict[str, Any]], str]:
-    """The rounds up to the first line that is none, and what is wrong with that."""
-    rounds: list[dict[str, Any]] = []
-    try:
-        for plain in files.lines(whole=files.rounds_file.exists()):
-            found = Record.from_dict(plain)
-            if found.round != len(rounds) + 1:
-                raise TypeError(f"round is {found.round}")
-            rounds.append(plain)
-    except (UserError, TypeError) as error:
-        return rounds, f"line {len(rounds) + 1} of {files.rounds_file.name} is not a round ({_last(error)})"
-    return rounds, ""
-
-
-def _last(error: Exception) -> str:
-    return str(error).rpartition("(")[2].removesuffix(")")
+    status = f"{DAMAGED}: {broken}" if broken else f"{INTERRUPTED} after {len(rounds)} rounds"
+    return RunFiles(path, rounds, _so_far(rounds, seed, RUNNING if found.running else status), found.config)
 
 
 def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, Any]:
@@ -418,21 +465,18 @@ class Source:
     @classmethod
     def read(cls, path: Path) -> Source:
         """Read a run directory, whatever its state; a UserError says what is wrong with it. Nothing is executed."""
-        files = RunDir(path)
-        config = files.config()
-        if not str(_table(config, "method").get("name", "")):
+        found = read_contents(path)
+        files, done = found.files, len(found.records)
+        if not str(_table(found.config, "method").get("name", "")):
             raise UserError(f"{files.config_file} names no method")
-        with beside(path) as going:
-            told, records = files.told(), files.records()
-            lines = len(files.rounds_file.read_bytes().splitlines()) if files.rounds_file.exists() else 0
-        over = told is not None and not going
-        wanted = (told or {}).get("rounds") if over else max(lines - 1, len(records))  # a last line may be half written
-        if wanted != len(records):
-            if wanted is None:
-                raise UserError(f"{files.summary_file} is damaged: it cannot be read")
-            raise UserError(f"{files.rounds_file} is damaged: expected {wanted} rounds, found {len(records)}")
-        status = str((told or {}).get("status", "")) if over else "running" if going else "interrupted"
-        return cls(path, config, records, status)
+        expected: int | None = done + max(0, found.unread - 1)  # a last line may be half written
+        if found.summary is not None and not found.running:
+            expected = found.summary.get("rounds")
+        if expected is None:
+            raise UserError(f"{files.summary_file} is damaged: it cannot be read")
+        if expected != done:
+            raise UserError(f"{files.rounds_file} is damaged: expected {expected} rounds, found {done}")
+        return cls(path, found.config, found.records, found.status)
 
     @property
     def name(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -200,13 +198,10 @@ class Swept:
         return found
 
     def csv(self) -> str:
-        """The runs as CSV."""
-        runs = self.runs()
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(dict.fromkeys(key for run in runs for key in run)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**run, "folder": Path(run["folder"]).name} for run in runs)
-        return out.getvalue()
+        """Write the runs as CSV."""
+        runs = [{**run, "folder": Path(run["folder"]).name} for run in self.runs()]
+        names = list(dict.fromkeys(name for run in runs for name in run))
+        return tables.csv_lines([names, *([run.get(name) for name in names] for run in runs)])
 
     def data(self) -> dict[str, Any]:
         """As JSON takes it."""

@@ -8,11 +8,11 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .run_files import VIRTUAL, Row, RunFiles, measured, short, spread, to
+from .run_files import VIRTUAL, Row, measured, short, spread, to
 from .statistics import Gap
 
 Lines = list[tuple[str, ...]]
@@ -104,18 +104,10 @@ def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
     for run in row.runs:
         value = run.numbers(targets)[column.key]
         reached += value is not None
-        values.append(_given(run, column.key) if value is None else value)
+        values.append(run.bound(column.key.partition("_to_")[0]) if value is None else value)
     mean = column.scale * statistics.fmean(values)
     text = short(mean, 0 if mean == round(mean) else column.digits)
     return f"> {text} ({reached} of {len(values)})" if reached else f"> {text}"
-
-
-def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; those it had, if a rule stopped it; all that was
-    spent."""
-    if key.startswith("rounds") and not run.stopped:
-        return float(run.config.get("rounds") or len(run.rounds))
-    return float(run.numbers()[key.partition("_to_")[0]] or 0.0)
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
@@ -167,26 +159,26 @@ def escape(text: str) -> str:
     return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
 
 
-def csv_text(table: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV; lists are numbers with spaces between, None is empty."""
+def csv_lines(lines: Iterable[Iterable[Any]]) -> str:
+    """Write lines, the header first, as CSV; None is an empty cell."""
     text = io.StringIO()
-    writer = csv_format.DictWriter(text, list(dict.fromkeys(key for one in table for key in one)), lineterminator="\n")
-    writer.writeheader()
-    for one in table:
-        writer.writerow({key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in one.items()})
+    csv_format.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
+def csv_text(table: Sequence[dict[str, Any]]) -> str:
+    """Write rows by column names as CSV; a list becomes its numbers with spaces between them."""
+    names = list(dict.fromkeys(name for one in table for name in one))
+    joined = [{name: " ".join(map(str, v)) if isinstance(v, list) else v for name, v in one.items()} for one in table]
+    return csv_lines([names, *([one.get(name) for name in names] for one in joined)])
+
+
 def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
-    """One line per run, numbers only; nothing where a target was not reached."""
-    out = io.StringIO()
-    write = csv_format.writer(out, lineterminator="\n").writerow
+    """Write one line per run, numbers only; nothing where a target was not reached."""
     runs = [(row.label, run, run.numbers(targets)) for row in rows for run in row.runs]
     names = _names([numbers for _, _, numbers in runs])
-    write(["method", "status", *names, "folder"])
-    for label, run, numbers in runs:
-        write([label, run.state, *map(numbers.get, names), run.path.name])
-    return out.getvalue()
+    lines = [[label, run.state, *map(numbers.get, names), run.path.name] for label, run, numbers in runs]
+    return csv_lines([["method", "status", *names, "folder"], *lines])
 
 
 def data(rows: Sequence[Row], targets: Sequence[float], found: Sequence[Gap], baseline: str) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv as csv_format
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..files import write
 from ..report.figures import heat_map
+from ..report.tables import csv_lines, tabular
 from ..report.tables import markdown as markdown_table
-from ..report.tables import tabular
 from . import Reproduction, facts
 from .claims import SOURCES
 from .plot import CURVES, drawn, figure
@@ -66,17 +66,16 @@ def caption(sheet: Sheet) -> str:
 
 def csv(sheet: Sheet) -> str:
     """One line per cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary."""
-    out = io.StringIO()
-    write = csv_format.writer(out, lineterminator="\n").writerow
-    write(CSV)
+    lines: list[Sequence[Any]] = [CSV]
     for row, column in _places(sheet):
         for metric in dict.fromkeys((sheet.metric, *sheet.show)):
             found = estimate(sheet.cell(row, column), metric, sheet.targets)
             paper = sheet.value(row, column) if metric == sheet.metric else None
             if found or paper is not None:
                 numbers = (found.mean, found.deviation, found.n, found.missed) if found else (None, None, 0, 0)
-                write([sheet.name, sheet.preset, row, column, metric, UNITS.get(base(metric), ""), *numbers, paper])
-    return out.getvalue()
+                about = (sheet.name, sheet.preset, row, column, metric, UNITS.get(base(metric), ""))
+                lines.append([*about, *numbers, paper])
+    return csv_lines(lines)
 
 
 def latex(sheet: Sheet) -> str:
