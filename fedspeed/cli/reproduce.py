@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
 from . import methodtext
-from .progress import Runs
+from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -196,7 +196,7 @@ def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namesp
     if not args.quiet:
         side = f", {min(jobs, len(runs))} side by side" if min(jobs, len(runs)) > 1 else ""
         console.print(f"{title}: {len(runs)} runs to make{side}")
-    with Runs(console, title, runs, not args.quiet, every=10.0) as shown:
+    with ManyRunsProgress(console, title, runs, not args.quiet, every=10.0) as shown:
         for run in make(runs, work.store, jobs, shown.on_part, shown.on_done):
             console.print(f"{run.label}: another command is making it; it is left to that")
 
