@@ -1,4 +1,4 @@
-"""What is known of a run's health, from its files: for `fedspeed explain`."""
+"""The health of a run, read from its files, for `fedspeed explain`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Health:
     notes: list[str]
 
     def cures(self, one: Illness) -> list[Cure]:
-        """What to try. Where data, or a hook of the user's, are to blame, nothing of the config helps."""
+        """Return what to try; nothing where the data or a hook of the user's are the cause."""
         return [] if "the learning rate is not to blame" in one.seen else cures(one.name, self.config)
 
 
@@ -75,7 +75,7 @@ def _state(run: Contents, status: str) -> str:
 
 
 def series(one: Illness) -> str:
-    """What was measured in some of the rounds with the sign, the first and the last among them."""
+    """Return the measured values of some rounds with the sign, the first and the last among them."""
     values = one.values
     step = max(1, -(-len(values) // SHOWN))
     some = [*values[::step], *([values[-1]] if (len(values) - 1) % step else [])] if values else []

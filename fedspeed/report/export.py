@@ -68,7 +68,7 @@ class _reported:
 
 
 def row(record: Record) -> dict[str, Any]:
-    """The fields of a record, then its metrics and signs, as `metrics.NAME`."""
+    """Return the fields of a record, then its metrics and signs, as `metrics.NAME`."""
     plain = record.to_dict()
     found = {key: value for key, value in plain.items() if not isinstance(value, dict)}
     for key in (key for key in plain if key not in found):
@@ -77,7 +77,7 @@ def row(record: Record) -> dict[str, Any]:
 
 
 def rows(runs: Sequence[Source]) -> list[dict[str, Any]]:
-    """One per round: its run, method, data and seed; `config.KEY` for what differs between the configs; the record."""
+    """Return one row per round: run, method, data and seed; `config.KEY` where configs differ; the record."""
     tables = [run.parameters for run in runs]
     keys = dict.fromkeys(key for table in tables for key in table)
     differ = [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
@@ -90,18 +90,18 @@ def rows(runs: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def frame(runs: Sequence[Source]) -> Any:
-    """Runs as a pandas frame, one row per round."""
+    """Return runs as a pandas frame, one row per round."""
     return need("pandas").DataFrame(rows(runs))
 
 
 def write_csv(runs: Sequence[Source], file: Path) -> None:
-    """One table of all runs."""
+    """Write one table of all runs as CSV."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write(file, csv_text(rows(runs)))
 
 
 def write_parquet(runs: Sequence[Source], file: Path) -> None:
-    """As `frame` has them."""
+    """Write one table of all runs as Parquet."""
     need("pyarrow")
     found = frame(runs)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ TABLES = {"csv": write_csv, "parquet": write_parquet}
 
 
 def load_runs(*given: Path | str | Iterable[Path | str]) -> Any:
-    """Run directories, or folders of them, as one pandas frame: a row per round. Needs pandas.
+    """Load run directories, or folders of them, as one pandas frame: a row per round. Needs pandas.
 
     What cannot be read is left out, with a warning.
 
@@ -132,12 +132,12 @@ class Csv(Observer):
     """The rounds as a table, `rounds.csv` in the run's directory: written when rounds end, always of all of them."""
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Where to write."""
+        """Remember the recording, whose directory the table goes to."""
         if run.recording is None:
             raise UserError("there is no directory to write to; simulate(..., out=FOLDER)")
         self.recording = run.recording
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Columns are the fields of a record, then its metrics and signs."""
+        """Write all rounds; columns are the fields of a record, then its metrics and signs."""
         if summary:  # else the folder was moved, and another may be in its place
             write(self.recording.out / "rounds.csv", csv_text([row(record) for record in self.recording.records]))

@@ -35,8 +35,8 @@ METADATA: dict[str, dict[str, Any]] = {
 
 
 def load_matplotlib() -> Any:
-    """matplotlib, without the settings file of the current folder: its values are evaluated, and the folder may be
-    somebody's run directory. Your own settings are taken from where `$MATPLOTLIBRC` says, or your home."""
+    """Import matplotlib without the settings file of the current folder: its values are evaluated, and the folder may
+    be a run directory of another user. Your own settings are taken from `$MATPLOTLIBRC`, or your home."""
     aside = Path(__file__).parent if "matplotlib" not in sys.modules and Path("matplotlibrc").exists() else Path()
     with contextlib.chdir(aside):
         import matplotlib
@@ -44,7 +44,7 @@ def load_matplotlib() -> Any:
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure and its axes."""
+    """Return a new figure and its axes."""
     load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,12 +55,12 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
 
 
 def style(i: int) -> dict[str, Any]:
-    """Of the i-th thing: seven colours that the colour-blind tell apart, then again with another line."""
+    """Return the i-th style: seven colours that the colour-blind can tell apart, repeated with other lines."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
 
 
 def marker(i: int, points: int, of: int) -> dict[str, Any]:
-    """About six marks on the i-th of some curves, not where the next one has its own."""
+    """Return about six marks for the i-th of some curves, at other places than the next curve's."""
     every = max(1, points // 6)
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
 
@@ -84,12 +84,12 @@ def save_as(figure: Any, path: Path, kind: str) -> Path:
 def curves(
     rows: Sequence[Row], stem: Path, title: str = "", kinds: Sequence[str] = ("png", "svg", "pdf")
 ) -> list[Path]:
-    """Mean over seeds against the round in a band of one standard deviation; a run that diverged ends in a cross."""
+    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
     return save(draw_curves(rows, title), stem, kinds)
 
 
 def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
-    """The figure of `curves`."""
+    """Return the figure of `curves`."""
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
@@ -114,7 +114,7 @@ def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
 
 
 def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any:
-    """Paired differences to the baseline with their intervals, the first metric of them, in the colours of the rows."""
+    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows."""
     places = {row.label: i for i, row in enumerate(rows)}
     gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
     scale = 100 if "accuracy" in found[0].metric else 1
@@ -150,7 +150,7 @@ def _draw_row(axes: Any, row: Row, key: str, scale: float, line: dict[str, Any],
 
 
 def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] | None:
-    """A range filled by what the methods do after the first quarter: the climb before it may leave the picture."""
+    """Return a range that the curves fill after the first quarter; the climb before it may leave the picture."""
     bands = [band for row in rows if (band := row.band(key))]
     last = max((band[-1][0] for band in bands), default=0)
     settled = [scale * (m + side * s) for band in bands for t, m, s in band if 4 * t >= last for side in (-1, 1)]
@@ -168,7 +168,7 @@ TICKS = 12
 
 
 def draw_sweep(found: Swept) -> Any:
-    """The figure that fits the fields in which points differ; nothing in it is averaged over points."""
+    """Draw the figure that fits the fields in which points differ; nothing is averaged over points."""
     from .sweep import is_problem
 
     names = list(found.varied)
@@ -200,7 +200,7 @@ def logarithmic(values: Sequence[Any]) -> bool:
 
 
 def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
-    """The score over a field with its 95% interval; a curve for every value of another field."""
+    """Draw the score over a field with its 95% interval; a curve for every value of another field."""
     figure, axes = new_figure()
     values = found.varied[name]
     numbers = all(map(_is_plottable, values))
@@ -230,7 +230,7 @@ def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
 
 
 def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
-    """The score over two fields, a number in every cell; the best in a frame, points that are not there left blank."""
+    """Draw the score over two fields, a number in every cell; the best in a frame, absent points blank."""
     rows, columns = (_sorted(found.varied[name]) for name in (down, across))
     cells = [[math.nan] * len(columns) for _ in rows]
     for point, score in zip(found.points, found.scores, strict=True):
@@ -257,7 +257,7 @@ def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
 
 
 def _sweep_points(found: Swept) -> Any:
-    """Every point with its 95% interval, one below the other."""
+    """Draw every point with its 95% interval, one below the other."""
     figure, axes = new_figure(6.4, 1.3 + 0.3 * max(1, len(found.rows)))
     first = {best.label for best in found.best}
     for i, (row, score) in enumerate(zip(found.rows, found.scores, strict=True)):
@@ -282,7 +282,7 @@ def _rectangle(corner: tuple[float, float], **how: Any) -> Any:
 
 
 def _sorted(values: list[Any]) -> list[Any]:
-    """Numbers by size, others as they were given."""
+    """Return numbers by size, other values as they were given."""
     return sorted(values) if all(map(_is_plottable, values)) else values
 
 
@@ -301,7 +301,7 @@ def _sweep_title(found: Swept, bars: bool = False) -> str:
 
 
 def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = ()) -> Path:
-    """Clients along x, classes along y, colour = samples of the class at the client (Figure 3 of the paper).
+    """Draw clients along x, classes along y, colour = samples of the class at the client (Figure 3 of the paper).
 
     Args:
         counts: samples of every class (columns) at every client (rows).
@@ -346,14 +346,14 @@ MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
 
 
 def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
-    """Mean accuracy against rounds, at most `width` (and 81) wide; one mark per method, as far as there are marks."""
+    """Draw mean accuracy against rounds in characters, at most `width` (and 81) wide; one mark per method."""
     return draw_text([(row.label, row.mean_curve()) for row in rows], "round", width, height)
 
 
 def draw_text(
     drawn: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str, width: int = 81, height: int = 14
 ) -> str:
-    """Curves of shares, each with its name, against something counted in `unit`."""
+    """Draw named curves of shares in characters, against something counted in `unit`."""
     wide = max(10, min(72, width - 9))
     curves = [(mark, label, curve) for mark, (label, curve) in zip(MARKS, drawn, strict=False) if curve]
     points = [point for _, _, curve in curves for point in curve]
@@ -383,7 +383,7 @@ def draw_text(
 
 
 def _legend(names: list[str], wide: int) -> list[str]:
-    """Names in as few lines as they need; one that is too long takes several."""
+    """Return names in as few lines as they need; one that is too long takes several."""
     lines = [""]
     for name in names:
         joined = f"{lines[-1]}   {name}" if lines[-1] else name

@@ -13,7 +13,7 @@ class Html(str):
 
 
 def element(name: str, *children: str, **attributes: str) -> Html:
-    """An element with its children; `class_` is the attribute `class`, `data_x` is `data-x`.
+    """Return an element with its children; `class_` is the attribute `class`, `data_x` is `data-x`.
 
     Example:
         >>> element("p", "a < b", element("b", "c"), class_="x")
@@ -26,27 +26,43 @@ def element(name: str, *children: str, **attributes: str) -> Html:
 
 
 def join(parts: Iterable[str]) -> Html:
-    """HTML and text one after the other."""
+    """Join HTML and text; text is escaped."""
     return Html("".join(part if isinstance(part, Html) else html.escape(visible(part), quote=False) for part in parts))
 
 
 def visible(text: str) -> str:
-    """Without characters that a page may not hold, or that turn the direction of what follows."""
+    """Replace characters that a page may not hold, or that turn the direction of the text after them."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def table(header: Sequence[str], lines: Iterable[Sequence[str]], class_: str = "") -> Html:
-    """A table in a box that scrolls by itself; the first cell of a line names it."""
+def table(
+    header: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    class_: str = "",
+    label: str = "table",
+    tall: bool = False,
+    classes: Sequence[str] | None = None,
+    **attributes: str,
+) -> Html:
+    """Return a table in a box that scrolls by itself; the first cell of a line names it.
+
+    Args:
+        label: the box for screen readers.
+        tall: the box is also limited in height.
+        classes: of the lines, if they have any.
+        attributes: further ones of the table.
+    """
     head = element("tr", *(element("th", title, scope="col") for title in header))
-    body = [
-        element("tr", element("th", line[0], scope="row"), *(element("td", cell) for cell in line[1:]))
-        for line in lines
-    ]
-    made = element("table", element("thead", head), element("tbody", *body), class_=class_)
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label="table")
+    body = []
+    for i, (first, *cells) in enumerate(lines):
+        own = {"class_": classes[i]} if classes is not None else {}
+        body.append(element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in cells), **own))
+    made = element("table", element("thead", head), element("tbody", *body), class_=class_, **attributes)
+    box = "scroll tall" if tall else "scroll"
+    return element("div", made, class_=box, tabindex="0", role="region", aria_label=label)
 
 
 def folded(title: str, *children: str, open_: bool = False) -> Html:
-    """What shows when one asks for it."""
+    """Return a section that is closed until the reader opens it."""
     summary = element("summary", title)
     return Html(f"<details{' open' if open_ else ''}>{summary}{join(children)}</details>")

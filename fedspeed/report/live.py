@@ -20,7 +20,7 @@ from ..illness import illnesses
 from ..record import Record, is_number
 from ..rundir import CODE, FILES, INSPECTION, MODEL, beside
 from .comparison import Comparison, targets_of
-from .html import Html, element, join, visible
+from .html import Html, element, join, table, visible
 from .page import page, parts
 from .page_data import embed
 from .run_files import Row, RunFiles, finished, folders_of_runs, minutes, read_any, rows_of, short
@@ -52,7 +52,7 @@ class Watched:
         self._seen: dict[Path, Seen] = {}
 
     def look(self) -> bool:
-        """Read what is new; whether anything was."""
+        """Read what changed, and return whether anything did."""
         try:
             folders = folders_of_runs(self.folder)
         except UserError:  # there are none yet
@@ -70,7 +70,7 @@ class Watched:
         return run
 
     def _read(self, path: Path) -> Seen:
-        """A run, read again if its files changed, or if it has ended without a word."""
+        """Return a run, read again if its files changed or its process ended."""
         seen = self._seen.get(path)
         stamp: tuple[object, ...] = tuple(_stamp(path / name) for name in READ)
         if seen and isinstance(seen.run, RunFiles) and seen.run.done and seen.stamp[1:] == stamp:
@@ -108,13 +108,13 @@ STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
+    """The state of a run in progress or over.
 
     Args:
         state: one of `STATES`.
-        about: why it failed, what ails it; "" where there is nothing to say.
+        about: why it failed, what is wrong with it; "" where there is nothing to say.
         of: the rounds it is to have, 0 if it does not say.
-        left: seconds, of a run under way that has done a round.
+        left: seconds, of a run in progress that has done a round.
         curve: what it was tested by, round after round.
     """
 
@@ -131,13 +131,13 @@ class Standing:
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Of all runs, those under way first."""
+    """Return the state of all runs, those in progress first."""
     found = [standing(run, row.label) for row in rows for run in row.runs]
     return sorted(found, key=lambda one: STATES.index(one.state))
 
 
 def standing(run: RunFiles, method: str) -> Standing:
-    """Of one run, as far as its files tell."""
+    """Return the state of one run, as far as its files say."""
     status, _, why = str(run.summary["status"]).partition(":")
     state = next((word for word in STATES if status.startswith(word)), "interrupted")  # terminated
     told, of = why.strip().partition("\n")[0], run.config.get("rounds")
@@ -158,7 +158,7 @@ def standing(run: RunFiles, method: str) -> Standing:
 
 
 def _ills(run: RunFiles) -> list[str]:
-    """What a run that is not over has so far."""
+    """Return the names of what is wrong with a run in progress so far."""
     if run.done or not any(plain.get("signs") for plain in run.rounds):
         return []
     return list(dict.fromkeys(one.name for one in illnesses([Record.from_dict(plain) for plain in run.rounds])))
@@ -170,7 +170,7 @@ def _left(run: RunFiles, of: int) -> float | None:
 
 
 def headline(found: Sequence[Standing]) -> str:
-    """How many are in which state, and how long those under way take.
+    """Return how many runs are in which state, and how long those in progress still take.
 
     Example:
         >>> headline([])
@@ -183,7 +183,7 @@ def headline(found: Sequence[Standing]) -> str:
 
 
 def progress(one: Standing) -> str:
-    """Rounds done, of how many.
+    """Return the rounds done, of how many.
 
     Example:
         >>> progress(Standing("a", "fedavg", 0, "running", "", 3, 10, None, "-", []))
@@ -193,31 +193,22 @@ def progress(one: Standing) -> str:
 
 
 def time_left(one: Standing) -> str:
-    """In words; "" if nobody can tell."""
+    """Return the time left in words; "" if it is not known."""
     return "" if one.left is None else minutes(one.left)
 
 
 def live_section(found: Sequence[Standing]) -> Html:
-    """The section of the page about it."""
+    """Return the section of the page about the runs in progress."""
     text = headline(found)
     lead = element("p", f"{text[0].upper()}{text[1:]}.", class_="lead")
     if not found:
         return join([lead, element("p", "They show here as soon as they begin.", class_="note")])
-    head = element("tr", *(element("th", title, scope="col") for title in HEADER))
-    body = [
-        element(
-            "tr",
-            element("th", one.run, scope="row"),
-            element(
-                "td", element("span", one.state, class_=f"state {one.state}"), f" {one.about}" if one.about else ""
-            ),
-            element("td", _bar(one), f" {progress(one)}"),
-            *(element("td", cell) for cell in (one.score, time_left(one), one.method, str(one.seed))),
-        )
-        for one in found
-    ]
-    made = element("table", element("thead", head), element("tbody", *body), class_="plain runs", id="live-table")
-    return join([lead, element("div", made, class_="scroll tall", tabindex="0", role="region", aria_label="runs")])
+    lines = []
+    for one in found:
+        state = join([element("span", one.state, class_=f"state {one.state}"), f" {one.about}" if one.about else ""])
+        rounds = join([_bar(one), f" {progress(one)}"])
+        lines.append((one.run, state, rounds, one.score, time_left(one), one.method, str(one.seed)))
+    return join([lead, table(HEADER, lines, "plain runs", label="runs", tall=True, id="live-table")])
 
 
 HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
@@ -232,7 +223,7 @@ def _bar(one: Standing) -> Html:
 
 LOOPBACK = "127.0.0.1"
 SHARE = 10
-"""Making answers anew takes at most one of so many seconds of a core: runs need them more."""
+"""Rendering takes at most one of so many seconds of a core, which the runs need more."""
 HEADERS = {
     "Cache-Control": "no-cache",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -243,7 +234,7 @@ HEADERS = {
 
 
 class Answers:
-    """Page and data of a folder as it stands; an unchanged one is not made again."""
+    """Page and data of a folder; an unchanged folder is not rendered again."""
 
     def __init__(self, folder: Path) -> None:
         self.watched = Watched(folder)
@@ -254,13 +245,13 @@ class Answers:
         self._data, self._tag = b"", ""
 
     def page(self) -> bytes:
-        """The page, complete also before its first question."""
+        """Return the page, complete also before its first request for data."""
         with self._turn:
             self._stale |= self.watched.look()
             return page(*self._now()).encode()
 
     def data(self) -> tuple[bytes, str]:
-        """All that the page draws, and a tag that is another whenever that is."""
+        """Return the page's data, and an ETag that changes with it."""
         with self._turn:
             if time.monotonic() < self._next:
                 return self._data, self._tag
@@ -311,17 +302,17 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     @property
     def hosts(self) -> set[str]:
-        """What a request may call us: another name is another site's, led here by a name server of its own."""
+        """The host names a request may use; another name is another site's that resolves to this machine."""
         names = {LOOPBACK, "localhost"}
         return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that has left is no error."""
+        """Ignore a reader that has left."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -333,7 +324,7 @@ class Handler(BaseHTTPRequestHandler):
     error_message_format, error_content_type = "%(code)d %(explain)s\n", "text/plain; charset=utf-8"
 
     def do_GET(self) -> None:
-        """The page, its data, or a refusal."""
+        """Answer with the page, its data, or a refusal."""
         host, *more = self.headers.get_all("Host", [""])
         if more or host not in self.server.hosts:
             return self.send_error(403, None, f"ask for {self.server.url}")
@@ -350,7 +341,7 @@ class Handler(BaseHTTPRequestHandler):
         return self._send(body, "application/json", tag)
 
     def refuse(self) -> None:
-        """There is nothing to do here but to look."""
+        """Refuse everything but GET."""
         self.send_error(405, None, "GET only")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = refuse
@@ -365,10 +356,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """Every answer, also a refusal, is for this page only."""
+        """Add the headers that keep every answer, also a refusal, to this page."""
         for name, value in HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody is told."""
+        """Silence the default request log."""

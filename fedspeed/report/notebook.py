@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: a table of its facts and its curve, as HTML that loads and runs nothing."""
+"""A run in a notebook: a table of its facts and its curve, as HTML that loads and runs nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _text(value: Any) -> str:
 
 
 def _curve(name: str, records: Sequence[Record], wide: int = 360, high: int = 90) -> str:
-    """One field against rounds, from its lowest to its highest value; nothing without two values."""
+    """Draw one field against rounds, from its lowest to its highest value; nothing without two values."""
     points = [(record.round, value) for record in records if (value := record.to_dict()[name]) is not None]
     if len(points) < 2:
         return ""

@@ -35,7 +35,7 @@ METRICS = 12
 
 
 def embed(rows: Sequence[Row], found: Comparison) -> dict[str, Any]:
-    """What the page draws from.
+    """Return the data that the page draws.
 
     Args:
         rows: with all runs, also those that are not done.
@@ -63,7 +63,7 @@ class Pool:
         self._known: dict[str, int] = {}
 
     def add(self, values: list[Any]) -> int:
-        """The place of a column; one number stands for a column of the same."""
+        """Return the place of a column; one number stands for a column of equal numbers."""
         column = values[0] if values and all(value == values[0] for value in values) else values
         key = json.dumps(column)
         if key not in self._known:
@@ -89,7 +89,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
 
 
 def columns(run: RunFiles) -> dict[str, list[Any]]:
-    """A list per number that rounds have, None where one has none; times to the microsecond, lists as lengths."""
+    """Return a list per number of rounds, None where a round lacks it; times to the microsecond, lists as lengths."""
     found: dict[str, list[Any]] = {}
     named = sorted({name for r in run.rounds for name in r.get("metrics", ())})
     for name in (*SCORES, *COSTS):
@@ -110,7 +110,7 @@ def _number(value: Any, name: str) -> float | None:
 
 
 def _took_part(run: RunFiles, pool: Pool) -> dict[str, Any]:
-    """How often each client was counted; of many clients, how many were how often."""
+    """Return how often each client was counted; of many clients, how many were how often."""
     counts = Counter(client for r in run.rounds for client in r["cohort"])
     counts.subtract(client for r in run.rounds for client in r.get("dropped", ()))
     told = run.config.get("clients")
@@ -133,7 +133,7 @@ def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
 
 
 def plain_gap(gap: Gap) -> dict[str, Any]:
-    """A difference as JSON takes it."""
+    """Return a difference as JSON takes it."""
     sure = len(gap.values) > 1
     return {
         "method": gap.method,
@@ -178,7 +178,7 @@ def _splits(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def script(data: dict[str, Any]) -> str:
-    """The data as an element of a page, which cannot end before its end; compressed where they are many."""
+    """Return the data as a script element that no text in it can close; compressed where they are many."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     if len(text) <= PLAIN:
         return f'<script id="data" type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
@@ -187,7 +187,7 @@ def script(data: dict[str, Any]) -> str:
 
 
 def last_scores(path: Path) -> dict[str, Any] | None:
-    """Accuracy and loss of the last server model on every client's data that a run measured; None without."""
+    """Return accuracy and loss of the last measured server model on every client's data; None without."""
     try:
         found = RunDir(path).client_metrics()
     except UserError:  # damaged: `fedspeed verify` says so

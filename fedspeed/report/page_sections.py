@@ -43,7 +43,7 @@ FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
 
 
 def verdict(found: Comparison) -> Html:
-    """A sentence, and the table with the best and whatever is not proved worse in bold; before a run is done,
+    """Return a sentence, and the table with the best, and all that are not proved worse, in bold; before a run is done,
     only the sentence."""
     if not any(row.runs for row in found.rows):
         return element("p", sentence(found, "", {}), class_="lead")
@@ -53,18 +53,12 @@ def verdict(found: Comparison) -> Html:
     header, lines = tables.table(found.rows, found.targets)
     best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
     ahead = _not_worse(found, best)
-    head = element("tr", *(element("th", title, scope="col") for title in header))
-    body = [
-        element(
-            "tr",
-            element("th", element("span", class_="swatch", data_row=str(i)), line[0], scope="row"),
-            *(element("td", cell.replace("+-", "±")) for cell in line[1:]),
-            class_="best" if row.label in ahead else "",
-        )
-        for i, (row, line) in enumerate(zip(found.rows, lines, strict=True))
+    shown = [
+        (join([element("span", class_="swatch", data_row=str(i)), name]), *(cell.replace("+-", "±") for cell in cells))
+        for i, (name, *cells) in enumerate(lines)
     ]
-    made = element("table", element("thead", head), element("tbody", *body), class_="numbers", id="verdict-table")
-    scroll = element("div", made, class_="scroll", tabindex="0", role="region", aria_label="results")
+    classes = ["best" if row.label in ahead else "" for row in found.rows]
+    scroll = table(header, shown, "numbers", label="results", classes=classes, id="verdict-table")
     tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
     note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
     below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
@@ -81,7 +75,7 @@ def _not_worse(found: Comparison, best: str) -> set[str]:
 
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
-    """Who wins, by how much, and whether that is real."""
+    """Say which method wins, by how much, and whether that is real."""
     if any(row.at_goal for row in found.rows):
         return "Runs were stopped at a score: their last scores say nothing, what it took to get there does."
     if not best:
@@ -111,11 +105,11 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
     return f"{start}, {by} {side} {rival}{bounds}. {real}"
 
 
-# --- what to beware of ---
+# --- warnings ---
 
 
 def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True) -> list[str]:
-    """What makes runs hard to compare, and (`statuses`) which did not finish."""
+    """Return what makes runs hard to compare, and (`statuses`) which did not finish."""
     runs = [run for row in rows for run in row.runs]
     found = []
     for key, name in FINGERPRINTS.items():
@@ -145,7 +139,7 @@ def _environment(run: RunFiles) -> dict[str, object]:
 
 
 def sharpness(rows: Sequence[Row]) -> Html:
-    """What `fedspeed inspect` found, mean and deviation over seeds; nothing where nobody inspected."""
+    """Return what `fedspeed inspect` found, mean and deviation over seeds; nothing without it."""
     lines = []
     for row in rows:
         asked = [read_json(RunDir(run.path).inspection_file) for run in row.runs]
@@ -156,7 +150,7 @@ def sharpness(rows: Sequence[Row]) -> Html:
 
 
 def configs(rows: Sequence[Row]) -> Html:
-    """What differs between the configs, and each in full."""
+    """Return what differs between the configs, and each in full."""
     kinds = [
         flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
     ]
@@ -181,7 +175,7 @@ def _seeds(row: Row) -> list[Html]:
 
 
 def provenance(rows: Sequence[Row]) -> Html:
-    """Where every run was made, what it is known by, and the command that repeats it."""
+    """Return where every run was made, its fingerprints, and the command that repeats it."""
     runs = [(row.label, run) for row in rows for run in row.runs]
     lines = [
         (
@@ -218,7 +212,7 @@ def _digests(run: RunFiles) -> dict[str, object]:
 
 
 def repeat(run: RunFiles) -> str:
-    """The command that makes a run again, bit for bit."""
+    """Return the command that repeats a run, bit for bit."""
     given = any(flat(run.config).get(f"{table}.name") == "given" for table in ("model", "data"))
     if given:
         return "from Python: simulate(..., out=...) with the same objects"
@@ -229,7 +223,7 @@ MOST = 1_000_000
 
 
 def cards(rows: Sequence[Row]) -> Html:
-    """One per method of the rows, those inside of wrappers too."""
+    """Return a card per method of the rows, methods inside wrappers included."""
     found: dict[str, tuple[RunFiles, list[dict[str, Any]]]] = {}
     for row in rows:
         given: Any = row.runs[0].config["method"]
@@ -257,7 +251,7 @@ def _card(name: str, run: RunFiles, used: list[dict[str, Any]]) -> Html:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """A docstring without arguments and examples, and its reference."""
+    """Return a docstring without arguments and examples, and its reference."""
     text, _, reference = text.partition("\nReference:")
     text = re.sub(r"(?ms)^(Args|Example):\n.*?(?=^\S|\Z)", "", text)
     return text.strip(), " ".join(reference.split())
@@ -278,7 +272,7 @@ def _shown(value: Any) -> str:
 
 
 def _own_docstring(run: RunFiles, name: str) -> str:
-    """Of a class in a file of the run directory, which is read and not executed."""
+    """Return the docstring of a class in a file of the run directory, which is read and not executed."""
     file, inner = file_of(name), name.rpartition(":")[2]
     if not file:
         return ""

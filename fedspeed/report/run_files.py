@@ -24,7 +24,7 @@ from .labels import kind_of, labels
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run directory says."""
+    """A run directory as data."""
 
     path: Path
     rounds: list[dict[str, Any]]
@@ -67,7 +67,7 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """How it ended, in a word: `finished`, `stopped` (by a rule), `diverged`; else it broke off."""
+        """The end of the run in a word: `finished`, `stopped` (by a rule), `diverged`; else it broke off."""
         return str(self.summary["status"]).partition(":")[0]
 
     @property
@@ -86,16 +86,16 @@ class RunFiles:
 
     @property
     def illnesses(self) -> list[str]:
-        """What ailed it, by name."""
+        """The names of what was wrong with it."""
         found = self.summary.get("illnesses")
         return [str(name) for name in found] if isinstance(found, dict) else []
 
     def curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
-        """(round, value) where the value was measured."""
+        """Return (round, value) where the value was measured."""
         return [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
 
     def numbers(self, targets: Sequence[float] = ()) -> dict[str, float | None]:
-        """Every result of the run, by machine names; None for what was not measured or not reached."""
+        """Return every result by machine names; None for what was not measured or not reached."""
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
         timed = bool(self.config.get("network"))
@@ -131,7 +131,7 @@ SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "las
 
 
 def to(cost: str, target: float) -> str:
-    """The name of what a target cost.
+    """Return the name of the cost to reach a target.
 
     Example:
         >>> to("rounds", 0.825)
@@ -148,31 +148,31 @@ class Row:
     runs: list[RunFiles]
 
     def values(self, key: str, targets: Sequence[float] = ()) -> list[float]:
-        """The number of every seed that has one."""
+        """Return the number of every seed that has one."""
         found = [run.numbers(targets).get(key) for run in self.runs]
         return [value for value in found if value is not None]
 
     def mean_curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
-        """(round, mean over seeds) where every seed has a value."""
+        """Return (round, mean over seeds) where every seed has a value."""
         return [(t, mean) for t, mean, _ in self.band(key)]
 
     def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
-        """(round, mean, standard deviation over seeds) where every seed has a value."""
+        """Return (round, mean, standard deviation over seeds) where every seed has a value."""
         return band([dict(run.curve(key)) for run in self.runs])
 
     @property
     def diverged(self) -> int:
-        """How many of its runs diverged."""
+        """The number of its runs that diverged."""
         return sum(run.diverged for run in self.runs)
 
     @property
     def at_goal(self) -> int:
-        """How many of its runs stopped at a score: their last scores are their goal's, not the method's."""
+        """The number of its runs that stopped at a score: their last scores are their goal's, not the method's."""
         return sum(run.stopped.startswith("stop_at ") for run in self.runs)
 
 
 def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
-    """(round, mean, standard deviation) of curves where every one of them has a value.
+    """Return (round, mean, standard deviation) of curves where every one of them has a value.
 
     Example:
         >>> band([{1: 0.5, 2: 0.6}, {2: 0.6}])
@@ -184,14 +184,14 @@ def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
 
 
 def measured(rows: Iterable[Row]) -> str:
-    """What the runs were tested by: `test_accuracy`, or `test_loss` where there is only that."""
+    """Return the metric of the runs: `test_accuracy`, or `test_loss` where there is only that."""
     runs = [run for row in rows for run in row.runs]
     losses_only = any(run.curve("test_loss") for run in runs) and not any(run.curve() for run in runs)
     return "test_loss" if losses_only else "test_accuracy"
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number with this many decimals; a huge one, a loss that diverges for example, in short form.
+    """Return a number with this many decimals; a huge one, for example a loss that diverges, in short form.
 
     Example:
         >>> short(0.51234), short(3.0617e25)
@@ -201,13 +201,13 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def score_of(record: Record) -> str:
-    """Accuracy and loss of an evaluated round; a loss that diverges in short form."""
+    """Return accuracy and loss of an evaluated round; a loss that diverges in short form."""
     accuracy = "" if record.test_accuracy is None else f"accuracy {record.test_accuracy:.2%}  "
     return f"{accuracy}test loss {'-' if record.test_loss is None else short(record.test_loss)}"
 
 
 def minutes(seconds: float) -> str:
-    """A time in words: seconds up to 90, then minutes, then hours.
+    """Return a time in words: seconds up to 90, then minutes, then hours.
 
     Example:
         >>> minutes(12), minutes(600), minutes(12000)
@@ -220,7 +220,7 @@ def minutes(seconds: float) -> str:
 
 
 def spread(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
-    """`mean +- standard deviation` over seeds; one value has no deviation.
+    """Return `mean +- standard deviation` over seeds; one value has no deviation.
 
     Example:
         >>> spread([0.5, 0.7], scale=100, digits=1)
@@ -233,7 +233,7 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
 
 
 def seeds_of(rows: Iterable[Row]) -> str:
-    """How many seeds the rows have, in words: `1 seed`, `3 seeds`, `2 to 3 seeds`."""
+    """Return how many seeds the rows have, in words: `1 seed`, `3 seeds`, `2 to 3 seeds`."""
     counts = sorted({len(row.runs) for row in rows})
     if not counts or counts == [1]:
         return "1 seed"
@@ -241,7 +241,7 @@ def seeds_of(rows: Iterable[Row]) -> str:
 
 
 def setting(rows: Iterable[Row]) -> str:
-    """Data, split and cohort, as far as all runs have the same."""
+    """Return data, split and cohort, as far as all runs have the same."""
     tables = [flat(run.config) for row in rows for run in row.runs]
     first = tables[0] if tables else {}
     shared = {key: value for key, value in first.items() if all(t.get(key) == value for t in tables)}
@@ -252,7 +252,7 @@ def setting(rows: Iterable[Row]) -> str:
 
 
 def folders_of_runs(given: Path) -> list[Path]:
-    """A run directory itself, or those in a folder, `rho=0.1-s10` after `rho=0.1-s2`."""
+    """Return a run directory itself, or those in a folder, `rho=0.1-s10` after `rho=0.1-s2`."""
     found = runs_in(given)
     if not found:
         raise UserError(f"{given} holds no runs: expected a run directory, or a folder of them")
@@ -268,7 +268,7 @@ def gather(
     read: Callable[[Path], RunFiles] = RunFiles.read,
     unfinished: bool = False,
 ) -> tuple[list[Row], list[str]]:
-    """Finished runs as rows, seeds in order, named by method and by whatever differs; and why others are left out.
+    """Return finished runs as rows, seeds in order, named by method and what differs; and why others are left out.
 
     Args:
         usual: the fields of methods by default; others are named too.
@@ -302,10 +302,10 @@ RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
 
 
 def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row], list[str]]:
-    """The runs of some folders as rows, and why others are left out; of one folder the methods in their usual order.
+    """Return the runs of some folders as rows, those of one folder in the usual order; and why others are left out.
 
     Args:
-        unfinished: also runs that go on, were interrupted or are damaged, as far as they came.
+        unfinished: also runs that are in progress, interrupted or damaged, as far as they came.
     """
     folders = [folder for path in given for folder in folders_of_runs(path)]
     rows, left_out = rows_of(folders, read_any if unfinished else RunFiles.read, unfinished, len(given) == 1)
@@ -317,7 +317,7 @@ def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row],
 def rows_of(
     folders: Sequence[Path], read: Callable[[Path], RunFiles], unfinished: bool, in_order: bool
 ) -> tuple[list[Row], list[str]]:
-    """Run directories as rows, and why others are left out.
+    """Return run directories as rows, and why others are left out.
 
     Args:
         read: a run directory; one for which it raises UserError is left out.
@@ -334,7 +334,7 @@ def rows_of(
 
 
 def finished(rows: Sequence[Row]) -> list[Row]:
-    """The rows with those of their runs that are done, also where none is."""
+    """Return the rows with those of their runs that are done, also where none is."""
     return [Row(row.label, [run for run in row.runs if run.done]) for row in rows]
 
 
@@ -424,7 +424,7 @@ def read_any(path: Path) -> RunFiles:
 
 
 def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, Any]:
-    """What a summary would say of these rounds, as far as tables ask."""
+    """Return a summary of these rounds, as far as tables need it."""
     accuracies = [r["test_accuracy"] for r in rounds if is_number(r.get("test_accuracy"))]
     losses = [r["test_loss"] for r in rounds if is_number(r.get("test_loss"))]
     added = ("bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")
@@ -442,7 +442,7 @@ def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, A
 
 
 MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
-"""Keys of a config that may be others when a run is continued."""
+"""Keys of a config that may change when a run is continued."""
 
 
 class Told(NamedTuple):
@@ -455,7 +455,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """What a run directory says, of a run that is over or still under way."""
+    """A run as trackers see it, over or in progress: a name, hyper-parameters, tags, and numbers per round."""
 
     path: Path
     config: dict[str, Any]
@@ -485,7 +485,7 @@ class Source:
 
     @property
     def key(self) -> str:
-        """What tells it from other runs, in a tracker for example: its name and config. The same when it continues."""
+        """A digest of name and config that identifies the run, for example in a tracker; the same when it continues."""
         config = {key: value for key, value in self.config.items() if key not in MAY_CHANGE}
         text = json.dumps([self.name, config], sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -504,18 +504,18 @@ class Source:
 
     @property
     def began(self) -> float:
-        """When the config was written, in seconds since 1970."""
+        """The time at which the config was written, in seconds since 1970."""
         return RunDir(self.path).config_file.stat().st_mtime
 
     def rounds(self, last: int = 0) -> list[Told]:
-        """The rounds, the `last` ones only unless 0; times are the beginning and what all rounds until then took."""
+        """Return the rounds, the `last` ones only unless 0; times add up from the beginning of the run."""
         done = accumulate(record.seconds + record.eval_seconds for record in self.records)
         pairs = list(zip(self.records, done, strict=True))[-last:]
         return [Told(record.round, self.began + spent, numbers(record)) for record, spent in pairs]
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """What of a record is a number, by name: of a list its length, metrics as `metrics/NAME`; None is left out.
+    """Return the numbers of a record by name: of a list its length, metrics as `metrics/NAME`; None is left out.
 
     Example:
         >>> sizes = {"bytes_down": 8, "bytes_up": 8, "grad_evals": 10.0, "seconds": 0.5, "eval_seconds": 0.0}
@@ -533,7 +533,7 @@ def numbers(record: Record) -> dict[str, float]:
 
 
 def read_runs(given: Iterable[Path]) -> tuple[list[Source], list[str]]:
-    """The runs of run directories, and of folders of them; and why others are left out. At least one, each once."""
+    """Read run directories, and folders of them, each run once; return at least one, and why others are left out."""
     found: dict[str, Source] = {}
     out = []
     for path in {folder.resolve(): folder for each in given for folder in folders_of_runs(each)}.values():
@@ -557,6 +557,6 @@ def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _label(table: dict[str, Any]) -> str:
-    """A name; of code from a file, that file's and the class."""
+    """Return a name; of code from a file, the file's and the class's."""
     name = str(table.get("name", ""))
     return f"{Path(str(table['origin'])).name}:{name.rpartition(':')[2]}" if "origin" in table else name
