@@ -42,7 +42,7 @@ _PUBLIC = {
     "Record": "record",
     "Observer": "observe",
     "RunDir": "rundir",
-    "load_runs": "exporters.tables",
+    "load_runs": "report.export",
     "sweep": "sweeps",
     "tune": "tuning",
     "Federated": "data",

@@ -25,8 +25,7 @@ from .config import Config
 from .errors import Diverged, UserError
 from .illness import WarnObserver
 from .observe import Observer
-from .report.runs import RunFiles
-from .report.standing import score_of
+from .report.run_files import RunFiles, score_of
 from .runconfig import PLACEMENT, as_stored, named_code, placement, read_config, same_run, trusted
 from .rundir import RunDir, alone
 from .summary import over

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .server import Simulation
 
 OBSERVERS = {
-    "csv": "fedspeed.exporters.tables:Csv",
-    "tensorboard": "fedspeed.exporters.trackers:TensorBoard",
-    "wandb": "fedspeed.exporters.trackers:Wandb",
-    "mlflow": "fedspeed.exporters.trackers:MLflow",
+    "csv": "fedspeed.report.export:Csv",
+    "tensorboard": "fedspeed.report.trackers:TensorBoard",
+    "wandb": "fedspeed.report.trackers:Wandb",
+    "mlflow": "fedspeed.report.trackers:MLflow",
 }
 """Name -> "module:Class", which is called without arguments; imported when a run asks for it."""
 GROUP = "fedspeed.observers"

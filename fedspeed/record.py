@@ -122,26 +122,50 @@ def older(record: Record) -> Record:
     return replace(record, metrics={name: value for name, value in record.metrics.items() if name not in dropped})
 
 
-def up_to(rounds: Sequence[dict[str, Any]], target: float) -> Sequence[dict[str, Any]]:
-    """The rounds, records as JSON has them, to the first that was tested at a target accuracy; none if none was."""
-    scores = (record.get("test_accuracy") for record in rounds)
-    first = next((i for i, accuracy in enumerate(scores, 1) if accuracy is not None and accuracy >= target), 0)
-    return rounds[:first]
+COSTS = {"bytes": ("bytes_down", "bytes_up"), "grad_evals": ("grad_evals",), "seconds": ("seconds",)}
+"""The costs of rounds beside their number, each with the fields of a record that add up to it."""
 
 
-def cost_to(rounds: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
-    """What it took to be tested at a target accuracy; None if it was not reached.
+def first_at(scores: Iterable[float | None], target: float) -> int | None:
+    """Return the index of the first score that is at a target; None if no score is.
+
+    Example:
+        >>> first_at([None, 0.5, 0.9], 0.8), first_at([None, 0.5], 0.8)
+        (2, None)
+    """
+    return next((i for i, score in enumerate(scores) if score is not None and score >= target), None)
+
+
+def cost_to(
+    rounds: Sequence[dict[str, Any]], target: float, costs: Iterable[str] = ("bytes",)
+) -> dict[str, Any] | None:
+    """Return what it cost to be tested at a target accuracy; None if the target was not reached.
+
+    Args:
+        rounds: records as JSON holds them.
+        costs: names of `COSTS`. The round, and the simulated time where it is counted, come in any case.
 
     Example:
         >>> first = {"round": 1, "test_accuracy": 0.5, "bytes_down": 8, "bytes_up": 2}
         >>> cost_to([first, {**first, "round": 2, "test_accuracy": 0.9}], 0.8)
         {'round': 2, 'bytes': 20}
     """
-    spent = up_to(rounds, target)
-    if not spent:
+    last = first_at((record.get("test_accuracy") for record in rounds), target)
+    if last is None:
         return None
+    spent = rounds[: last + 1]
+    sums = {cost: sum(record[key] for record in spent for key in COSTS[cost]) for cost in costs}
     virtual = {key: spent[-1][key] for key in ("virtual_seconds",) if key in spent[-1]}
-    return {"round": spent[-1]["round"], "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in spent), **virtual}
+    return {"round": spent[-1]["round"], **sums, **virtual}
+
+
+def planned_rounds(config: dict[str, Any], status: str, done: int) -> int:
+    """Return the rounds that a run was given: the bound of a target that it never reached.
+
+    A run that diverged early was given all rounds of its config; one that a rule stopped, those that it has.
+    """
+    rounds = None if status.startswith("stopped") else config.get("rounds")
+    return int(done if rounds is None else rounds)
 
 
 def _finite(value: Any) -> Any:

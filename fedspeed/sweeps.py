@@ -21,12 +21,12 @@ from .batch import RunTask, folder_name, make_runs, one_command, unfinished
 from .config import Config
 from .environment import cores
 from .errors import UserError
-from .exporters.trackers import need
 from .observe import Observers
 from .points import Point, Tables, at, label_of, named, points_of
 from .report.comparison import told_targets
-from .report.runs import Row, RunFiles
+from .report.run_files import Row, RunFiles
 from .report.sweep import Swept
+from .report.trackers import need
 from .runconfig import PLACEMENT, as_stored
 
 MOST_RUNS = 200

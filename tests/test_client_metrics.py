@@ -22,7 +22,7 @@ from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedSpeed
 from fedspeed.plan import Plan
 from fedspeed.registry import BACKENDS
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import resume, run_config
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify

@@ -13,7 +13,7 @@ from crashing import outcome
 from fedspeed.cli import main
 from fedspeed.config import Config
 from fedspeed.errors import UserError
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import resume, run_config
 from fedspeed.verify import verify
 

@@ -24,7 +24,7 @@ import pytest
 from layouts import TEN, binary, plays, records, tar
 
 from fedspeed.cli import main
-from fedspeed.exporters import TRACKERS
+from fedspeed.report.export import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 TOP = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
@@ -53,7 +53,7 @@ ELSEWHERE = (
     "deploy check",  # needs flwr, tests/flower/test_deploy.py has it
     "--data huggingface",  # needs the network
     "--backend ray",  # tests/backends/test_ray.py has these
-    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/exporters has these
+    *(f"{option} {name}" for option in ("--to", "--log") for name in TRACKERS),  # tests/report has these
 )
 LONGER = {
     "docs/guides/sweep-and-tune.md",

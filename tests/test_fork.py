@@ -20,9 +20,9 @@ from fedspeed.hashing import sealed
 from fedspeed.methods import METHODS, WRAPPERS
 from fedspeed.observe import Observer
 from fedspeed.record import TIMES
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.report.labels import kind_of, labels
-from fedspeed.report.runs import gather
+from fedspeed.report.run_files import gather
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir, alone
 from fedspeed.stopping import Stopping

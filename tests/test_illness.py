@@ -30,8 +30,8 @@ from fedspeed import (
 )
 from fedspeed.cli import build_parser, main, options
 from fedspeed.illness import ADVICE, CHANGES, MEANING, WarnObserver, advise, diagnose
-from fedspeed.report.difference import differences
-from fedspeed.report.runs import Row, RunFiles
+from fedspeed.report.diff import differences
+from fedspeed.report.run_files import Row, RunFiles
 from fedspeed.report.tables import table
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir, alone

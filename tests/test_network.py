@@ -21,8 +21,8 @@ from fedspeed.layers import Conv
 from fedspeed.metering import gradient_flops, samples
 from fedspeed.network import DEVICES, NETWORKS, Clock, parse_devices, parse_network
 from fedspeed.record import Record
-from fedspeed.report.costing import costed
-from fedspeed.report.runs import RunFiles
+from fedspeed.report.retime import costed
+from fedspeed.report.run_files import RunFiles
 from fedspeed.run import resume, run_config
 from fedspeed.sampling import batch_order
 from fedspeed.verify import verify

@@ -15,7 +15,7 @@ from watching import Rounds
 
 from fedspeed import Config, FedAvg, Observer, UserError, observe, registry, run_config, simulate
 from fedspeed.cli import main
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import resume
 from fedspeed.rundir import RunDir
 from fedspeed.verify import verify

@@ -14,7 +14,7 @@ from watching import Rounds
 from fedspeed.cli import main
 from fedspeed.config import Config, Spec
 from fedspeed.errors import UserError
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import prepare, resume, run_config
 from fedspeed.rundir import RunDir
 

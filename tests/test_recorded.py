@@ -20,7 +20,7 @@ from watching import Clients
 import fedspeed
 from fedspeed.cli import main
 from fedspeed.record import PLACED, TIMES
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("support") / "given_script.py"

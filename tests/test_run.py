@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from watching import Rounds
 
 from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simulation, UserError, run_config
+from fedspeed import run as launch
 from fedspeed.config import Spec
 from fedspeed.recording import summarise
-from fedspeed.report.runs import RunFiles
-from fedspeed import run as launch
+from fedspeed.report.run_files import RunFiles
 from fedspeed.run import prepare
 from fedspeed.rundir import CLIENT_METRICS, FILES, FOLDERS, FORK, RunDir
 

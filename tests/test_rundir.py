@@ -13,8 +13,8 @@ import fedspeed
 from fedspeed.errors import UserError
 from fedspeed.files import atomic, read_bytes, write
 from fedspeed.record import Record
-from fedspeed.report.difference import differences
-from fedspeed.report.runs import RunFiles
+from fedspeed.report.diff import differences
+from fedspeed.report.run_files import RunFiles
 from fedspeed.rundir import RunDir, line, runs_in
 from fedspeed.summary import REPORTED
 

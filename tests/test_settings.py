@@ -14,9 +14,9 @@ from fedspeed import Plan, load_data, simulate
 from fedspeed.cli import main
 from fedspeed.methods import FedSpeed
 from fedspeed.presets import paper_decay
-from fedspeed.report.collect import collect
 from fedspeed.report.comparison import Comparison
 from fedspeed.report.page import page
+from fedspeed.report.run_files import collect
 from fedspeed.rundir import RunDir
 from fedspeed.settings import ALWAYS, in_force, one_line
 

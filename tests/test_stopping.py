@@ -19,9 +19,8 @@ from fedspeed.config import Config
 from fedspeed.data import Federated
 from fedspeed.plan import Plan
 from fedspeed.record import Record
-from fedspeed.report.collect import collect
 from fedspeed.report.comparison import Comparison, told_targets
-from fedspeed.report.runs import RunFiles
+from fedspeed.report.run_files import RunFiles, collect
 from fedspeed.reproduce.recipes import run_key
 from fedspeed.run import resume, run_config
 from fedspeed.stopping import Stopping, goal_text, time_text

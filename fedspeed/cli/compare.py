@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from ..batch import RunTask, folder_name, one_command
 from ..config import Config
 from ..errors import UserError
 from ..methods import METHODS, WRAPPERS, build
+from ..report import tables
+from ..report.figures import chart
 from ..rundir import RunDir
 from ..schedule import shared
 from ..stopping import goal_accuracy
@@ -23,7 +26,8 @@ from .methods import grouped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..report.runs import Row
+    from ..report.comparison import Comparison
+    from ..report.run_files import Row
 
 Groups = list[tuple[str, str, str, str]]
 
@@ -64,7 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
     from ..report.comparison import Comparison, told_targets
-    from .comparison import show as show_comparison
 
     show = not (args.quiet or args.json)
     out = options.output_folder(args, "compare")
@@ -104,8 +107,8 @@ def is_folder(text: str) -> bool:
 
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
     """The rows of existing runs, and where to write: beside them if they are in one folder."""
-    from ..report.collect import collect
-    from ..report.costing import costed
+    from ..report.retime import costed
+    from ..report.run_files import collect
 
     asked = [
         *(key for key in options.tables(args) if key not in ("targets", "network", "devices")),
@@ -132,7 +135,7 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
-    from ..report.runs import Row, RunFiles
+    from ..report.run_files import Row, RunFiles
 
     base, seeds = base_tables(args), several.parse_seeds(args.seeds or "3")
     several.check(args)
@@ -225,3 +228,28 @@ def _show_groups(groups: Groups, console: Console) -> None:
         table.add_row(*line)
     console.print(table, soft_wrap=False)
     console.print()
+
+
+FILES = "table.md, .csv, .tex and .json; accuracy.png, .svg and .pdf"
+
+
+def show_comparison(found: Comparison, console: Console, out: Path) -> None:
+    """Table, differences and chart; columns there is no room for are named."""
+    wide = console.width if console.is_terminal else 10_000
+    keep = [column.keep for column in tables.columns(found.rows, found.targets)]
+    text, dropped = tables.fit(*found.table, keep, wide)
+    parts = [text, ""]
+    if dropped:
+        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
+    parts.append(textwrap.fill(found.note, wide))
+    parts.append(textwrap.fill(found.settings, wide))
+    if found.gaps:
+        parts += [
+            "",
+            textwrap.fill(f"{found.question}:", wide),
+            tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0],
+        ]
+    drawing = chart(found.rows, console.width)
+    parts += ["", drawing] if drawing else []
+    parts += ["", textwrap.fill(f"files: {FILES}", wide), f"   in: {out}"]
+    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)

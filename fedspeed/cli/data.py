@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
 from .methodtext import parse_value, split_pair
+from .progress import Loading
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..data.samples import Progress
     from ..data.summary import Summary
 
 SPLITS_HELP = """\
@@ -118,37 +116,14 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
-    """A bar for downloads and decoding, only where somebody is looking."""
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total or None)
-            bars.update(tasks[what], completed=done, total=total or None)
-
-        yield report
-
-
 def _fetch(args: argparse.Namespace, console: Console) -> int:
     from ..data import read
     from ..data.fetch import cache_dir
     from ..data.sources import keep_own
 
     options = _options(args)
-    with _progress(console) as report:
-        samples = read(args.name, data_dir=args.data_dir, progress=report, **options)
+    with Loading(console) as shown:
+        samples = read(args.name, data_dir=args.data_dir, progress=shown.on_progress, **options)
     whole = not CARDS[args.name].here and not options
     if args.data_dir is not None and whole:  # a published set, verified: later commands find it without --data-dir
         keep_own(args.name, samples, args.data_dir)
@@ -164,7 +139,7 @@ def _fetch(args: argparse.Namespace, console: Console) -> int:
 def _show(args: argparse.Namespace, console: Console) -> int:
     from ..data import describe, load
 
-    with _progress(console, args.json) as report:
+    with Loading(console, show=not args.json) as shown:
         data = load(
             args.name,
             split=args.split,
@@ -173,7 +148,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
             augment=args.augment,
             data_dir=args.data_dir,
             validation=args.validation,
-            progress=report,
+            progress=shown.on_progress,
             **_options(args),
         )
         summary = describe(data)
@@ -183,7 +158,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
         _print(summary, console)
     if args.no_figures or data.classes is None:
         return 0
-    from ..report.splits import bubbles, heat_map
+    from ..report.figures import bubbles, heat_map
 
     stem = f"{args.name}-{data.split.replace(':', '-')}-{summary.clients}-{args.seed}"
     title = f"{args.name}, {data.split}, {summary.clients} clients"

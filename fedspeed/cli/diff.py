@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..report.difference import SECTIONS, Absent, differences
+from ..report.diff import SECTIONS, Absent, differences
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -32,7 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Hand them over; say which were left out, and how to look at the rest."""
-    from ..exporters import export, read_runs, require_target
+    from ..report.export import export, require_target
+    from ..report.run_files import read_runs
 
     require_target(args.to)
     runs, out = read_runs([Path(run) for run in args.runs])

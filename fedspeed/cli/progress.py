@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..batch import BLINK, Shown
 from ..observe import Observer
-from ..report.runs import short
-from ..report.standing import minutes, score_of
+from ..report.run_files import minutes, score_of, short
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn, TaskID
 
     from ..record import Record
     from ..server import Simulation
@@ -26,49 +25,95 @@ QUIET = 30.0
 """Seconds after which something that takes long says in a plain line how far it is."""
 
 
-class Live(Observer):
-    """Shows rounds as they finish: round, accuracy, loss, time left; inside a long round, its clients.
+class Display:
+    """A bar on a terminal, plain lines elsewhere.
 
     Args:
+        title: names the bar; without one there is none at first.
+        total: the length of the bar.
         show: False prints nothing at all.
+        transient: whether the bar disappears at the end.
+        fields: texts that the columns of the bar name.
     """
 
-    def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
+    def __init__(
+        self, console: Console, title: str, total: float | None, show: bool, transient: bool = False, **fields: Any
+    ) -> None:
         self.console = console
-        self.rounds = rounds
         self.title = title
+        self.total = total
         self.show = show
         self.live = show and console.is_terminal
+        self.transient = transient
+        self.fields = fields
+        self.said = time.monotonic()
+
+    def _columns(self) -> Iterable[ProgressColumn]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if self.live:
+            from rich.progress import Progress
+
+            self.bar = Progress(*self._columns(), console=self.console, transient=self.transient)
+            if self.title:
+                self.task = self.bar.add_task(self.title, total=self.total, **self.fields)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self.said = time.monotonic()
+        self.console.print(text, style=style)
+
+
+class Loading(Display):
+    """Downloads and decoding: a bar for each of them on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console, show: bool = True) -> None:
+        super().__init__(console, "", None, show, transient=True)
+        self.tasks: dict[str, TaskID] = {}
+
+    def _columns(self) -> Iterable[ProgressColumn]:
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+        percentage = TextColumn("{task.percentage:>3.0f}%")
+        return TextColumn("{task.description}"), BarColumn(), percentage, TimeRemainingColumn()
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        """Show how much of something is loaded; a total of 0 is not known."""
+        if not self.live:
+            return
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what)
+        self.bar.update(self.tasks[what], completed=done, total=total or None)
+
+
+class Live(Display, Observer):
+    """The rounds of a run as they finish: round, accuracy, loss, time left; inside a long round, its clients."""
+
+    def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
+        super().__init__(console, title, rounds, show, score="")
+        self.rounds = rounds
         self.last: Any = None
         self.percent = -1
         self.rounds_done = 0
         self.score = ""
-        self.said = time.monotonic()
 
-    def __enter__(self) -> Self:
-        if self.live:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def _columns(self) -> Iterable[ProgressColumn]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-            self.bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=max(8, min(40, self.console.width - 70))),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[score]}", markup=False),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self.task = self.bar.add_task(self.title, total=self.rounds, score="")
-            self.bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        if self.live:
-            self.bar.stop()
+        title, score = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[score]}"))
+        bar = BarColumn(bar_width=max(8, min(40, self.console.width - 70)))
+        return title, bar, MofNCompleteColumn(), score, TimeRemainingColumn()
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
         """Rounds begin: with which settings."""
         if self.show:
-            self._say(run.settings)
+            self._say(f"{self.title}: {run.settings}")
 
     def round(self, record: Record, run: Simulation) -> None:
         """A round is done."""
@@ -82,7 +127,7 @@ class Live(Observer):
             self.said = time.monotonic()
             self.bar.update(self.task, completed=record.round, score=self.score)
         elif record.round == self.rounds or record.round % max(1, self.rounds // LINES) == 0:
-            self._say(f"round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
+            self._say(f"{self.title}: round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
 
     def client(self, done: int, total: int) -> None:
         """A client of the current round has answered."""
@@ -92,16 +137,12 @@ class Live(Observer):
             score = f"{self.score}  client {done}/{total}".strip()
             self.bar.update(self.task, completed=self.rounds_done + done / total, score=score)
         elif self.show and not self.live and passed > QUIET:
-            self._say(f"round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}")
+            self._say(f"{self.title}: round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}")
 
     def on_ill(self, text: str) -> None:
         """Something ails the run."""
         if self.show:
             self.console.print(f"{self.title}: {text}", style="yellow")
-
-    def _say(self, text: str) -> None:
-        self.said = time.monotonic()
-        self.console.print(f"{self.title}: {text}")
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         """Something slow before round 1, a download or a decoding, moves on."""
@@ -126,7 +167,7 @@ class Costly(Protocol):
     def cost(self) -> float: ...
 
 
-class Runs(Shown):
+class ManyRunsProgress(Display, Shown):
     """One bar for several runs, side by side or not: runs done, time left by the work that is left.
 
     Args:
@@ -134,37 +175,23 @@ class Runs(Shown):
     """
 
     def __init__(self, console: Console, title: str, runs: Sequence[Costly], show: bool, every: float = 0.0) -> None:
-        self.console = console
-        self.title = title
+        self.work = sum(run.cost for run in runs)
+        super().__init__(console, title, self.work, show, transient=True, left="")
         self.count = len(runs)
-        self.show = show
         self.every = every
-        self.live = show and console.is_terminal
-        self.total = sum(run.cost for run in runs)
         self.done: dict[str, float] = {}
-        self.before: dict[str, float] = {}  # what had been done of runs that go on
+        self.before: dict[str, float] = {}  # what had been done of runs that continue
         self.runs = 0
         self.began = 0.0
-        self.said = time.monotonic()
 
-    def __enter__(self) -> Self:
-        if self.live:
-            from rich.progress import BarColumn, Progress, TextColumn
-            from rich.table import Column
+    def _columns(self) -> Iterable[ProgressColumn]:
+        from rich.progress import BarColumn, TextColumn
+        from rich.table import Column
 
-            texts = [
-                TextColumn("{task.fields[left]}", markup=False),
-                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            ]
-            wide = max(8, min(30, self.console.width - 68))
-            self.bar = Progress(BarColumn(bar_width=wide), *texts, console=self.console, transient=True)
-            self.task = self.bar.add_task(self.title, total=self.total, left="")
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.bar.stop()
+        wide = max(8, min(30, self.console.width - 68))
+        latest = Column(no_wrap=True, overflow="ellipsis")
+        left = TextColumn("{task.fields[left]}", markup=False)
+        return BarColumn(bar_width=wide), left, TextColumn("{task.description}", markup=False, table_column=latest)
 
     def on_part(self, run: Costly, part: float, note: str = "") -> None:
         """So much of a run is done; one that was resumed counts from where it was."""
@@ -200,9 +227,5 @@ class Runs(Shown):
     def _left(self) -> str:
         done, passed = sum(self.done.values()), time.monotonic() - self.began
         new = done - sum(self.before.values())
-        left = f", {minutes(passed * (self.total - done) / new)} left" if new > 0 and self.runs < self.count else ""
+        left = f", {minutes(passed * (self.work - done) / new)} left" if new > 0 and self.runs < self.count else ""
         return f"{self.runs}/{self.count} runs{left}"
-
-    def _say(self, text: str, style: str | None = None) -> None:
-        self.said = time.monotonic()
-        self.console.print(text, style=style)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..report.comparison import Comparison
-    from ..report.runs import Row
+    from ..report.run_files import Row
 
 FORMATS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv", "png": "png", "svg": "svg", "pdf": "pdf"}
 """Formats, and how their files end."""
@@ -46,9 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Read, compare, write one file (two of figures)."""
-    from ..report.collect import collect, finished
     from ..report.comparison import Comparison, targets_of
-    from ..report.sections import warnings
+    from ..report.page_sections import warnings
+    from ..report.run_files import collect, finished
 
     out, kind = _output(args)
     rows, left_out = collect([Path(text) for text in args.runs], unfinished=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
 from . import methodtext
-from .progress import Runs
+from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,9 +69,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make what is missing, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
+    from ..reproduce.page import index, judged, lost, render
     from ..reproduce.progress import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
-    from ..reproduce.render import index, judged, lost, render
 
     if "list" in args.names:
         _list(console)
@@ -194,7 +194,7 @@ def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namesp
     if not args.quiet:
         side = f", {min(jobs, len(runs))} side by side" if min(jobs, len(runs)) > 1 else ""
         console.print(f"{title}: {len(runs)} runs to make{side}")
-    with Runs(console, title, runs, not args.quiet, every=10.0) as shown:
+    with ManyRunsProgress(console, title, runs, not args.quiet, every=10.0) as shown:
         for run in make(runs, work.store, jobs, shown.on_part, shown.on_done):
             console.print(f"{run.label}: another command is making it; it is left to that")
 

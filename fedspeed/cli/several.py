@@ -12,7 +12,7 @@ from ..batch import RunTask, make_runs, unfinished
 from ..environment import cores
 from ..errors import UserError
 from ..observe import Observers
-from .progress import Runs
+from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ def make(args: argparse.Namespace, tasks: Sequence[RunTask], out: Path, console:
     if len(left) < len(tasks) and show:
         console.print(f"{len(tasks) - len(left)} of {len(tasks)} runs are done already and kept")
     try:
-        with Runs(console, args.command, left, show) as shown:
+        with ManyRunsProgress(console, args.command, left, show) as shown:
             return make_runs(left, args.jobs or cores(), shown, args.traceback)
     except KeyboardInterrupt as stopped:
         raise type(stopped)(f"`{_again(args, out)}` continues it") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..exporters.source import Source
+    from ..report.run_files import Source
 
 EPILOG = """\
 examples:
@@ -27,10 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """What it is, how it ended, what it cost, and its curves."""
-    from ..exporters.source import Source
     from ..parent import read_parent
-    from ..report.chart import chart
-    from ..report.runs import Row, RunFiles
+    from ..report.figures import chart
+    from ..report.run_files import Row, RunFiles, Source
     from ..rundir import RunDir
 
     run = Source.read(Path(args.run))

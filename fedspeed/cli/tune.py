@@ -159,7 +159,7 @@ def _report(found: Tuned, console: Console) -> None:
     from rich.table import Table
 
     from ..report import tables
-    from ..report.chart import draw
+    from ..report.figures import draw_text
     from ..tuning.space import point_text
 
     used = found.used
@@ -177,7 +177,7 @@ def _report(found: Tuned, console: Console) -> None:
     console.print(f"best method at a share of the budget, on held-out data: {best_at}")
     curves = [(label, _filled(curve, found.spent[label])) for label, curve in found.best_so_far.items() if curve]
     if curves and all(y >= 0 for _, curve in curves for _, y in curve):
-        console.print("\n" + draw(curves, "gradients", console.width), no_wrap=True, overflow="ignore", crop=False)
+        console.print("\n" + draw_text(curves, "gradients", console.width), no_wrap=True, overflow="ignore", crop=False)
     seeds = _seeds(used["judging_seeds"])
     console.print(f"\njudged on the test set (accuracy: mean of the last five), seeds {seeds}, which no trial had:")
     table = Table("method", "test set", "95% interval", "gradients", box=None, pad_edge=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, Group, RenderableType
 
-    from ..report.standing import Standing
+    from ..report.live import Standing
 
 EPILOG = """\
 The page of `fedspeed report`, with a table of who is running, how far and how long still. It shows new rounds,
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _serve(folder: Path, port: int, console: Console) -> None:
-    from ..report.serve import Server
+    from ..report.live import Server
 
     with Server(folder, port) as server:
         console.print(f"watching {folder}: {server.url}  (Ctrl-C ends it)")
@@ -71,8 +71,7 @@ def _serve(folder: Path, port: int, console: Console) -> None:
 def _terminal(folder: Path, console: Console) -> None:
     from rich.live import Live
 
-    from ..report.standing import standings
-    from ..report.watched import Watched
+    from ..report.live import Watched, standings
 
     watched = Watched(folder)
     watched.look()
@@ -95,7 +94,7 @@ def view(found: Sequence[Standing], left_out: Sequence[str], width: int, most: i
     from rich.table import Table
     from rich.text import Text
 
-    from ..report.standing import headline, progress, time_left
+    from ..report.live import headline, progress, time_left
     from .show import spark
     from .streams import visible
 

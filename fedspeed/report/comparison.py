@@ -14,12 +14,12 @@ from ..record import is_number
 from ..settings import compared, difference, in_force
 from ..stopping import goal_accuracy
 from . import tables
-from .paired import find_row, gaps
-from .runs import Row, seeds_of, setting
+from .run_files import Row, seeds_of, setting
+from .statistics import find_row, gaps
 
 
 def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
-    """The targets of the runs' configs; else the whole percentage that the baseline ends with (last-5 mean)."""
+    """Return the targets of the runs' configs; else the whole percentage that the baseline ends with (last-5 mean)."""
     if given := told_targets(rows):
         return given
     ends = find_row(rows, baseline).values("mean_last5_accuracy")
@@ -27,7 +27,7 @@ def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
 
 
 def told_targets(rows: Sequence[Row]) -> list[float]:
-    """The targets of the runs' configs, and the accuracies at which they stop."""
+    """Return the targets of the runs' configs, and the accuracies at which they stop."""
     told = [run.config.get("targets") for row in rows for run in row.runs]
     given = [a for one in told if isinstance(one, list) for a in one]
     goals = [goal for row in rows for run in row.runs for goal in goal_accuracy(str(run.config.get("stop_at", "")))]
@@ -45,7 +45,7 @@ class Comparison:
         self.gap_table = tables.gap_table(self.gaps)
 
     def write(self, out: Path) -> None:
-        """Table and figure in every format."""
+        """Write the table and the figure in every format."""
         from .figures import curves
 
         out.mkdir(parents=True, exist_ok=True)
@@ -56,12 +56,12 @@ class Comparison:
         curves(self.rows, out / "accuracy", self.title)
 
     def markdown(self) -> str:
-        """Table and differences."""
+        """Return table and differences as Markdown."""
         page = tables.markdown(*self.table) + f"\n{self.note}.\n" + (f"\n{self.settings}.\n" if self.settings else "")
         return page + (f"\n{self.question}:\n\n{tables.markdown(*self.gap_table)}" if self.gaps else "")
 
     def data(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the comparison as JSON takes it."""
         same, others = compared(self._settings)
         told = {"settings": {"shared": same, "different": others}}
         return tables.data(self.rows, self.targets, self.gaps, self.baseline) | told
@@ -73,12 +73,12 @@ class Comparison:
 
     @property
     def settings(self) -> str:
-        """What the runs train with, and which of it differs between the methods."""
+        """The settings that the runs train with, and which of them differ between the methods."""
         return difference(self._settings)
 
     @property
     def title(self) -> str:
-        """Of its figure: setting and seeds."""
+        """The title of the figure: setting and seeds."""
         return f"{setting(self.rows)}\n{self._seeds}"
 
     @property
@@ -87,21 +87,21 @@ class Comparison:
 
     @property
     def note(self) -> str:
-        """What the numbers are."""
+        """How the numbers are to be read: seeds, decay, schedules, network, stopped runs."""
         rates = _scheduled(self.rows, "warmup", "warm-up") + _scheduled(self.rows, "follow_lr", "following lr:")
         parts = (self._seeds, _decay(self.rows) + rates, _network(self.rows), _stopped(self.rows))
         return "; ".join(part for part in parts if part)
 
     @property
     def question(self) -> str:
-        """What the differences say."""
+        """The question that the differences answer."""
         unit = "points, " if any("accuracy" in gap.metric for gap in self.gaps) else ""
         many = f"; of {n} such intervals about {n / 20:.0f} miss by chance" if (n := len(self.gaps)) >= 20 else ""
         return f"Is the difference to {self.baseline} real? ({unit}paired over seeds, 95% t-interval{many})"
 
 
 def _decay(rows: Sequence[Row]) -> str:
-    """The learning-rate decay in force."""
+    """Return the learning-rate decay in force, in words."""
     found = {run.config.get("lr_decay", 0.0) for row in rows for run in row.runs}
     if len(found) > 1:
         return "learning-rate decay as in each config"
@@ -112,14 +112,14 @@ def _decay(rows: Sequence[Row]) -> str:
 
 
 def _stopped(rows: Sequence[Row]) -> str:
-    """That means are of runs of different lengths, if a rule stopped some."""
+    """Return how many runs a rule stopped: means are then of runs of different lengths."""
     runs = [run for row in rows for run in row.runs]
     stopped = sum(bool(run.stopped) for run in runs)
     return f"{stopped} of {len(runs)} runs were stopped by a rule before their last round" if stopped else ""
 
 
 def _network(rows: Sequence[Row]) -> str:
-    """What simulated time was counted for; nothing if there is none."""
+    """Return the networks and devices that simulated time was counted for; nothing if it was not."""
     configs = [run.config for row in rows for run in row.runs]
     found = {
         f"{config['network']}, devices {config.get('devices', 'uniform')}": 1
@@ -130,7 +130,7 @@ def _network(rows: Sequence[Row]) -> str:
 
 
 def _scheduled(rows: Sequence[Row], key: str, words: str) -> str:
-    """The schedules of one kind in force, and whose they are where they differ."""
+    """Return the schedules of one kind in force, with their methods where they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for told in {str(run.config.get(key, "")) for run in row.runs}:

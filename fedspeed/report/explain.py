@@ -1,4 +1,4 @@
-"""What is known of a run's health, from its files: for `fedspeed explain`."""
+"""The health of a run, read from its files, for `fedspeed explain`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..damping import warning_of
-from ..files import read_bytes
 from ..illness import Advice, Finding, advise, diagnose
 from ..record import Record
-from ..rundir import RunDir, beside
 from ..splitfile import read_split
+from .run_files import Contents, read_contents
 
 SHOWN = 6
 """How many rounds of a sign are shown."""
@@ -35,51 +34,47 @@ class Health:
     notes: list[str]
 
     def advice(self, one: Finding) -> list[Advice]:
-        """Return what to try. Where data, or a hook of the user's, are the cause, nothing of the config helps."""
+        """Return what to try; nothing where the data or a hook of the user's are the cause."""
         return [] if "the learning rate is not to blame" in one.seen else advise(one.name, self.config)
 
 
 def examine(path: Path) -> Health:
     """Read a run directory, finished or not; nothing in it is executed."""
-    run = RunDir(path)
-    config = run.config()
-    records = run.records()
+    run = read_contents(path)
+    files, records, summary = run.files, run.records, run.summary or {}
     notes = []
-    lines = sum(1 for _ in run.lines())
-    size = read_bytes(run.rounds_file).count(b"\n") if run.rounds_file.is_file() else 0
-    if max(lines, size) > len(records):
+    if run.unread > run.cut:
         notes.append(
-            f"{run.rounds_file}: the line after round {len(records)} is no round; it and later ones are not read"
+            f"{files.rounds_file}: the line after round {len(records)} is no round; it and later ones are not read"
         )
-    summary = run.told()
-    if summary == {}:
-        notes.append(f"{run.summary_file} cannot be read")
-    told = (summary or {}).get("rounds")
-    with beside(path) as going_on:  # a run that goes on may still have the summary of its last stop
-        if type(told) is int and told > len(records) and not going_on:
-            notes.append(f"{run.rounds_file} is damaged: expected {told} rounds, found {len(records)}")
-    split = read_split(run.split_file)
-    if split and (text := warning_of(config, split.sizes)):
+    if run.summary == {}:
+        notes.append(f"{files.summary_file} cannot be read")
+    told = summary.get("rounds")
+    if type(told) is int and told > len(records) and not run.running:  # else it is the summary of its last stop
+        notes.append(f"{files.rounds_file} is damaged: expected {told} rounds, found {len(records)}")
+    split = read_split(files.split_file)
+    if split and (text := warning_of(run.config, split.sizes)):
         notes.append(text)
-    status = str((summary or {}).get("status") or "")
+    status = str(summary.get("status") or "")
     found = diagnose(records)
     if status.startswith("diverged"):
         found.append(Finding("diverged", len(records) + 1, status.removeprefix("diverged: ")))
-    return Health(path, config, records, _state(path, status, len(records), config), found, notes)
+    return Health(path, run.config, records, _state(run, status), found, notes)
 
 
-def _state(path: Path, status: str, rounds: int, config: dict[str, Any]) -> str:
-    of = f"{rounds} of {config.get('rounds', '?')} rounds"
+def _state(run: Contents, status: str) -> str:
+    """Return how a run stands in words: by its last summary, else whether a process works on it."""
+    of = f"{len(run.records)} of {run.config.get('rounds', '?')} rounds"
     if status:
-        return f"{status.split(':')[0]}, {of}" + (
-            f" ({status.partition(': ')[2]})" if status.startswith(("failed", "stopped")) else ""
-        )
-    with beside(path) as going_on:
-        return f"running, {of} so far" if going_on else f"interrupted without a summary, {of}: `fedspeed resume {path}`"
+        word, _, why = status.partition(": ")
+        return f"{status.split(':')[0]}, {of}" + (f" ({why})" if word in ("failed", "stopped") else "")
+    if run.running:
+        return f"running, {of} so far"
+    return f"interrupted without a summary, {of}: `fedspeed resume {run.files.path}`"
 
 
 def series(one: Finding) -> str:
-    """What was measured in some of the rounds with the sign, the first and the last among them."""
+    """Return the measured values of some rounds with the sign, the first and the last among them."""
     values = one.values
     step = max(1, -(-len(values) // SHOWN))
     some = [*values[::step], *([values[-1]] if (len(values) - 1) % step else [])] if values else []

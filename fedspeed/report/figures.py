@@ -1,17 +1,24 @@
-"""Figures as files, with matplotlib's file back end: no display is needed."""
+"""Figures as files, with matplotlib's file back end (no display is needed), and curves drawn with characters."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import atomic
-from .paired import Gap
-from .runs import Row, measured
+from .run_files import Row, measured, seeds_of, setting
+from .statistics import Gap
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .sweep import Swept
 
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
@@ -28,8 +35,8 @@ METADATA: dict[str, dict[str, Any]] = {
 
 
 def load_matplotlib() -> Any:
-    """matplotlib, without the settings file of the current folder: its values are evaluated, and the folder may be
-    somebody's run directory. Your own settings are taken from where `$MATPLOTLIBRC` says, or your home."""
+    """Import matplotlib without the settings file of the current folder: its values are evaluated, and the folder may
+    be a run directory of another user. Your own settings are taken from `$MATPLOTLIBRC`, or your home."""
     aside = Path(__file__).parent if "matplotlib" not in sys.modules and Path("matplotlibrc").exists() else Path()
     with contextlib.chdir(aside):
         import matplotlib
@@ -37,7 +44,7 @@ def load_matplotlib() -> Any:
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure and its axes."""
+    """Return a new figure and its axes."""
     load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,12 +55,12 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
 
 
 def style(i: int) -> dict[str, Any]:
-    """Of the i-th thing: seven colours that the colour-blind tell apart, then again with another line."""
+    """Return the i-th style: seven colours that the colour-blind can tell apart, repeated with other lines."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
 
 
 def marker(i: int, points: int, of: int) -> dict[str, Any]:
-    """About six marks on the i-th of some curves, not where the next one has its own."""
+    """Return about six marks for the i-th of some curves, at other places than the next curve's."""
     every = max(1, points // 6)
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
 
@@ -77,12 +84,12 @@ def save_as(figure: Any, path: Path, kind: str) -> Path:
 def curves(
     rows: Sequence[Row], stem: Path, title: str = "", kinds: Sequence[str] = ("png", "svg", "pdf")
 ) -> list[Path]:
-    """Mean over seeds against the round in a band of one standard deviation; a run that diverged ends in a cross."""
+    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
     return save(draw_curves(rows, title), stem, kinds)
 
 
 def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
-    """The figure of `curves`."""
+    """Return the figure of `curves`."""
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
@@ -107,7 +114,7 @@ def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
 
 
 def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any:
-    """Paired differences to the baseline with their intervals, the first metric of them, in the colours of the rows."""
+    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows."""
     places = {row.label: i for i, row in enumerate(rows)}
     gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
     scale = 100 if "accuracy" in found[0].metric else 1
@@ -143,7 +150,7 @@ def _draw_row(axes: Any, row: Row, key: str, scale: float, line: dict[str, Any],
 
 
 def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] | None:
-    """A range filled by what the methods do after the first quarter: the climb before it may leave the picture."""
+    """Return a range that the curves fill after the first quarter; the climb before it may leave the picture."""
     bands = [band for row in rows if (band := row.band(key))]
     last = max((band[-1][0] for band in bands), default=0)
     settled = [scale * (m + side * s) for band in bands for t, m, s in band if 4 * t >= last for side in (-1, 1)]
@@ -152,3 +159,237 @@ def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] 
         return None
     room = 0.06 * (max(settled) - min(settled)) or 0.01 * scale
     return min(settled) - room, max(settled) + room
+
+
+WIDE = 10.0
+"""How many times the least value the largest is where an axis becomes logarithmic."""
+TICKS = 12
+"""Values up to which each has its tick."""
+
+
+def draw_sweep(found: Swept) -> Any:
+    """Draw the figure that fits the fields in which points differ; nothing is averaged over points."""
+    from .sweep import is_problem
+
+    names = list(found.varied)
+    problems = [name for name in names if is_problem(name)]
+    if len(names) == 1:
+        return _sweep_curves(found, names[0])
+    if len(names) == 2 and len(found.points) > 2:
+        if problems:
+            along = next((name for name in names if name not in problems), names[0])
+            return _sweep_curves(found, along, next(name for name in names if name != along))
+        if all(set(names) <= set(point) for point in found.points):
+            return _sweep_heat_map(found, *names)
+    return _sweep_points(found)
+
+
+def _is_plottable(value: Any) -> bool:
+    """Whether an axis can hold it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def logarithmic(values: Sequence[Any]) -> bool:
+    """Whether values are spread over orders of magnitude.
+
+    Example:
+        >>> logarithmic([0.01, 0.1, 1]), logarithmic([1, 2, 3]), logarithmic([0, 0.1, 1])
+        (True, False, False)
+    """
+    return bool(min(values) > 0 and max(values) >= WIDE * min(values))
+
+
+def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
+    """Draw the score over a field with its 95% interval; a curve for every value of another field."""
+    figure, axes = new_figure()
+    values = found.varied[name]
+    numbers = all(map(_is_plottable, values))
+    places = {repr(value): value if numbers else i for i, value in enumerate(values)}
+    groups = found.varied[by] if by else [None]
+    for k, group in enumerate(groups):
+        members = [i for i, point in enumerate(found.points) if name in point and (not by or point.get(by) == group)]
+        drawn = [(places[repr(found.points[i][name])], found.scores[i]) for i in members if found.scores[i].values]
+        drawn.sort(key=lambda pair: pair[0])
+        x = [place for place, _ in drawn]
+        means = [found.scale * score.mean for _, score in drawn]
+        half = [found.scale * (score.bounds[1] - score.mean) if math.isfinite(score.bounds[1]) else 0.0
+                for _, score in drawn]  # fmt: skip
+        label = f"{_short(by)}={group}" if by else None
+        line = {**style(k), "marker": MARKERS[k % len(MARKERS)], "capsize": 4, "label": label}
+        axes.errorbar(x, means, yerr=half, **(line if numbers else {**line, "linestyle": "none"}))
+    if numbers and logarithmic(values):
+        axes.set_xscale("log")
+    if not numbers or len(values) <= TICKS:
+        axes.set_xticks(list(places.values()), [str(value) for value in values])
+        axes.minorticks_off()
+    axes.set(xlabel=_short(name), ylabel=_score_label(found), title=_sweep_title(found, bars=True))
+    axes.grid(alpha=0.3)
+    if by:
+        axes.legend(framealpha=0.8, edgecolor="none")
+    return figure
+
+
+def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
+    """Draw the score over two fields, a number in every cell; the best in a frame, absent points blank."""
+    rows, columns = (_sorted(found.varied[name]) for name in (down, across))
+    cells = [[math.nan] * len(columns) for _ in rows]
+    for point, score in zip(found.points, found.scores, strict=True):
+        cells[rows.index(point[down])][columns.index(point[across])] = found.scale * score.mean
+    figure, axes = new_figure(max(4.8, 1.6 + 0.9 * len(columns)), max(3.2, 1.4 + 0.5 * len(rows)))
+    image = axes.imshow(cells, aspect="auto", cmap="viridis" if found.accuracy else "viridis_r", origin="lower")
+    low, high = image.get_clim()
+    for i, line in enumerate(cells):
+        for j, value in enumerate(line):
+            dark = (value - low) < 0.6 * (high - low) if found.accuracy else (value - low) > 0.4 * (high - low)
+            text = found.number(value / found.scale) if math.isfinite(value) else "-"
+            shown = "white" if dark and math.isfinite(value) else "black"
+            axes.text(j, i, text, ha="center", va="center", fontsize=8, color=shown)
+    for best in found.best:
+        point = next(p for p, row in zip(found.points, found.rows, strict=True) if row.label == best.label)
+        corner = (columns.index(point[across]) - 0.5, rows.index(point[down]) - 0.5)
+        frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.5}
+        axes.add_patch(_rectangle(corner, **frame, clip_on=False, zorder=3))
+    axes.set_xticks(range(len(columns)), [str(value) for value in columns])
+    axes.set_yticks(range(len(rows)), [str(value) for value in rows])
+    axes.set(xlabel=_short(across), ylabel=_short(down), title=_sweep_title(found))
+    figure.colorbar(image, ax=axes, label=_score_label(found))
+    return figure
+
+
+def _sweep_points(found: Swept) -> Any:
+    """Draw every point with its 95% interval, one below the other."""
+    figure, axes = new_figure(6.4, 1.3 + 0.3 * max(1, len(found.rows)))
+    first = {best.label for best in found.best}
+    for i, (row, score) in enumerate(zip(found.rows, found.scores, strict=True)):
+        if not score.values:
+            continue
+        half = found.scale * (score.bounds[1] - score.mean)
+        ends = half if math.isfinite(half) else 0.0
+        colour = style(1 if row.label in first else 0)["color"]
+        axes.errorbar([found.scale * score.mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
+    names = [row.label if len(row.label) <= 50 else f"{row.label[:49]}…" for row in found.rows]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set(xlabel=_score_label(found), title=_sweep_title(found, bars=True))
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _rectangle(corner: tuple[float, float], **how: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 1, 1, **how)
+
+
+def _sorted(values: list[Any]) -> list[Any]:
+    """Return numbers by size, other values as they were given."""
+    return sorted(values) if all(map(_is_plottable, values)) else values
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("method.")
+
+
+def _score_label(found: Swept) -> str:
+    return f"{found.on} accuracy (%), last-5 mean" if found.accuracy else f"{found.on} loss"
+
+
+def _sweep_title(found: Swept, bars: bool = False) -> str:
+    seeds = f"{seeds_of(found.rows)} per point{', 95% interval' if bars and seeds_of(found.rows) != '1 seed' else ''}"
+    where = setting(found.rows)
+    return f"{where}\n{seeds}" if where else seeds
+
+
+def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = ()) -> Path:
+    """Draw clients along x, classes along y, colour = samples of the class at the client (Figure 3 of the paper).
+
+    Args:
+        counts: samples of every class (columns) at every client (rows).
+        path: the PNG to write.
+        names: of the classes, shown where they fit.
+    """
+    clients, classes = counts.shape
+    figure, axes = new_figure(max(4.0, min(16.0, 2.5 + 0.07 * clients)), max(2.6, min(9.0, 1.6 + 0.09 * classes + 1)))
+    shown = axes.imshow(counts.T, aspect="auto", cmap="YlGnBu", interpolation="nearest", origin="lower", vmin=0)
+    _label_split(axes, classes, title, names)
+    figure.colorbar(shown, ax=axes, label="samples")
+    return save(figure, path.with_suffix(""), ["png"])[0]
+
+
+def bubbles(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = (), most: int = 30) -> Path:
+    """Draw one circle per (client, class), its area proportional to the samples; the first `most` clients."""
+    part = counts[:most]
+    clients, classes = part.shape
+    figure, axes = new_figure(max(4.0, min(14.0, 2.0 + 0.26 * clients)), max(2.8, min(16.0, 1.4 + 0.24 * classes)))
+    client, label = part.nonzero()
+    held = part[client, label]
+    axes.scatter(client, label, s=160 * held / held.max(), alpha=0.75, linewidths=0)
+    axes.set_xlim(-0.7, clients - 0.3)
+    axes.set_ylim(-0.7, classes - 0.3)
+    axes.grid(alpha=0.2)
+    axes.set_axisbelow(True)
+    first = f" (first {most} of {len(counts)} clients)" if len(counts) > most else ""
+    _label_split(axes, classes, title + first, names)
+    return save(figure, path.with_suffix(""), ["png"])[0]
+
+
+def _label_split(axes: Any, classes: int, title: str, names: Sequence[str]) -> None:
+    axes.set(xlabel="client", ylabel="class", title=title)
+    if len(names) == classes <= 30:
+        axes.set_yticks(range(classes), names)
+    elif classes <= 20:
+        axes.set_yticks(range(classes))
+
+
+MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
+"""One per method; no two look alike."""
+
+
+def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
+    """Draw mean accuracy against rounds in characters, at most `width` (and 81) wide; one mark per method."""
+    return draw_text([(row.label, row.mean_curve()) for row in rows], "round", width, height)
+
+
+def draw_text(
+    drawn: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str, width: int = 81, height: int = 14
+) -> str:
+    """Draw named curves of shares in characters, against something counted in `unit`."""
+    wide = max(10, min(72, width - 9))
+    curves = [(mark, label, curve) for mark, (label, curve) in zip(MARKS, drawn, strict=False) if curve]
+    points = [point for _, _, curve in curves for point in curve]
+    if not points:
+        return ""
+    last = max(t for t, _ in points)
+    settled = [value for t, value in points if 4 * t >= last]  # the climb of the first quarter may leave the picture
+    low, high = math.floor(min(settled) * 20) / 20, math.ceil(max(value for _, value in points) * 20) / 20
+    high = high if high > low else low + 0.05
+    grid = [[" "] * wide for _ in range(height)]
+    for mark, _, curve in curves:
+        for t, value in curve:
+            column = round((t / last) * (wide - 1))
+            row = round((high - value) / (high - low) * (height - 1))
+            if row < height:
+                grid[row][column] = mark
+    lines = []
+    for i, cells in enumerate(grid):
+        level = high - (high - low) * i / (height - 1)
+        axis = f"{level:7.0%} |" if i % 3 == 0 or i == height - 1 else "        |"
+        lines.append((axis + "".join(cells)).rstrip())
+    lines.append("        +" + "-" * wide)
+    lines.append("         0" + f"{unit} {last:g}".rjust(wide - 1))
+    names = [f"{mark} {label}" for mark, label, _ in curves]
+    names += [f"({len(drawn) - len(MARKS)} more are in the table)"] if len(drawn) > len(MARKS) else []
+    return "\n".join([*lines, *_legend(names, wide)])
+
+
+def _legend(names: list[str], wide: int) -> list[str]:
+    """Return names in as few lines as they need; one that is too long takes several."""
+    lines = [""]
+    for name in names:
+        joined = f"{lines[-1]}   {name}" if lines[-1] else name
+        if len(joined) <= wide:
+            lines[-1] = joined
+        else:
+            first, *rest = textwrap.wrap(name, wide, break_on_hyphens=False)
+            lines += [first, *rest]
+    return [" " * 9 + line for line in lines if line]

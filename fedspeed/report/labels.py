@@ -1,4 +1,4 @@
-"""What a run of several is called: its method, and whatever differs between them."""
+"""Names of runs in a comparison: the method, and the fields that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODED = ("method.", "model.", "data.")
 
 
 def kind_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run another method or setting, flat."""
+    """Return the part of a config that makes a run another method or setting, flat."""
     kind = flat({key: value for key, value in config.items() if key not in ELSEWHERE})
     for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
         table = key.removesuffix(".origin")  # code from a file is known by the user's file, not by the run's copy
@@ -30,7 +30,7 @@ def kind_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
-    """`NAME:field=value,... key=value`: fields that differ within a name, or are not usual; keys that differ."""
+    """Return `NAME:field=value,... key=value`: fields that differ within a name or from defaults, keys that differ."""
     found = []
     for kind in kinds:
         name = str(kind.get("method.name", "?"))
@@ -53,7 +53,7 @@ def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> lis
 
 
 def _usual(kind: dict[str, Any], usual: dict[str, dict[str, Any]], table: str) -> dict[str, Any]:
-    """The usual fields of a kind's method, flat; of the method inside it those that are usual of that one."""
+    """Return the default fields of a kind's method, flat, with those of the method inside it."""
     found, inner = flat({table: usual[str(kind[f"{table}.name"])]}), f"{table}.base"
     if kind.get(f"{inner}.name") not in usual:
         return found

@@ -9,12 +9,11 @@ from importlib import resources
 from string import Template
 
 from .. import __version__
-from .cards import cards
 from .comparison import Comparison
-from .embed import embed, script
-from .markup import Html, element, join
-from .runs import Row, seeds_of, setting
-from .sections import configs, provenance, sharpness, verdict, warnings
+from .html import Html, element, join
+from .page_data import embed, script
+from .page_sections import cards, configs, provenance, sharpness, verdict, warnings
+from .run_files import Row, seeds_of, setting
 
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/curves.js", "page/forest.js", "page/clients.js",
            "page/main.js")  # fmt: skip
@@ -23,13 +22,13 @@ STYLES = ("vendor/uPlot.min.css", "page/page.css")
 
 
 def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), live: str | None = None) -> str:
-    """The page as text, the same for the same runs.
+    """Return the page as text, the same for the same runs.
 
     Args:
         rows: with all runs, also those that are not done.
         found: the comparison of those that are.
         left_out: why other runs are not on the page.
-        live: how the runs stand; such a page asks its server for more (`/data`), any other asks nobody.
+        live: how the runs stand; such a page asks its server for more (`/data`), any other makes no request.
     """
     code = "\n".join(map(_part, SCRIPTS if live is None else (*SCRIPTS, LIVE)))
     return Template(_part("page/page.html")).substitute(
@@ -46,7 +45,7 @@ def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), l
 def parts(
     rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), live: str | None = None
 ) -> dict[str, str]:
-    """What stands on the page as HTML, by the names of its places."""
+    """Return the sections of the page as HTML, by the names of their places."""
     told = warnings(rows, left_out, statuses=live is None)
     flat = sharpness(found.rows)
     about = "Sharpness and client divergence of the trained models, as `fedspeed inspect` found them."
@@ -75,7 +74,7 @@ def _section(name: str, title: str, *children: str) -> Html:
 
 
 def _policy(code: str, connect: str) -> str:
-    """Nothing is loaded from anywhere, and no script runs but the page's own."""
+    """Return a policy by which nothing is loaded, and no script runs but the page's own."""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -16,8 +14,8 @@ from typing import Any
 from ..files import write
 from . import tables
 from .comparison import Comparison, targets_of
-from .paired import interval
-from .runs import Row, RunFiles, measured, setting, short
+from .run_files import Row, RunFiles, measured, setting, short
+from .statistics import interval
 
 PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation")
 """Fields that make another problem: points that differ in them are never averaged, nor is the best of them one."""
@@ -200,13 +198,10 @@ class Swept:
         return found
 
     def csv(self) -> str:
-        """The runs as CSV."""
-        runs = self.runs()
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(dict.fromkeys(key for run in runs for key in run)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**run, "folder": Path(run["folder"]).name} for run in runs)
-        return out.getvalue()
+        """Write the runs as CSV."""
+        runs = [{**run, "folder": Path(run["folder"]).name} for run in self.runs()]
+        names = list(dict.fromkeys(name for run in runs for name in run))
+        return tables.csv_lines([names, *([run.get(name) for name in names] for run in runs)])
 
     def data(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -226,9 +221,8 @@ class Swept:
 
     def write(self, out: Path) -> list[Path]:
         """The table in every format, the figure, and the report page."""
-        from .figures import save
+        from .figures import draw_sweep, save
         from .page import page
-        from .sweepfigure import draw
 
         out.mkdir(parents=True, exist_ok=True)
         baseline = self.best[0].label if self.best else ""
@@ -238,7 +232,7 @@ class Swept:
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1, default=str) + "\n")
         write(out / "report.html", page(self.rows, found))
-        return [out / "table.md", out / "report.html", *save(draw(self), out / "sweep", ("png", "svg", "pdf"))]
+        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep", ("png", "svg", "pdf"))]
 
 
 def is_problem(name: str) -> bool:

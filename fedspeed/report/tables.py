@@ -8,12 +8,12 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .paired import Gap
-from .runs import VIRTUAL, Row, RunFiles, measured, short, spread, to
+from .run_files import VIRTUAL, Row, measured, short, spread, to
+from .statistics import Gap
 
 Lines = list[tuple[str, ...]]
 
@@ -73,7 +73,7 @@ def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column,
 
 
 def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str, ...], Lines]:
-    """Header and one line per method, mean +- deviation over seeds; says which diverged and which lack seeds."""
+    """Return header and one line per method, mean +- deviation over seeds, with notes on diverged and missing runs."""
     shown, most = columns(rows, targets), max((len(row.runs) for row in rows), default=0)
     lines = [(_name(row, most), *(_cell(row, column, targets) for column in shown)) for row in rows]
     return (METHOD, *(column.title for column in shown)), lines
@@ -99,23 +99,15 @@ def _cell(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
-    """A target that not every run reached: a lower bound, one that never did counting with all it was given."""
+    """Return a lower bound where not every run reached a target: one that never did counts with all it was given."""
     values, reached = [], 0
     for run in row.runs:
         value = run.numbers(targets)[column.key]
         reached += value is not None
-        values.append(_given(run, column.key) if value is None else value)
+        values.append(run.bound(column.key.partition("_to_")[0]) if value is None else value)
     mean = column.scale * statistics.fmean(values)
     text = short(mean, 0 if mean == round(mean) else column.digits)
     return f"> {text} ({reached} of {len(values)})" if reached else f"> {text}"
-
-
-def _given(run: RunFiles, key: str) -> float:
-    """All rounds of the config, also of a run that diverged early; those it had, if a rule stopped it; all that was
-    spent."""
-    if key.startswith("rounds") and not run.stopped:
-        return float(run.config.get("rounds") or len(run.rounds))
-    return float(run.numbers()[key.partition("_to_")[0]] or 0.0)
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
@@ -124,7 +116,7 @@ GAP_KEEP = (9, 9, 9, 2, 2, 2)
 
 
 def gap_table(found: Sequence[Gap]) -> tuple[tuple[str, ...], Lines]:
-    """A line per method: its difference to the baseline with its interval; accuracies in points."""
+    """Return a line per method: its difference to the baseline with its interval; accuracies in points."""
     by_method: dict[str, list[str]] = {}
     for gap in found:
         scale, digits = (100.0, 2) if "accuracy" in gap.metric else (1.0, 4)
@@ -146,7 +138,7 @@ def _signed(value: float | None, scale: float, digits: int) -> str:
 
 
 def markdown(header: tuple[str, ...], lines: Lines) -> str:
-    """A Markdown table; a bar inside a name would end its column, a tag would be one."""
+    """Write a Markdown table; bars and tags in cells are escaped."""
     rule = tuple("---" for _ in header)
     tag = re.compile("<(?=[a-zA-Z/!?])")
     safe = [[tag.sub("&lt;", cell.replace("|", r"\|")) for cell in line] for line in (header, rule, *lines)]
@@ -154,33 +146,43 @@ def markdown(header: tuple[str, ...], lines: Lines) -> str:
 
 
 def tabular(header: tuple[str, ...], lines: Lines) -> str:
-    """A plain LaTeX tabular."""
+    """Write a plain LaTeX tabular."""
     body = [" & ".join(map(escape, line)) + r" \\" for line in (header, *lines)]
     rows = [body[0], r"\hline", *body[1:]]
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
 
 
 def escape(text: str) -> str:
-    """Text for LaTeX."""
+    """Escape text for LaTeX."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
     special.update({sign: "\\" + sign for sign in "&%$#_{}"})
     return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
 
 
+def csv_lines(lines: Iterable[Iterable[Any]]) -> str:
+    """Write lines, the header first, as CSV; None is an empty cell."""
+    text = io.StringIO()
+    csv_format.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def csv_text(table: Sequence[dict[str, Any]]) -> str:
+    """Write rows by column names as CSV; a list becomes its numbers with spaces between them."""
+    names = list(dict.fromkeys(name for one in table for name in one))
+    joined = [{name: " ".join(map(str, v)) if isinstance(v, list) else v for name, v in one.items()} for one in table]
+    return csv_lines([names, *([one.get(name) for name in names] for one in joined)])
+
+
 def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
-    """One line per run, numbers only; nothing where a target was not reached."""
-    out = io.StringIO()
-    write = csv_format.writer(out, lineterminator="\n").writerow
+    """Write one line per run, numbers only; nothing where a target was not reached."""
     runs = [(row.label, run, run.numbers(targets)) for row in rows for run in row.runs]
     names = _names([numbers for _, _, numbers in runs])
-    write(["method", "status", *names, "folder"])
-    for label, run, numbers in runs:
-        write([label, run.state, *map(numbers.get, names), run.path.name])
-    return out.getvalue()
+    lines = [[label, run.state, *map(numbers.get, names), run.path.name] for label, run, numbers in runs]
+    return csv_lines([["method", "status", *names, "folder"], *lines])
 
 
 def data(rows: Sequence[Row], targets: Sequence[float], found: Sequence[Gap], baseline: str) -> dict[str, Any]:
-    """The comparison as JSON takes it: numbers by machine names, of every seed, with mean and standard deviation."""
+    """Return the comparison as JSON takes it: numbers of every seed by machine names, with mean and deviation."""
     return {
         "rows": [_row(row, targets) for row in rows],
         "baseline": baseline,
@@ -221,7 +223,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(of_runs: Sequence[dict[str, float | None]]) -> list[str]:
-    """What some run has a number for; those with most of them first, which keeps the order."""
+    """Return the names that some run has a number for, in the order of the run with most of them."""
     longest = sorted(of_runs, key=len, reverse=True)
     return list(dict.fromkeys(key for numbers in longest for key in numbers))
 
@@ -234,7 +236,7 @@ MATTERS, LONG = 5, 20
 
 
 def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) -> tuple[str, list[str]]:
-    """A table of text at most `width` wide, and the titles of the columns there was no room for.
+    """Return a table of text at most `width` wide, and the titles of the columns there was no room for.
 
     Numbers are never cut. With too little room titles take two lines, then the columns with the least `keep` go (one
     number per column but the first); long names that leave no room for what matters take a line of their own.
@@ -253,7 +255,7 @@ def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) 
 
 
 def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int) -> list[str]:
-    """Aligned lines; `stacked` titles take two lines, names stand `apart` above their numbers."""
+    """Return aligned lines; `stacked` titles take two lines, names stand `apart` above their numbers."""
     titles = [_halves(table[0][i]) if stacked else ("", table[0][i]) for i in left]
     body = [[line[i] for i in left] for line in table[1:]]
     if apart:
@@ -278,7 +280,7 @@ def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int)
 
 
 def _halves(title: str) -> tuple[str, str]:
-    """A title on two lines, split where they come out about as long."""
+    """Split a title into two lines of about the same length."""
     words = title.split()
     cuts = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
     return min(cuts, key=lambda pair: max(map(len, pair)))

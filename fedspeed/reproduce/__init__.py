@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import facts
 from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key, scale
 from .runs import Run
-from .stored import Store
+from .store import Store
 from .table import Cell, Sheet, Tables, cell_name
 
 EMBEDDED = ("digits",)

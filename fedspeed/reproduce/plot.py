@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import unknown
 from ..report.figures import LINES, MARKERS, marker, new_figure, save, style
-from ..report.runs import band
+from ..report.run_files import band
 from .table import UNITS, Sheet, base, estimate, is_diverged, label
 
 CURVES = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_text, write
+from ..record import first_at
 from ..report.tables import markdown
 from ..rundir import RunDir
 from . import Reproduction
@@ -104,5 +105,6 @@ def _row(run: Run, done: Result | None, line: dict[str, Any] | None, targets: li
         return ("not begun", f"0 of {run.config.rounds}", *["-"] * (len(targets) + 3))
     scores = [100 * accuracy for _, accuracy in curve if accuracy is not None]
     told = [f"{scores[-1]:.2f}", f"{max(scores):.2f}"] if scores else ["-", "-"]
-    told += [str(next((t for t, accuracy in curve if (accuracy or 0.0) >= target), "-")) for target in targets]
+    reached = [first_at((accuracy for _, accuracy in curve), target) for target in targets]
+    told += ["-" if at is None else str(curve[at][0]) for at in reached]
     return (state, f"{count} of {run.config.rounds}", *told, f"{seconds / 3600:.1f}")

@@ -18,10 +18,10 @@ from ..batch import Watch, cost_of, make_run
 from ..config import Config
 from ..errors import UserError
 from ..observe import Observer
-from ..report.runs import RunFiles
+from ..report.run_files import RunFiles
 from ..rundir import RunDir
 from .recipes import RESULTS_VERSION
-from .stored import Store
+from .store import Store
 from .table import Result
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 from ..config import Config
 from ..errors import UserError, unknown
 from ..methods import build
+from ..record import first_at, planned_rounds
 from ..schedule import shared
 
 Tables = dict[str, Any]
@@ -96,7 +97,7 @@ def _plain(result: Result) -> list[float | None]:
         last,
         statistics.fmean(accuracies[-5:]) if accuracies else None,
         max(accuracies) if accuracies else None,
-        next((a for t, a in zip(rounds["round"], accuracies, strict=False) if 5 * t >= planned_rounds(result)), last),
+        next((a for t, a in zip(rounds["round"], accuracies, strict=False) if 5 * t >= _planned(result)), last),
         _finite(final.get("loss")),
         _finite(final.get("train_loss")),
         _finite(result.get("seconds_per_round")),
@@ -113,10 +114,9 @@ def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | N
     means = [math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))]  # less than five: too low
     found: list[float | None] = []
     for target in targets:
-        first = next((costs for score, costs in zip(scores, spent, strict=True) if score >= target), None)
-        steady = next((costs[0] for mean, costs in zip(means, spent, strict=True) if mean >= target), None)
-        found += [None] * (len(COSTS) - 1) if first is None else [float(cost) for cost in first]
-        found.append(None if steady is None else float(steady))
+        first, steady = first_at(scores, target), first_at(means, target)
+        found += [None] * (len(COSTS) - 1) if first is None else [float(cost) for cost in spent[first]]
+        found.append(None if steady is None else float(spent[steady][0]))
     return found
 
 
@@ -129,15 +129,13 @@ def censored(result: Result, metric: str) -> float | None:
     if not found or cost not in COSTS:
         return None
     if cost in ("rounds", "mean5_rounds"):
-        return planned_rounds(result) + 1.0
+        return _planned(result) + 1.0
     return float(result["rounds"][cost][-1]) if result["rounds"][cost] else 0.0
 
 
-def planned_rounds(result: Result) -> int:
-    """Return the rounds a run was given; those it has, if a rule stopped it or its config does not say."""
-    stopped = str(result["status"]).startswith("stopped: ")
-    rounds = None if stopped else (result.get("config") or {}).get("rounds")
-    return int(rounds if rounds is not None else max(result["rounds"]["round"], default=0))
+def _planned(result: Result) -> int:
+    done = max(result["rounds"]["round"], default=0)
+    return planned_rounds(result.get("config") or {}, str(result["status"]), done)
 
 
 def is_diverged(result: Result) -> bool:

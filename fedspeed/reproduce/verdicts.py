@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..report.paired import interval, t_p
+from ..report.statistics import interval, t_p
 from .claims import Claim, Expression
 from .table import COUNTED, UNITS, Cell, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
 

@@ -16,10 +16,10 @@ import numpy as np
 from ..batch import RunTask, folder_name, is_done
 from ..config import Config
 from ..errors import UserError, unknown
-from ..exporters.trackers import need
 from ..methods import build
 from ..record import Record
-from ..report.runs import RunFiles
+from ..report.run_files import RunFiles
+from ..report.trackers import need
 from ..run import load_federation
 from ..rundir import RunDir
 from ..sampling import rng

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..exporters.tables import csv_text
-from ..exporters.trackers import need
 from ..files import write
 from ..report.comparison import Comparison
-from ..report.paired import METRICS, interval
-from ..report.runs import Row, measured
+from ..report.run_files import Row, measured
+from ..report.statistics import METRICS, interval
+from ..report.tables import csv_text
+from ..report.trackers import need
 from .engine import Tuning
 from .space import Point, point_text
 

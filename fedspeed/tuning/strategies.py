@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from ..exporters.trackers import need
+from ..report.trackers import need
 from .space import Axis, Point, Space, Values, size
 
 ETA = 3

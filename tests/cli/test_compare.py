@@ -18,7 +18,7 @@ from test_cli import in_a_terminal
 from fedspeed import Config, batch
 from fedspeed.cli import compare, main, methodtext, several
 from fedspeed.methods import FAMILIES
-from fedspeed.report.runs import RunFiles
+from fedspeed.report.run_files import RunFiles
 
 QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
 MODULE = [sys.executable, "-c", "import sys; from fedspeed.cli import main; sys.exit(main())"]

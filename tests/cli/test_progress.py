@@ -90,7 +90,7 @@ class Several:
 def test_time_left_is_by_work_and_not_by_what_was_there_before(clock):
     """Half of `a` was there before; its other half and `b` are 1.5 runs of work, of which a third took 10 s."""
     console, several = plain(), [Several("a", "a"), Several("b", "b")]
-    with progress.Runs(console, "both", several, True) as runs:
+    with progress.ManyRunsProgress(console, "both", several, True) as runs:
         clock[0] += 25  # what it takes to start does not count
         runs.on_part(several[0], 0.5)
         clock[0] += 10

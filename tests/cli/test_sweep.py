@@ -25,9 +25,9 @@ from fedspeed.batch import folder_name, one_command
 from fedspeed.cli import main
 from fedspeed.cli.sweep import parse_grid, parse_point
 from fedspeed.points import at, combinations, label_of, named, read_points
-from fedspeed.report.runs import Row, RunFiles
+from fedspeed.report.figures import draw_sweep
+from fedspeed.report.run_files import Row, RunFiles
 from fedspeed.report.sweep import Swept
-from fedspeed.report.sweepfigure import draw
 from fedspeed.sweeps import plan, run_sweep
 
 RATES = ("0.02", "0.1", "0.5", "1")
@@ -308,7 +308,7 @@ def test_points_of_different_data_have_a_best_each_and_are_not_averaged():
     ]
     assert found.best[0].rivals in ([], ["split=iid,lr=2"])
     assert "points that differ in data or split are other problems: nothing is averaged over them" in found.verdict
-    axes = draw(found).axes[0]
+    axes = draw_sweep(found).axes[0]
     drawn = [container.lines[0].get_ydata().tolist() for container in axes.containers]
     assert drawn == [[pytest.approx(100 * score.mean) for score in found.scores[i : i + 2]] for i in (0, 2)]
 
@@ -327,18 +327,18 @@ def test_with_validation_data_points_are_chosen_on_them():
 
 
 def test_the_figure_fits_the_fields():
-    one = draw(swept(combinations({"lr": [0.01, 0.1, 1]}), [0.1, 0.15, 0.0])).axes[0]
+    one = draw_sweep(swept(combinations({"lr": [0.01, 0.1, 1]}), [0.1, 0.15, 0.0])).axes[0]
     assert one.get_xscale() == "log"
-    assert draw(swept(combinations({"lr": [1, 2, 3]}), [0.1, 0.15, 0.0])).axes[0].get_xscale() == "linear"
-    words = draw(swept(combinations({"method": ["fedavg", "fedcm"]}), [0.0, 0.1])).axes[0]
+    assert draw_sweep(swept(combinations({"lr": [1, 2, 3]}), [0.1, 0.15, 0.0])).axes[0].get_xscale() == "linear"
+    words = draw_sweep(swept(combinations({"method": ["fedavg", "fedcm"]}), [0.0, 0.1])).axes[0]
     assert [label.get_text() for label in words.get_xticklabels()] == ["fedavg", "fedcm"]
     found = swept(combinations({"lr": [2, 1], "method.lam": [1, 10]}), [0.1, 0.15, 0.0, 0.05])
-    map_ = draw(found).axes[0]
+    map_ = draw_sweep(found).axes[0]
     numbers = [text.get_text() for text in map_.texts]
     assert numbers == [found.number(found.scores[i].mean) for i in (2, 3, 0, 1)]  # lr from below, by size
     (frame,) = map_.patches
     assert (frame.get_x(), frame.get_y()) == (0.5, 0.5)  # lam=10, lr=2
-    several = draw(swept(combinations({"lr": [1, 2], "clip": [1, 2], "method.lam": [1, 2]}), [0.0] * 8)).axes[0]
+    several = draw_sweep(swept(combinations({"lr": [1, 2], "clip": [1, 2], "method.lam": [1, 2]}), [0.0] * 8)).axes[0]
     assert len(several.get_yticklabels()) == 8
 
 

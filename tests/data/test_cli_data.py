@@ -14,7 +14,7 @@ from fedspeed.cli import main
 from fedspeed.data import DATASETS
 from fedspeed.data.samples import Samples
 from fedspeed.data.splits import SPLITS
-from fedspeed.report.splits import bubbles, heat_map
+from fedspeed.report.figures import bubbles, heat_map
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -35,7 +35,7 @@ from fedspeed.methods import METHODS
 from fedspeed.metrics import merged, reports
 from fedspeed.parent import Parent
 from fedspeed.record import MOST, older, rounds_digest
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.rerun import unlike
 from fedspeed.run import resume
 from fedspeed.verify import verify

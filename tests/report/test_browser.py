@@ -20,7 +20,7 @@ from made_runs import made_run
 
 from fedspeed.cli import main
 from fedspeed.client_metrics import ClientMetrics
-from fedspeed.report.serve import Server
+from fedspeed.report.live import Server
 from fedspeed.rundir import RunDir, alone
 
 pytestmark = pytest.mark.slow

@@ -21,10 +21,10 @@ from made_runs import made_run
 
 from fedspeed import Config, FedDyn, run_config
 from fedspeed.cli import main
-from fedspeed.report import embed as embedding
-from fedspeed.report.collect import collect, finished, read_any
+from fedspeed.report import page_data as embedding
 from fedspeed.report.comparison import Comparison, targets_of, told_targets
-from fedspeed.report.paired import Gap, interval
+from fedspeed.report.run_files import collect, finished, read_any
+from fedspeed.report.statistics import Gap, interval
 from fedspeed.rundir import RunDir, alone
 from fedspeed.splitfile import read_split
 

@@ -15,10 +15,9 @@ import tomli_w
 
 from fedspeed.errors import UserError
 from fedspeed.report import tables
-from fedspeed.report.chart import MARKS, chart
-from fedspeed.report.figures import COLOURS, curves, draw_curves, style
-from fedspeed.report.paired import gaps
-from fedspeed.report.runs import Row, RunFiles, folders_of_runs, gather, seeds_of, setting, short, spread
+from fedspeed.report.figures import COLOURS, MARKS, chart, curves, draw_curves, style
+from fedspeed.report.run_files import Row, RunFiles, folders_of_runs, gather, seeds_of, setting, short, spread
+from fedspeed.report.statistics import gaps
 
 LONG = "somewhere/of/my/own/method.py:FederatedAveragingWithMomentumAndMore:beta=0.95,eta_g=0.1"
 

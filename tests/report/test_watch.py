@@ -20,11 +20,9 @@ from fedspeed.cli import main
 from fedspeed.cli.watch import view
 from fedspeed.errors import Terminated
 from fedspeed.locks import locked
-from fedspeed.report import serve, watched
-from fedspeed.report.collect import read_any
-from fedspeed.report.serve import Server
-from fedspeed.report.standing import standing, standings
-from fedspeed.report.watched import Watched
+from fedspeed.report import live
+from fedspeed.report.live import Server, Watched, standing, standings
+from fedspeed.report.run_files import read_any
 from fedspeed.rundir import RunDir, alone
 
 
@@ -82,7 +80,7 @@ def serving(folder: Path) -> Iterator[Asking]:
 def runs(tmp_path, monkeypatch) -> Path:
     """Two runs that are over."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serve, "SHARE", 0)
+    monkeypatch.setattr(live, "SHARE", 0)
     made_run(tmp_path / "runs/a", "fedavg")
     made_run(tmp_path / "runs/b", "fedspeed")
     return tmp_path / "runs"
@@ -174,7 +172,7 @@ def test_links_within_are_followed(ask, runs):
 
 def test_only_runs_that_changed_are_read_again(ask, runs, monkeypatch):
     read: list[str] = []
-    monkeypatch.setattr(watched, "read_any", lambda path: (read.append(path.name), read_any(path))[1])
+    monkeypatch.setattr(live, "read_any", lambda path: (read.append(path.name), read_any(path))[1])
     first = ask()
     assert sorted(read) == ["a", "b"]
     again = ask(If_None_Match=first.headers["ETag"])
@@ -191,7 +189,7 @@ def test_only_runs_that_changed_are_read_again(ask, runs, monkeypatch):
 
 
 def test_answers_take_a_share_of_the_machine(ask, runs, monkeypatch):
-    monkeypatch.setattr(serve, "SHARE", 1e6)
+    monkeypatch.setattr(live, "SHARE", 1e6)
     ask()
     made_run(runs / "c", "scaffold")
     assert sorted(ask.rounds()) == ["a", "b"]

@@ -28,7 +28,7 @@ from fedspeed.reproduce import Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
 from fedspeed.reproduce.runs import Run, apart, commit, make
-from fedspeed.reproduce.stored import Store
+from fedspeed.reproduce.store import Store
 from fedspeed.tuning.cost import gradients
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
@@ -501,7 +501,7 @@ def test_pages_are_written_by_one_process_at_a_time(smoke, monkeypatch):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         written.append(path.name)
 
-    monkeypatch.setattr("fedspeed.reproduce.render.write", locked_write)
+    monkeypatch.setattr("fedspeed.reproduce.page.write", locked_write)
     assert main(["reproduce", "table7", "--preset", "smoke", "--render", "--quiet", "--out", str(smoke)]) == 0
     assert written == ["table7.md", "table7.csv", "table7.tex", "README.md"]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedspeed.reproduce import Reproduction
-from fedspeed.reproduce.page import markdown
+from fedspeed.reproduce.page import judged, markdown
 from fedspeed.reproduce.recipes import find_recipe, recipes, scale, settings
-from fedspeed.reproduce.render import judged
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "reproduction.md"

@@ -15,7 +15,7 @@ from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.progress import write_progress
 from fedspeed.reproduce.recipes import find_recipe, merge, run_key, settings
 from fedspeed.reproduce.runs import Run, make
-from fedspeed.reproduce.stored import Store
+from fedspeed.reproduce.store import Store
 
 
 def runs(count: int) -> list[Run]:

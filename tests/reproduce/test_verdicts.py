@@ -10,7 +10,7 @@ import pytest
 from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
-from fedspeed.report.paired import interval, t_975, t_p
+from fedspeed.report.statistics import interval, t_975, t_p
 from fedspeed.reproduce.claims import Claim, parse
 from fedspeed.reproduce.table import Cell, cell_name, censored, metrics
 from fedspeed.reproduce.verdicts import holm, judge

@@ -8,11 +8,11 @@ from dataclasses import replace
 from ..errors import UserError
 from ..network import Clock
 from ..record import Record
-from .runs import VIRTUAL, RunFiles
+from .run_files import VIRTUAL, RunFiles
 
 
 def costed(run: RunFiles, network: str = "", devices: str = "") -> RunFiles:
-    """The same run with simulated time for another network or other devices; "" keeps its own."""
+    """Return a run with simulated time for another network or other devices; "" keeps its own."""
     lacking = UserError(
         f"{run.path}: expected rounds that say what every client computed and sent, found none; only a run made "
         f"with --network can be timed for another: run it again with one, its results stay the same"

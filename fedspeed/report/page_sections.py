@@ -1,24 +1,32 @@
-"""The parts of a report page that are text and tables; the rest is drawn from its data."""
+"""The parts of a report page that are text and tables, method cards included; the rest is drawn from its data."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 import tomli_w
 
-from ..files import read_json
+from ..files import read_json, read_text
+from ..methods import METHODS, WRAPPERS
+from ..methods.base import Method
 from ..record import is_number
 from ..rundir import RunDir
 from ..tables import flat
+from ..usercode import file_of
 from . import tables
 from .comparison import Comparison
-from .embed import answer
+from .html import Html, element, folded, join, table
 from .labels import ELSEWHERE
-from .markup import Html, element, folded, join, table
-from .paired import METRICS, OTHER_DATA, YES, gaps
-from .runs import Row, RunFiles, measured, short, spread
+from .page_data import answer
+from .run_files import Row, RunFiles, measured, short, spread
+from .statistics import METRICS, OTHER_DATA, YES, gaps
 
 SHARPNESS = {
     "loss": "training loss",
@@ -35,7 +43,7 @@ FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
 
 
 def verdict(found: Comparison) -> Html:
-    """A sentence, and the table with the best and whatever is not proved worse in bold; before a run is done,
+    """Return a sentence, and the table with the best, and all that are not proved worse, in bold; before a run is done,
     only the sentence."""
     if not any(row.runs for row in found.rows):
         return element("p", sentence(found, "", {}), class_="lead")
@@ -45,18 +53,12 @@ def verdict(found: Comparison) -> Html:
     header, lines = tables.table(found.rows, found.targets)
     best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
     ahead = _not_worse(found, best)
-    head = element("tr", *(element("th", title, scope="col") for title in header))
-    body = [
-        element(
-            "tr",
-            element("th", element("span", class_="swatch", data_row=str(i)), line[0], scope="row"),
-            *(element("td", cell.replace("+-", "±")) for cell in line[1:]),
-            class_="best" if row.label in ahead else "",
-        )
-        for i, (row, line) in enumerate(zip(found.rows, lines, strict=True))
+    shown = [
+        (join([element("span", class_="swatch", data_row=str(i)), name]), *(cell.replace("+-", "±") for cell in cells))
+        for i, (name, *cells) in enumerate(lines)
     ]
-    made = element("table", element("thead", head), element("tbody", *body), class_="numbers", id="verdict-table")
-    scroll = element("div", made, class_="scroll", tabindex="0", role="region", aria_label="results")
+    classes = ["best" if row.label in ahead else "" for row in found.rows]
+    scroll = table(header, shown, "numbers", label="results", classes=classes, id="verdict-table")
     tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
     note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
     below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
@@ -73,7 +75,7 @@ def _not_worse(found: Comparison, best: str) -> set[str]:
 
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
-    """Who wins, by how much, and whether that is real."""
+    """Say which method wins, by how much, and whether that is real."""
     if any(row.at_goal for row in found.rows):
         return "Runs were stopped at a score: their last scores say nothing, what it took to get there does."
     if not best:
@@ -103,11 +105,11 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
     return f"{start}, {by} {side} {rival}{bounds}. {real}"
 
 
-# --- what to beware of ---
+# --- warnings ---
 
 
 def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True) -> list[str]:
-    """What makes runs hard to compare, and (`statuses`) which did not finish."""
+    """Return what makes runs hard to compare, and (`statuses`) which did not finish."""
     runs = [run for row in rows for run in row.runs]
     found = []
     for key, name in FINGERPRINTS.items():
@@ -137,7 +139,7 @@ def _environment(run: RunFiles) -> dict[str, object]:
 
 
 def sharpness(rows: Sequence[Row]) -> Html:
-    """What `fedspeed inspect` found, mean and deviation over seeds; nothing where nobody inspected."""
+    """Return what `fedspeed inspect` found, mean and deviation over seeds; nothing without it."""
     lines = []
     for row in rows:
         asked = [read_json(RunDir(run.path).inspection_file) for run in row.runs]
@@ -148,7 +150,7 @@ def sharpness(rows: Sequence[Row]) -> Html:
 
 
 def configs(rows: Sequence[Row]) -> Html:
-    """What differs between the configs, and each in full."""
+    """Return what differs between the configs, and each in full."""
     kinds = [
         flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
     ]
@@ -173,7 +175,7 @@ def _seeds(row: Row) -> list[Html]:
 
 
 def provenance(rows: Sequence[Row]) -> Html:
-    """Where every run was made, what it is known by, and the command that repeats it."""
+    """Return where every run was made, its fingerprints, and the command that repeats it."""
     runs = [(row.label, run) for row in rows for run in row.runs]
     lines = [
         (
@@ -210,8 +212,74 @@ def _digests(run: RunFiles) -> dict[str, object]:
 
 
 def repeat(run: RunFiles) -> str:
-    """The command that makes a run again, bit for bit."""
+    """Return the command that repeats a run, bit for bit."""
     given = any(flat(run.config).get(f"{table}.name") == "given" for table in ("model", "data"))
     if given:
         return "from Python: simulate(..., out=...) with the same objects"
     return shlex.join(["fedspeed", "run", str(RunDir(run.path).config_file), "--out", f"runs/{run.path.name}-again"])
+
+
+MOST = 1_000_000
+
+
+def cards(rows: Sequence[Row]) -> Html:
+    """Return a card per method of the rows, methods inside wrappers included."""
+    found: dict[str, tuple[RunFiles, list[dict[str, Any]]]] = {}
+    for row in rows:
+        given: Any = row.runs[0].config["method"]
+        while isinstance(given, dict) and isinstance(given.get("name"), str):
+            found.setdefault(given["name"], (row.runs[0], []))[1].append(given)
+            given = given.get("base")
+            given = {"name": given} if isinstance(given, str) else given
+    return join(_card(name, run, used) for name, (run, used) in found.items())
+
+
+def _card(name: str, run: RunFiles, used: list[dict[str, Any]]) -> Html:
+    cls = (METHODS | WRAPPERS).get(name)
+    text = inspect.cleandoc(cls.__doc__ or "") if cls else _own_docstring(run, name)
+    title = name if cls else f"{name.rpartition(':')[2]}, a method of its own"
+    box, reference = _parts(text)
+    first, _, rest = box.partition("\n")
+    parts = [element("p", first or "It says nothing of itself.", class_="lead")]
+    parts += [element("pre", rest.strip("\n"), class_="box", tabindex="0")] if rest.strip() else []
+    parts += [element("p", f"Reference: {reference}")] if reference else []
+    parts += [_fields(cls, used)] if cls else []
+    if cls and cls.released:
+        sets = ", ".join(f"{key} = {value}" for key, value in cls.released.items())
+        parts.append(element("p", f"Paper versus code: the authors' code runs {sets} (--preset released)."))
+    return element("article", folded(title, *parts), class_="card")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Return a docstring without arguments and examples, and its reference."""
+    text, _, reference = text.partition("\nReference:")
+    text = re.sub(r"(?ms)^(Args|Example):\n.*?(?=^\S|\Z)", "", text)
+    return text.strip(), " ".join(reference.split())
+
+
+def _fields(cls: type[Method], used: list[dict[str, Any]]) -> Html:
+    default = cls.from_fields({}).to_dict()
+    lines = []
+    for field in fields(cls):
+        values = dict.fromkeys(_shown(given.get(field.name, default.get(field.name))) for given in used)
+        usual = _shown(default.get(field.name))
+        lines.append((field.name, ", ".join(values), usual, str(field.metadata.get("about", ""))))
+    return table(("field", "here", "default", "it is"), lines, "plain") if lines else Html("")
+
+
+def _shown(value: Any) -> str:
+    return str(value.get("name")) if isinstance(value, dict) else str(value)
+
+
+def _own_docstring(run: RunFiles, name: str) -> str:
+    """Return the docstring of a class in a file of the run directory, which is read and not executed."""
+    file, inner = file_of(name), name.rpartition(":")[2]
+    if not file:
+        return ""
+    path = RunDir(run.path).code / file.replace("\\", "/").rpartition("/")[2]
+    try:
+        tree = ast.parse(read_text(path, MOST)) if not path.is_symlink() else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == inner]
+    return (ast.get_docstring(classes[0]) or "") if classes else ""

@@ -1,4 +1,4 @@
-"""What differs between two run directories; reads their files only."""
+"""Differences between two run directories; only their files are read."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Difference:
 
 
 def differences(a: Path, b: Path) -> list[Difference]:
-    """Config, fingerprints, versions, the first round that differs, scores on clients' data, the model: what is not the
-    same but for times."""
+    """Return what differs between two runs but for times: config, fingerprints, versions, the first round that
+    differs, scores on clients' data, the model."""
     one, other = RunDir(a), RunDir(b)
     configs = _tables("config", one.config(), other.config())
     return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
 
 
 def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
-    """Fingerprints and environment, and what else the summaries say. Rounds and totals follow from the rounds."""
+    """Compare fingerprints, environment and the rest of the summaries; totals follow from the rounds."""
     first, second = _summary(a), _summary(b)
     for summary in (first, second):
         for name in (
@@ -65,7 +65,7 @@ def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
 
 
 def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
-    """The first round that is not the same but for times, and which of its fields."""
+    """Return the fields that differ in the first round that is not the same but for times."""
     first, second = list(a.lines()), list(b.lines())
     for t, (one, other) in enumerate(zip(first, second, strict=False), 1):
         found = _tables("results", _timeless(one), _timeless(other))
@@ -86,7 +86,7 @@ def _models(a: RunDir, b: RunDir) -> list[Difference]:
 
 
 def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Keys whose values differ; those of nested tables as `method.rho`."""
+    """Return the keys whose values differ; those of nested tables as `method.rho`."""
     found = []
     for key in [*a, *(key for key in b if key not in a)]:
         if key == "origin":  # where the user had the method's file; its code is compared
@@ -101,7 +101,7 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 
 def _summary(run: RunDir) -> dict[str, Any]:
-    """The outcome of a run, nothing where it is not finished."""
+    """Return the summary of a run; nothing where it is not finished."""
     found = run.told()
     if found == {}:
         raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..record import is_number
 from ..rundir import RunDir
 from ..splitfile import read_split
-from .clients import last_scores
 from .comparison import Comparison
 from .figures import COLOURS, DARK, DASHES
-from .paired import NO, UNKNOWN, Gap, gaps
-from .runs import Row, RunFiles, measured, setting
+from .run_files import Row, RunFiles, measured, setting
+from .statistics import NO, UNKNOWN, Gap, gaps
 
 SCORES = ("test_accuracy", "test_loss", "train_loss", "validation_accuracy", "validation_loss", "drift", "update_norm")
 COSTS = ("lr", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds", "virtual_seconds")
@@ -33,7 +35,7 @@ METRICS = 12
 
 
 def embed(rows: Sequence[Row], found: Comparison) -> dict[str, Any]:
-    """What the page draws from.
+    """Return the data that the page draws.
 
     Args:
         rows: with all runs, also those that are not done.
@@ -61,7 +63,7 @@ class Pool:
         self._known: dict[str, int] = {}
 
     def add(self, values: list[Any]) -> int:
-        """The place of a column; one number stands for a column of the same."""
+        """Return the place of a column; one number stands for a column of equal numbers."""
         column = values[0] if values and all(value == values[0] for value in values) else values
         key = json.dumps(column)
         if key not in self._known:
@@ -87,7 +89,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
 
 
 def columns(run: RunFiles) -> dict[str, list[Any]]:
-    """A list per number that rounds have, None where one has none; times to the microsecond, lists as lengths."""
+    """Return a list per number of rounds, None where a round lacks it; times to the microsecond, lists as lengths."""
     found: dict[str, list[Any]] = {}
     named = sorted({name for r in run.rounds for name in r.get("metrics", ())})
     for name in (*SCORES, *COSTS):
@@ -108,7 +110,7 @@ def _number(value: Any, name: str) -> float | None:
 
 
 def _took_part(run: RunFiles, pool: Pool) -> dict[str, Any]:
-    """How often each client was counted; of many clients, how many were how often."""
+    """Return how often each client was counted; of many clients, how many were how often."""
     counts = Counter(client for r in run.rounds for client in r["cohort"])
     counts.subtract(client for r in run.rounds for client in r.get("dropped", ()))
     told = run.config.get("clients")
@@ -131,7 +133,7 @@ def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
 
 
 def plain_gap(gap: Gap) -> dict[str, Any]:
-    """A difference as JSON takes it."""
+    """Return a difference as JSON takes it."""
     sure = len(gap.values) > 1
     return {
         "method": gap.method,
@@ -176,9 +178,29 @@ def _splits(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def script(data: dict[str, Any]) -> str:
-    """The data as an element of a page, which cannot end before its end; compressed where they are many."""
+    """Return the data as a script element that no text in it can close; compressed where they are many."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     if len(text) <= PLAIN:
         return f'<script id="data" type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
     packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return f'<script id="data" type="application/json" data-packed="deflate">{packed}</script>'
+
+
+def last_scores(path: Path) -> dict[str, Any] | None:
+    """Return accuracy and loss of the last measured server model on every client's data; None without."""
+    try:
+        found = RunDir(path).client_metrics()
+    except UserError:  # damaged: `fedspeed verify` says so
+        return None
+    if found is None or not len(found.rounds):
+        return None
+    return {
+        "round": int(found.rounds[-1]),
+        "on": str(found.on),
+        "accuracy": _finite(found.accuracy[-1].tolist()),
+        "loss": _finite(found.loss[-1].tolist()),
+    }
+
+
+def _finite(values: list[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

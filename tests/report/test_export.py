@@ -17,9 +17,9 @@ from federations import Softmax
 
 from fedspeed import FedAvg, RunDir, UserError, load_runs, simulate
 from fedspeed.cli import main
-from fedspeed.exporters import TABLES, TRACKERS, read_runs
-from fedspeed.exporters.source import Source
-from fedspeed.exporters.trackers import need
+from fedspeed.report.export import TABLES, TRACKERS
+from fedspeed.report.run_files import Source, read_runs
+from fedspeed.report.trackers import need
 
 PACKAGES = {"parquet": "pyarrow", **{name: name for name in TRACKERS}}
 
@@ -166,7 +166,7 @@ def test_load_runs_says_what_it_needs(monkeypatch):
 
 
 def test_no_tracker_is_imported_unasked():
-    code = "import sys, fedspeed.cli, fedspeed.exporters; fedspeed.load_runs; fedspeed.cli.build_parser(); "
+    code = "import sys, fedspeed.cli, fedspeed.report.export; fedspeed.load_runs; fedspeed.cli.build_parser(); "
     code += f"found = {{*sys.modules}} & {{'torch', 'pandas', 'pyarrow', *{TRACKERS}}}; assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
 

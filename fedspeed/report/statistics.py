@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import unknown
-from .runs import Row, measured
+from .run_files import Row, measured
 
 SMALL = 0.005
 """Accuracies that differ by less, half a point, are called the same once the interval shows it."""
 
 MOST = 1000
-"""Seeds beyond which nobody is told to go."""
+"""The largest number of seeds that is recommended."""
 
 YES = "yes"
 NO = "no"
@@ -109,14 +109,14 @@ class Gap:
 
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
-    """All methods but the baseline (the first row unless named) against it, metric by metric."""
+    """Compare all methods with the baseline (the first row unless named), metric by metric."""
     against = find_row(rows, baseline)
     metrics = METRICS[measured(rows)]
     return [_gap(row, against, metric) for row in rows if row is not against for metric in metrics]
 
 
 def find_row(rows: Sequence[Row], label: str) -> Row:
-    """The row of a label, the first for ""."""
+    """Return the row of a label, the first for ""."""
     for row in rows:
         if row.label == label or not label:
             return row
@@ -145,7 +145,7 @@ def _by_seed(row: Row, metric: str) -> dict[int, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% t-interval of the mean; fewer than two values bound nothing.
+    """Return the 95% t-interval of the mean; fewer than two values bound nothing.
 
     Example:
         >>> "%.3f %.3f" % interval([1.0, 2.0, 3.0])
@@ -159,7 +159,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def t_975(df: int) -> float:
-    """The 97.5% quantile of Student's t: a table up to 30, then Cornish-Fisher's expansion (right to 1e-5)."""
+    """Return the 97.5% quantile of Student's t: a table up to 30, then Cornish-Fisher's expansion (right to 1e-5)."""
     if df <= len(T_975):
         return T_975[df - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
@@ -168,7 +168,7 @@ def t_975(df: int) -> float:
 
 
 def t_p(t: float, df: int) -> float:
-    """Two-sided p of Student's t with `df` degrees of freedom (the finite sums of Abramowitz and Stegun, 26.7.3-4).
+    """Return the two-sided p of Student's t with `df` degrees of freedom (Abramowitz and Stegun, 26.7.3-4).
 
     Example:
         >>> round(t_p(4.302653, 2), 6), round(t_p(-2.262157, 9), 6)

@@ -21,14 +21,14 @@ from ..errors import UserError, one_line
 from ..observe import Observer
 from ..record import Record
 from ..rundir import RunDir
-from .source import Source, Told
+from .run_files import Source, Told
 
 if TYPE_CHECKING:
     from ..server import Simulation
 
 
 def need(module: str, package: str = "") -> Any:
-    """A module of another package; an error names the command that installs it."""
+    """Import a module of another package; an error names the command that installs it."""
     try:
         found = importlib.import_module(module)
         if getattr(found, "__file__", None) is None:  # a folder of that name, as wandb makes one
@@ -40,7 +40,7 @@ def need(module: str, package: str = "") -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing on standard output, and no warnings: what trackers say is not ours to print."""
+    """Suppress standard output and warnings: trackers print what the command line should not."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -69,15 +69,15 @@ class Tracker(Observer):
         raise NotImplementedError
 
     def close(self, status: str) -> None:
-        """No more rounds come."""
+        """Finish: no more rounds come."""
         raise NotImplementedError
 
     def look(self) -> str:
-        """The command that shows what was written."""
+        """Return the command that shows what was written."""
         raise NotImplementedError
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """All rounds so far."""
+        """Log all rounds so far."""
         if run.recorder is None:
             raise UserError("it needs the rounds on disk; simulate(..., out=FOLDER)")
         self._run = Source(run.recorder.out, RunDir(run.recorder.out).config(), run.recorder.records)
@@ -86,12 +86,12 @@ class Tracker(Observer):
             self.log(self._run.rounds())
 
     def round(self, record: Record, run: Simulation) -> None:
-        """The newest."""
+        """Log the newest round."""
         with quiet():
             self.log(self._run.rounds(last=1))
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """The status."""
+        """Close the run with its status."""
         with quiet():
             self.close(status)
 
@@ -103,7 +103,7 @@ class TensorBoard(Tracker):
     suffix = ".fedspeed"
 
     def open(self, run: Source) -> None:
-        """Only event files of ours are removed."""
+        """Remove earlier event files of this run, and only those; write the hyper-parameters."""
         folder = run.path / "tensorboard" if self.place is None else self.place / run.name
         if folder.is_symlink():
             raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
@@ -118,7 +118,7 @@ class TensorBoard(Tracker):
         self._add(0, hparams.hparams_pb(run.parameters, trial_id=run.name, start_time_secs=run.began))
 
     def log(self, rounds: Sequence[Told]) -> None:
-        """One event per round."""
+        """Write one event per round."""
         for told in rounds:
             self.time = told.time
             values = [self.summary.Value(tag=name, simple_value=value) for name, value in told.numbers.items()]
@@ -143,7 +143,7 @@ class Wandb(Tracker):
     package = "wandb"
 
     def open(self, run: Source) -> None:
-        """An offline run cannot continue: its folder is written anew, with the same id."""
+        """Begin a run of the same id; an offline run cannot continue, so its folder is removed first."""
         folder = Path(self.place or os.environ.get("WANDB_DIR") or ".").resolve()  # its process may stand elsewhere
         (folder / "wandb").mkdir(parents=True, exist_ok=True)  # it would take a temporary folder instead
         for old in (folder / "wandb").glob(f"offline-run-*-{run.key}"):
@@ -169,12 +169,12 @@ class Wandb(Tracker):
             self.run.log({**told.numbers, "time": told.time}, step=told.round)
 
     def close(self, status: str) -> None:
-        """A run that broke off is a failed one there."""
+        """Finish the run; one that broke off counts as failed there."""
         self.run.summary["status"] = status
         self.run.finish(exit_code=0 if status.startswith(("finished", "stopped: ", "running")) else 1)
 
     def look(self) -> str:
-        """What uploads an offline run."""
+        """Return the command that uploads an offline run."""
         return f"wandb sync {Path(self.place or os.environ.get('WANDB_DIR') or '.') / 'wandb'}/offline-run-*"
 
 
@@ -196,7 +196,7 @@ class MLflow(Tracker):
                 self._experiment()
 
     def _experiment(self) -> str:
-        """The id, made if there is none."""
+        """Return the id of the experiment, made if there is none."""
         if self.place is not None:
             self.place.mkdir(parents=True, exist_ok=True)
         self.store = self.module.MlflowClient(tracking_uri=self.uri)
@@ -205,7 +205,7 @@ class MLflow(Tracker):
         return str(found.experiment_id if found else self.store.create_experiment(name))
 
     def open(self, run: Source) -> None:
-        """A run that is replaced goes to the waste basket of its experiment."""
+        """Delete an earlier run of the same key, and create it again with tags and parameters."""
         within = self._experiment()
         for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
             self.store.delete_run(old.info.run_id)
@@ -219,7 +219,7 @@ class MLflow(Tracker):
             self.store.log_batch(self.id, params=parameters[at : at + 100])
 
     def log(self, rounds: Sequence[Told]) -> None:
-        """As many at once as it takes."""
+        """Log metrics in batches of the largest size that MLflow accepts."""
         found = [
             self.metric(name, value, int(1000 * t.time), t.round) for t in rounds for name, value in t.numbers.items()
         ]
@@ -228,7 +228,7 @@ class MLflow(Tracker):
         self.time = rounds[-1].time if rounds else self.time
 
     def close(self, status: str) -> None:
-        """Its own words for a status, and ours as a tag."""
+        """Set MLflow's word for the status, and ours as a tag."""
         self.store.set_tag(self.id, "status", status[:500])
         if status != "running":
             words = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "terminated": "KILLED"}

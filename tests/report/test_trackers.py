@@ -13,7 +13,7 @@ from watching import Stop, stop_after
 
 from fedspeed import Config, run_config
 from fedspeed.cli import main
-from fedspeed.report.difference import differences
+from fedspeed.report.diff import differences
 from fedspeed.run import resume
 
 pytestmark = pytest.mark.slow

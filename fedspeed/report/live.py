@@ -1,0 +1,365 @@
+"""Runs in progress: what changed in a folder, the state of every run, and the page served to this machine only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socketserver
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from ..errors import UserError, one_line
+from ..illness import diagnose
+from ..record import Record, is_number
+from ..rundir import CODE, FILES, INSPECTION, MODEL, beside
+from .comparison import Comparison, targets_of
+from .html import Html, element, join, table, visible
+from .page import page, parts
+from .page_data import embed
+from .run_files import Row, RunFiles, finished, folders_of_runs, minutes, read_any, rows_of, short
+
+READ = (*(name for name in FILES if name != MODEL), INSPECTION)
+"""The files of a run that a page is made from."""
+
+
+class Seen(NamedTuple):
+    """A run as it was when read: what its files looked like, and what they said or why they could not be read."""
+
+    stamp: tuple[object, ...]
+    run: RunFiles | UserError
+
+
+class Watched:
+    """The runs of a folder, which may still be empty, as rows (`rows`), and why others are not among them (`left_out`).
+
+    Args:
+        folder: of runs, or a run; nothing outside of it is read, wherever links in it lead.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: expected a folder of runs, found none; make it, or start a run in it")
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.left_out: list[str] = []
+        self._seen: dict[Path, Seen] = {}
+
+    def look(self) -> bool:
+        """Read what changed, and return whether anything did."""
+        try:
+            folders = folders_of_runs(self.folder)
+        except UserError:  # there are none yet
+            folders = []
+        before, self._seen = self._seen, {path: self._read(path) for path in folders}
+        if before.keys() == self._seen.keys() and all(before[path] is seen for path, seen in self._seen.items()):
+            return False
+        self.rows, self.left_out = rows_of(folders, self._found, unfinished=True, in_order=True)
+        return True
+
+    def _found(self, path: Path) -> RunFiles:
+        run = self._seen[path].run
+        if isinstance(run, UserError):
+            raise run
+        return run
+
+    def _read(self, path: Path) -> Seen:
+        """Return a run, read again if its files changed or its process ended."""
+        seen = self._seen.get(path)
+        stamp: tuple[object, ...] = tuple(_stamp(path / name) for name in READ)
+        if seen and isinstance(seen.run, RunFiles) and seen.run.done and seen.stamp[1:] == stamp:
+            return seen
+        with beside(path) as busy:
+            stamp = (busy, *stamp)
+        if seen and seen.stamp == stamp:
+            return seen
+        try:
+            self._refuse_links(path)
+            return Seen(stamp, read_any(path))
+        except UserError as error:
+            return Seen(stamp, error)
+
+    def _refuse_links(self, path: Path) -> None:
+        root = self.folder.resolve()
+        for place in (path, *(path / name for name in (*READ, CODE))):
+            if not place.resolve().is_relative_to(root):
+                raise UserError(f"{place.name} is a link that leads out of {self.folder}; copy what it leads to")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+RECENT = 20
+"""Rounds whose mean time tells how long the others take."""
+STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
+"""In the order in which they are listed."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a run in progress or over.
+
+    Args:
+        state: one of `STATES`.
+        about: why it failed, what is wrong with it; "" where there is nothing to say.
+        of: the rounds it is to have, 0 if it does not say.
+        left: seconds, of a run in progress that has done a round.
+        curve: what it was tested by, round after round.
+    """
+
+    run: str
+    method: str
+    seed: int
+    state: str
+    about: str
+    rounds: int
+    of: int
+    left: float | None
+    score: str
+    curve: list[float]
+
+
+def standings(rows: Sequence[Row]) -> list[Standing]:
+    """Return the state of all runs, those in progress first."""
+    found = [standing(run, row.label) for row in rows for run in row.runs]
+    return sorted(found, key=lambda one: STATES.index(one.state))
+
+
+def standing(run: RunFiles, method: str) -> Standing:
+    """Return the state of one run, as far as its files say."""
+    status, _, why = str(run.summary["status"]).partition(":")
+    state = next((word for word in STATES if status.startswith(word)), "interrupted")  # terminated
+    told, of = why.strip().partition("\n")[0], run.config.get("rounds")
+    of = of if type(of) is int and of > 0 else 0
+    about = [told] if told else []
+    if ills := run.illnesses or _ills(run):
+        about.append(f"ill: {', '.join(ills)}")
+    curve, score = [value for _, value in run.curve()], "-"
+    if curve:
+        score = f"{100 * curve[-1]:.2f}%"
+    elif curve := [value for _, value in run.curve("test_loss") or run.curve("train_loss")]:
+        score = f"loss {short(curve[-1])}"
+    left = _left(run, of) if state == "running" else None
+    return Standing(
+        run.path.name, method, int(run.summary["seed"]), state, "; ".join(about), len(run.rounds), of, left, score,
+        [value for value in curve if is_number(value)],
+    )  # fmt: skip
+
+
+def _ills(run: RunFiles) -> list[str]:
+    """Return the names of what is wrong with a run in progress so far."""
+    if run.done or not any(plain.get("signs") for plain in run.rounds):
+        return []
+    return list(dict.fromkeys(one.name for one in diagnose([Record.from_dict(plain) for plain in run.rounds])))
+
+
+def _left(run: RunFiles, of: int) -> float | None:
+    recent = [plain["seconds"] + plain["eval_seconds"] for plain in run.rounds[-RECENT:]]
+    return fmean(recent) * max(0, of - len(run.rounds)) if recent and of else None
+
+
+def headline(found: Sequence[Standing]) -> str:
+    """Return how many runs are in which state, and how long those in progress still take.
+
+    Example:
+        >>> headline([])
+        'no runs yet'
+    """
+    counts = Counter(one.state for one in found)
+    parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    left = max((one.left for one in found if one.left is not None), default=None)
+    return (", ".join(parts) or "no runs yet") + (f"; about {minutes(left)} left" if left is not None else "")
+
+
+def progress(one: Standing) -> str:
+    """Return the rounds done, of how many.
+
+    Example:
+        >>> progress(Standing("a", "fedavg", 0, "running", "", 3, 10, None, "-", []))
+        '3 of 10'
+    """
+    return f"{one.rounds} of {one.of}" if one.of else str(one.rounds)
+
+
+def time_left(one: Standing) -> str:
+    """Return the time left in words; "" if it is not known."""
+    return "" if one.left is None else minutes(one.left)
+
+
+def live_section(found: Sequence[Standing]) -> Html:
+    """Return the section of the page about the runs in progress."""
+    text = headline(found)
+    lead = element("p", f"{text[0].upper()}{text[1:]}.", class_="lead")
+    if not found:
+        return join([lead, element("p", "They show here as soon as they begin.", class_="note")])
+    lines = []
+    for one in found:
+        state = join([element("span", one.state, class_=f"state {one.state}"), f" {one.about}" if one.about else ""])
+        rounds = join([_bar(one), f" {progress(one)}"])
+        lines.append((one.run, state, rounds, one.score, time_left(one), one.method, str(one.seed)))
+    return join([lead, table(HEADER, lines, "plain runs", label="runs", tall=True, id="live-table")])
+
+
+HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
+
+
+def _bar(one: Standing) -> Html:
+    name = visible(f"{one.run}: {progress(one)} rounds")
+    return (
+        element("progress", value=str(min(one.rounds, one.of)), max=str(one.of), aria_label=name) if one.of else Html()
+    )
+
+
+LOOPBACK = "127.0.0.1"
+SHARE = 10
+"""Rendering takes at most one of so many seconds of a core, which the runs need more."""
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Answers:
+    """Page and data of a folder; an unchanged folder is not rendered again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.watched = Watched(folder)
+        self.made = 0
+        self._turn = threading.Lock()
+        self._stale = True
+        self._next = 0.0
+        self._data, self._tag = b"", ""
+
+    def page(self) -> bytes:
+        """Return the page, complete also before its first request for data."""
+        with self._turn:
+            self._stale |= self.watched.look()
+            return page(*self._now()).encode()
+
+    def data(self) -> tuple[bytes, str]:
+        """Return the page's data, and an ETag that changes with it."""
+        with self._turn:
+            if time.monotonic() < self._next:
+                return self._data, self._tag
+            began = time.thread_time()
+            self._stale |= self.watched.look()
+            if self._stale:
+                rows, found, left_out, text = self._now()
+                told = {"data": embed(rows, found), "parts": parts(rows, found, left_out, text)}
+                self._data = json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+                self._tag = f'"{hashlib.blake2b(self._data, digest_size=16).hexdigest()}"'
+                self._stale, self.made = False, self.made + 1
+                self._next = time.monotonic() + SHARE * (time.thread_time() - began)
+            return self._data, self._tag
+
+    def _now(self) -> tuple[Any, Comparison, list[str], str]:
+        rows = self.watched.rows
+        done = finished(rows)
+        found = Comparison(done, targets_of(done) if rows else ())
+        return rows, found, self.watched.left_out, live_section(standings(rows))
+
+
+class Server(ThreadingHTTPServer):
+    """Answers GET for `/` and `/data` to this machine.
+
+    Args:
+        port: 0 for any that is free.
+
+    Example:
+        >>> with Server(Path("."), 0) as server:
+        ...     server.url.startswith("http://127.0.0.1:")
+        True
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.answers = Answers(folder)
+        try:
+            super().__init__((LOOPBACK, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "expected 0 to 65535"
+            raise UserError(f"--port {port} cannot be had ({why}); choose another, 0 takes any that is free") from None
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server who we are."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> set[str]:
+        """The host names a request may use; another name is another site's that resolves to this machine."""
+        names = {LOOPBACK, "localhost"}
+        return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a reader that has left."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    server_version, sys_version = "fedspeed", ""
+    timeout = 10
+    error_message_format, error_content_type = "%(code)d %(explain)s\n", "text/plain; charset=utf-8"
+
+    def do_GET(self) -> None:
+        """Answer with the page, its data, or a refusal."""
+        host, *more = self.headers.get_all("Host", [""])
+        if more or host not in self.server.hosts:
+            return self.send_error(403, None, f"ask for {self.server.url}")
+        if self.path not in ("/", "/data"):
+            return self.send_error(404, None, "there is / and /data, nothing else")
+        try:
+            if self.path == "/":
+                return self._send(self.server.answers.page(), "text/html; charset=utf-8")
+            body, tag = self.server.answers.data()
+        except Exception as error:  # files that change as they are read: the page asks again
+            return self.send_error(503, None, one_line(error))
+        if self.headers.get("If-None-Match") == tag:
+            return self._send(b"", "application/json", tag, 304)
+        return self._send(body, "application/json", tag)
+
+    def refuse(self) -> None:
+        """Refuse everything but GET."""
+        self.send_error(405, None, "GET only")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = refuse
+
+    def _send(self, body: bytes, kind: str, tag: str = "", code: int = 200) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if tag:
+            self.send_header("ETag", tag)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Add the headers that keep every answer, also a refusal, to this page."""
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silence the default request log."""
