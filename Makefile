@@ -12,10 +12,11 @@ JOBS ?= auto
 # How older processors compute: other bits, and the same results within what tests and pages allow
 LOWEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
-NUMBERS := tests/methods tests/engines tests/theory tests/docs tests/data/test_augment.py tests/data/test_validation.py \
-	$(addprefix tests/reproduce/,test_results_version.py test_reproduction_page.py) \
-	$(patsubst %,tests/test_%.py,batch_norm before_move client compat device format illness inspection layers models problems readme recurrent \
-	replay schedule server traps trim vec)
+NUMBERS := tests/methods tests/client tests/models tests/theory tests/docs tests/data/test_augment.py tests/data/test_problems.py \
+	tests/config/test_validation.py tests/config/test_warmup.py tests/utils/test_compat.py tests/utils/test_devices.py \
+	tests/server/test_simulation.py $(patsubst %,tests/runs/test_%.py,diagnosis inspect replay) \
+	$(patsubst %,tests/behaviour/test_%.py,before_move format traps) tests/project/test_readme.py \
+	$(patsubst %,tests/reproduce/test_%.py,results_version reproduction_page)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-all test-lowered test-flower soak bench gpu-check profile notebooks check format wheel clean
@@ -85,8 +86,8 @@ notebooks: setup ## the tutorials as notebooks, in build/notebooks
 	$(BIN)/python docs/_ext/notebooks.py docs/tutorials build/notebooks
 
 soak: setup ## kill -9 a few hundred times, crash at every file operation, fuzz longer (about an hour; KILLS=12)
-	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/test_resume.py \
-		tests/test_crash_points.py tests/test_verify.py tests/test_format.py tests/test_fuzz.py
+	FEDSPEED_KILLS=$(KILLS) FEDSPEED_FUZZ=10 $(BIN)/python -m pytest -m 'slow or not slow' tests/behaviour/test_resume.py \
+		tests/behaviour/test_crash_points.py tests/runs/test_verify.py tests/behaviour/test_format.py tests/behaviour/test_fuzz.py
 
 check: setup ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ from torch import nn
 
 from fedspeed.data import Federated, load
 from fedspeed.data.splits import parse_split
-from fedspeed.sampling import rng
+from fedspeed.utils.random import rng
 
 BATCH = 50
 

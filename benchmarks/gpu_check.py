@@ -24,13 +24,13 @@ from torch import nn
 
 import fedspeed
 from fedspeed import Federated, UserError, simulate
-from fedspeed.client import Oracle
-from fedspeed.config import Config
+from fedspeed.client.local_loop import Oracle
+from fedspeed.config.config import Config
 from fedspeed.data.augment import Pipeline
-from fedspeed.devices import exact, pick_device
-from fedspeed.environment import environment
 from fedspeed.methods import METHODS
-from fedspeed.run import resume, run_config
+from fedspeed.runs.launch import resume, run_config
+from fedspeed.utils.devices import exact, pick_device
+from fedspeed.utils.environment import environment
 
 NO_GPU = 3
 FACTOR, FLOOR = 10.0, 1e-5

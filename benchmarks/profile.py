@@ -20,8 +20,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedspeed.backends.worker import keep_memory
-from fedspeed.client import Job, run_client
-from fedspeed.vec import tree_map
+from fedspeed.client.local_loop import run_client
+from fedspeed.client.trees import tree_map
+from fedspeed.client.work import Job
 
 from . import arrays
 from .contenders.ours import METHODS, start

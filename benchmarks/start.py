@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspeed.config import Config, Spec
-from fedspeed.models import STARTS, Block
+from fedspeed.client.sharpness import batches, mean_gradient
+from fedspeed.config.config import Config, Spec
+from fedspeed.models.resnet import STARTS, Block
 from fedspeed.report import figures
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce.recipes import find_recipe
-from fedspeed.run import prepare
-from fedspeed.server import Simulation
-from fedspeed.sharpness import batches, mean_gradient
+from fedspeed.runs.launch import prepare
+from fedspeed.server.simulation import Simulation
 
 PICTURES = 200
 

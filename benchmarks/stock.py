@@ -1,6 +1,7 @@
 """The models as one writes them in plain PyTorch: stock layers, ReLU before pooling, NCHW.
 
-The same functions, with the same parameters in the same order, as `fedspeed.models` builds (tests/test_benchmarks.py).
+The same functions, with the same parameters in the same order, as `fedspeed.models` builds: see
+tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

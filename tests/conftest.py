@@ -22,9 +22,9 @@ SMOKE = (
     "methods/test_contract.py",
     "methods/test_transcription.py",
     "reproduce/test_results_version.py",
-    "test_before_move.py",
-    "test_format.py",
-    "test_resume.py",
+    "behaviour/test_before_move.py",
+    "behaviour/test_format.py",
+    "behaviour/test_resume.py",
 )
 """The modules of `make smoke`: what a change of the arithmetic, or of files, breaks first."""
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedspeed.checkpoint import Checkpoints
-from fedspeed.config import Config
-from fedspeed.observe import Observer
+from fedspeed.config.config import Config
 from fedspeed.record import Record
-from fedspeed.run import run_config
-from fedspeed.server import Simulation
+from fedspeed.runs.checkpoint import Checkpoints
+from fedspeed.runs.launch import run_config
+from fedspeed.server.observers import Observer
+from fedspeed.server.simulation import Simulation
 
 from ..workloads import CORES, Workload, find
 from .ours import MODELS

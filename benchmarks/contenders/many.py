@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedspeed.config import Config
-from fedspeed.observe import Observer
+from fedspeed.config.config import Config
 from fedspeed.record import Record
-from fedspeed.run import run_config
-from fedspeed.server import Simulation
+from fedspeed.runs.launch import run_config
+from fedspeed.server.observers import Observer
+from fedspeed.server.simulation import Simulation
 
 FEATURES, CLASSES = 9, 3
 

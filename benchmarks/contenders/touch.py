@@ -14,7 +14,8 @@ import json
 import numpy as np
 
 import fedspeed
-from fedspeed import server, simulate
+from fedspeed import simulate
+from fedspeed.server import simulation
 
 from ..workloads import CORES
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, required=True, help="client turns in all, at least one per client")
     parser.add_argument("--batch", type=int, required=True)
     args = parser.parse_args()
-    server.cohort = in_turn
+    simulation.cohort = in_turn
     data = fedspeed.load_data("cifar10", split="iid", clients=args.clients, augment="none")
     rounds = -(-args.turns // ACTIVE) + AGAIN
     run = simulate(

@@ -9,11 +9,11 @@ from dataclasses import fields
 import marks
 
 from fedspeed.cli.methods import LEGEND, cost, grouped
+from fedspeed.config.presets import paper_decay
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, WRAPPERS, Wrapper
 from fedspeed.methods.base import Method
 from fedspeed.methods.errata import of_method
-from fedspeed.presets import paper_decay
 
 EVERY = METHODS | WRAPPERS
 

@@ -15,10 +15,10 @@ import marks
 from fedspeed import record
 from fedspeed.cli.data import SPLITS_HELP
 from fedspeed.cli.options import GROUPS
-from fedspeed.config import TABLES, Config
+from fedspeed.config.config import TABLES, Config
 from fedspeed.data import CARDS, DATASETS, Card, options
-from fedspeed.illness import MEANING
 from fedspeed.models import MODELS
+from fedspeed.runs.diagnosis import MEANING
 
 RUN_DIRECTORY = Path(__file__).resolve().parents[1] / "reference" / "run-directory.md"
 PARTS = (

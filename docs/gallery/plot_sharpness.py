@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedspeed
-from fedspeed.sampling import rng
-from fedspeed.sharpness import batches, mean_gradient, top_eigenvalue
+from fedspeed.client.sharpness import batches, mean_gradient, top_eigenvalue
+from fedspeed.utils.random import rng
 
 data = fedspeed.load_data("digits", split="dirichlet:0.3", clients=20)
 model = fedspeed.build_model("mlp", data)

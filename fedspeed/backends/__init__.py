@@ -12,16 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..errors import UserError, unknown
-from ..registry import BACKEND_GROUP, BACKENDS, backend_names, foreign, load
+from ..utils.registry import BACKEND_GROUP, BACKENDS, backend_names, foreign, load
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     import torch
 
-    from ..client import Failed, Job, Reply, Work
-    from ..clientscores import Sums
-    from ..evaluate import Score
+    from ..client.evaluate import Score, Sums
+    from ..client.work import Failed, Job, Reply, Work
 
 _OURS = frozenset(BACKENDS)
 REQUIRED = ("run", "evaluate", "close")
@@ -96,9 +95,9 @@ def open_backend(work: Work, touched: Container[int] = (), place: Place | None =
     `auto` takes processes where they save more time than they need to start, and everything can be sent to them without
     importing the user's script once more; else this process.
     """
-    from ..engines import resolve_engine
-    from ..environment import cores
-    from .held import Held
+    from ..client.engines import resolve_engine
+    from ..utils.environment import cores
+    from .external import Held
     from .packing import can_be_sent
 
     plan = work.plan

@@ -7,23 +7,29 @@ import pickle
 import pickletools
 import sys
 import types
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from ..client import Work
+from ..client.flat_model import FlatModel
+from ..client.trees import tree_map
+from ..client.work import Work
+from ..config.plan import Plan
 from ..errors import UserError
 from ..methods import find_method, from_text
 from ..methods.base import Method
-from ..plan import Plan
-from ..usercode import LOADED, TEXTS, load_text
-from ..vec import FlatModel
+from ..utils.registry import LOADED, TEXTS, load_text
+from .shared_memory import ALIGN, Place, lay_out
 
 TENSORS = ("x", "y", "x_test", "y_test")
+
+
 """Of the data; the rest of them is small."""
 
 
@@ -124,3 +130,43 @@ def check_picklable(name: str, value: Any, backend: str = "process") -> bytes:
             f"cannot find it; write it into a module (a .py file) and import it, or use backend='serial'"
         )
     return pickled
+
+
+def seal(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    """The bytes of some tensors, one after the other, each at a place of `lay_out`."""
+    places, size = lay_out(list(tensors))
+    raw = torch.empty(max(size, ALIGN), dtype=torch.uint8)
+    for place, a in zip(places, tensors, strict=True):
+        _at(raw, place).copy_(a.detach())
+    whole: np.ndarray = raw.numpy()
+    return whole
+
+
+class Parcel:
+    """Tensors in an array of bytes, which may be memory that others read too: they must not be written to.
+
+    Args:
+        raw: what `seal` made. Its address is looked at: one that is not aligned would give other bits, and is copied.
+    """
+
+    def __init__(self, raw: np.ndarray) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            whole = torch.from_numpy(raw)
+        self.raw = whole if whole.data_ptr() % ALIGN == 0 else whole.clone()
+
+    def tensors(self, like: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Views, of the shapes and dtypes of the tensors that were sealed."""
+        return [_at(self.raw, place) for place in lay_out(list(like))[0]]
+
+
+def tree_of(like: Any, leaves: Iterable[torch.Tensor]) -> Any:
+    """A tree like another, of these tensors."""
+    remaining = iter(leaves)
+    return tree_map(lambda _: next(remaining), like)
+
+
+def _at(raw: torch.Tensor, place: Place) -> torch.Tensor:
+    if not place.size:
+        return torch.empty(place.shape, dtype=place.dtype)
+    return raw[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)

@@ -7,6 +7,7 @@ A worker has two slots in shared memory, so it works on its next chunk while the
 from __future__ import annotations
 
 import pickle
+import signal
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -19,22 +20,28 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client import Facts, Failed, Job, Reply, Work
-from ..clientscores import Sums, client_slices
-from ..engines import make_engine
+from ..client.engines import make_engine
+from ..client.evaluate import Score, Sums, client_slices, slices, total
+from ..client.trees import tree_leaves, tree_map
+from ..client.work import Facts, Failed, Job, Reply, Work
 from ..errors import ClientFailed, Diverged, UserError
-from ..evaluate import Score, slices, total
-from ..processes import in_main_thread, safe_path
-from ..vec import tree_leaves, tree_map
+from ..utils.processes import end_with_parent, in_main_thread, safe_path
 from .packing import pack, without_main
-from .shared import Place, Segment, at, lay_out, put
-from .start import begin
+from .shared_memory import Place, Segment, at, lay_out, put
 from .worker import ClientPlaces, RemoteError, Setup
 
 SLOTS = 2
+
+
 RETRIES = 3
+
+
 """How often a worker that died is replaced before the run stops."""
+
+
 STARTED = "as it started"
+
+
 KINDS = {"Diverged": Diverged, "ClientFailed": ClientFailed, "UserError": UserError}
 
 
@@ -278,3 +285,16 @@ def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Place]]:
     for name, place in named.items():
         segment.write(place, tensors[name])
     return segment, named
+
+
+def begin(pipe: Connection, kernel: bool) -> None:
+    """Become a worker that ignores Ctrl-C, whose meaning the parent decides, and that ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(kernel)
+    try:
+        setup = pipe.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return
+    from .worker import worker
+
+    worker(pipe, setup)

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from ..client import Failed, Job, Reply, Work
-from ..clientscores import Sums, client_slices, score_clients
-from ..devices import exact, own_randomness
-from ..engines import make_engine
-from ..evaluate import Score, evaluate
-from ..vec import one_thread
+from ..client.engines import make_engine
+from ..client.evaluate import Score, Sums, client_slices, evaluate, score_clients
+from ..client.trees import one_thread
+from ..client.work import Failed, Job, Reply, Work
+from ..utils.devices import exact, own_randomness
 
 
 class Serial:

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client import Facts, Failed, Job
-from ..clientscores import Sums, score_clients
-from ..engines import make_engine
+from ..client.engines import make_engine
+from ..client.evaluate import Score, Sums, score_clients, score_slice
+from ..client.trees import tree_map
+from ..client.work import Facts, Failed, Job
 from ..errors import ClientFailed, Diverged, UserError
-from ..evaluate import Score, score_slice
 from ..methods.source import reason
-from ..vec import tree_map
 from .packing import unpack
-from .shared import Place, Segment, at, put, take
+from .shared_memory import Place, Segment, at, put, take
 
 
 class ClientPlaces(NamedTuple):

@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A reader of the output who leaves (`| head -1`) does not stop a command; output that cannot be written is an error
     in the end.
     """
-    from .streams import outlets, terminable
+    from .output import outlets, terminable
 
     with outlets() as out:
         with terminable() as terminated:
@@ -257,7 +257,7 @@ def _console() -> Console:
     from rich.console import Console
     from rich.text import Text
 
-    from .streams import visible
+    from .output import visible
 
     class Plain(Console):
         def render_str(self, text: str, **how: Any) -> Text:
@@ -281,7 +281,7 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
     """One line about what ended the command, after the whole traceback where it was asked for."""
     if "--traceback" in (sys.argv if argv is None else argv):
         traceback.print_exc()
-    from .streams import visible
+    from .output import visible
 
     sys.stderr.write(f"fedspeed: {visible(message)}\n")
     return code
@@ -289,7 +289,7 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
 
 def _each_once() -> Callable[..., None]:
     """Show warnings in one line each, and none twice: several runs of one command may give the same."""
-    from .streams import visible
+    from .output import visible
 
     seen: set[str] = set()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..methods import build
-from .methodtext import parse_value, split_pair
+from .method_syntax import parse_value, split_pair
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if not args.adapter or not args.method:
         missing = "--method NAME" if args.adapter else "an adapter, path/to/file.py:Class"
         raise UserError(f"audit: expected {missing}; `fedspeed audit --list` says what an adapter needs")
-    from ..auditing import audit
+    from ..experiments.audit import audit
 
     method = build({"name": args.method, **dict(field(text) for text in args.set)})
     names = [name.replace("-", "_") for name, _, _ in SIZES]

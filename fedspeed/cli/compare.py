@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch import RunTask, folder_name, one_command
-from ..config import Config
+from ..config.config import Config
+from ..config.stopping import goal_accuracy
+from ..config.warmup import shared
 from ..errors import UserError
+from ..experiments.batch import RunTask, folder_name, one_command
 from ..methods import METHODS, WRAPPERS, build
 from ..report import tables
 from ..report.figures import chart
-from ..rundir import RunDir
-from ..schedule import shared
-from ..stopping import goal_accuracy
-from . import methodtext, options, presetline, several
+from ..runs.directory import RunDir
+from . import many_runs, method_syntax, options, preset_line
 from .methods import grouped
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., `all`; or folders of runs"
     )
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    several.configure(parser)
+    many_runs.configure(parser)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
     parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
     options.configure(parser, seeds=True)
@@ -137,15 +137,15 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     """Make the runs that are missing; the rows of all, why some failed, and the targets."""
     from ..report.run_files import Row, RunFiles
 
-    base, seeds = base_tables(args), several.parse_seeds(args.seeds or "3")
-    several.check(args)
+    base, seeds = base_tables(args), many_runs.parse_seeds(args.seeds or "3")
+    many_runs.check(args)
     tables = expand(args.methods, base, console if show else None)
     if "all" in args.methods:
         tables, groups = by_cost(tables)
         if show:
             _show_groups(groups, console)
     if show:
-        presetline.tell_presets(console, tables)
+        preset_line.tell_presets(console, tables)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
@@ -161,7 +161,7 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
             tasks[text, seed] = RunTask.of(
                 config, folder, f"{text} seed {seed}", overwrite=args.overwrite, log=args.log
             )
-    failed = several.make(args, list(tasks.values()), out, console, show)
+    failed = many_runs.make(args, list(tasks.values()), out, console, show)
     made = {key: task.folder for key, task in tasks.items() if task.label not in failed}
     rows = [Row(text, [RunFiles.read(made[text, s]) for s in seeds if (text, s) in made]) for text in names]
     rows = [row for row in rows if row.runs]
@@ -189,10 +189,10 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     left out with its reason."""
     asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
     scheduled = base.get("warmup") or base.get("follow_lr")
-    rivals = {name: build(methodtext.parse_method(name)) for _, name in asked} if scheduled else {}
+    rivals = {name: build(method_syntax.parse_method(name)) for _, name in asked} if scheduled else {}
     found: list[tuple[str, dict[str, Any]]] = []
     for text, name in asked:
-        tables = {**base, "method": methodtext.parse_method(name)}
+        tables = {**base, "method": method_syntax.parse_method(name)}
         if rivals:
             tables |= shared(base, rivals[name], rivals.values())
         try:

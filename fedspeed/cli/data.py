@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
-from .methodtext import parse_value, split_pair
+from .method_syntax import parse_value, split_pair
 from .progress import Loading
 
 if TYPE_CHECKING:

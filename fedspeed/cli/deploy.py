@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Write an app, or say that one is whole."""
     if args.action == "check":
-        from ..flower.checking import checks
+        from ..flower.check import checks
 
         for line in checks(args.folder, args.client, args.superlink, args.root_certificates, args.key):
             console.print(line)

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..illness import MEANING
 from ..report.explain import Health, examine, series
-from ..rundir import RunDir
+from ..runs.diagnosis import MEANING
+from ..runs.directory import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
-from ..illness import WarnObserver
-from ..presets import paper_decay
-from ..runconfig import read_config
-from ..rundir import RunDir
-from . import methodtext, options, run
+from ..config.config import Config
+from ..config.presets import paper_decay
+from ..runs.config_file import read_config
+from ..runs.diagnosis import WarnObserver
+from ..runs.directory import RunDir
+from . import method_syntax, options, run
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Fork a run and report as `run` does."""
-    from ..forking import fork, forked, require
+    from ..runs.fork import fork, forked, require
 
     changes = dict(_change(text) for text in args.sets)
     old = read_config(Path(args.run), args.allow_code)
@@ -74,8 +74,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _change(text: str) -> tuple[str, Any]:
     """`method.rho=0.05` -> ("method.rho", 0.05); values are TOML, bare words are strings."""
-    name, value = methodtext.split_pair(text, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
-    return name.replace("-", "_"), methodtext.parse_value(value)
+    name, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
+    return name.replace("-", "_"), method_syntax.parse_value(value)
 
 
 def _tell(console: Console, path: Path, at: int, old: Config, new: Config) -> None:

@@ -42,7 +42,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     """One row per run."""
     from rich.table import Table
 
-    from ..inspection import inspect_run
+    from ..runs.inspect import inspect_run
 
     if args.out and len(args.runs) > 1:
         raise UserError(f"inspect: --out takes one run, got {len(args.runs)}; omit --out, or inspect one by one")

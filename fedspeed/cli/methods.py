@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..config.plan import Plan
+from ..config.presets import paper_decay
+from ..config.warmup import own_schedulable
 from ..errors import UserError, one_line
 from ..methods import FAMILIES, METHODS, WRAPPERS, build
 from ..methods.base import Local, Method
-from ..plan import Plan
-from ..presets import paper_decay
-from ..registry import foreign
-from ..schedule import own_schedulable
+from ..utils.registry import foreign
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def cost(method: Method) -> Cost:
     """Run the hooks on a small vector and count."""
     import torch
 
-    from ..teacher import PASSES
+    from ..client.distillation import PASSES
 
     evals = 0.0
 
@@ -91,7 +91,7 @@ def markdown() -> str:
 
 
 def _vectors(tree: Any) -> int:
-    from ..vec import tree_leaves
+    from ..client.trees import tree_leaves
 
     return sum(a.numel() == 3 for a in tree_leaves(tree))
 

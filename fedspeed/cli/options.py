@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..config import TABLES, Config, read_tables, without_augment
+from ..config.config import TABLES, Config, read_tables, without_augment
+from ..config.plan import Plan, fidelity
+from ..config.presets import PRESETS
+from ..config.stopping import RULES
 from ..errors import UserError, unknown
-from ..plan import Plan, fidelity
-from ..presets import PRESETS
-from ..stopping import RULES
-from .methodtext import chain, parse_method, parse_value, split_pair, toml_value
+from .method_syntax import chain, parse_method, parse_value, split_pair, toml_value
 
 
 def _groups() -> dict[str, list[str]]:
@@ -183,7 +183,7 @@ def as_given(config: Config) -> list[str]:
     """The options that make this config, method and seed aside: all that differ from the defaults.
 
     Example:
-        >>> from fedspeed.config import Spec
+        >>> from fedspeed.config.config import Spec
         >>> as_given(Config(clients=50, data=Spec("synthetic", {"alpha": 0.5})))
         ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
     """

@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ..batch import BLINK, Shown
-from ..observe import Observer
+from ..experiments.batch import BLINK, Shown
 from ..report.run_files import minutes, score_of, short
+from ..server.observers import Observer
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import ProgressColumn, TaskID
 
     from ..record import Record
-    from ..server import Simulation
+    from ..server.simulation import Simulation
 
 LINES = 20
 """About how many plain lines a run prints when nobody watches live."""

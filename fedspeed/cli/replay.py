@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..registry import BACKENDS
+from ..utils.registry import BACKENDS
 from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..replaying import Replay
+    from ..runs.replay import Replay
 
 EPILOG = """\
 Runs the rounds since the nearest checkpoint (else all before it) again, then this client's turn by the run's own
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Say what the client did, and whether it is what the run counted."""
-    from ..replaying import replay
+    from ..runs.replay import replay
     from .progress import Live
 
     with Live(console, args.round, "replay", show=not args.json) as live:

@@ -77,8 +77,8 @@ def _output(args: argparse.Namespace) -> tuple[Path, str]:
 
 
 def _write(out: Path, kind: str, rows: Sequence[Row], found: Comparison, left_out: Sequence[str]) -> list[Path]:
-    from ..files import write
     from ..report import tables
+    from ..utils.files import write
 
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind in ("png", "svg", "pdf"):

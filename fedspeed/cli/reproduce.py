@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
-from . import methodtext
+from . import method_syntax
 from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ def _overrides(given: list[str]) -> dict[str, Any]:
     """`rounds=20`, `data.shrink=1` -> tables of config keys."""
     tables: dict[str, Any] = {}
     for text in given:
-        path, value = methodtext.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
+        path, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
         target, dot, key = path.partition(".")
         if dot:
-            tables.setdefault(target, {})[key] = methodtext.parse_value(value)
+            tables.setdefault(target, {})[key] = method_syntax.parse_value(value)
         else:
-            tables[target] = methodtext.parse_value(value)
+            tables[target] = method_syntax.parse_value(value)
     return tables
 
 
@@ -184,8 +184,8 @@ def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, con
 
 
 def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namespace, console: Console) -> None:
-    from ..environment import cores
     from ..reproduce.runs import make
+    from ..utils.environment import cores
 
     if not runs:
         return

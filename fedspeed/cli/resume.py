@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..illness import WarnObserver
-from ..run import config_to_resume, resume_config
+from ..runs.diagnosis import WarnObserver
+from ..runs.launch import config_to_resume, resume_config
 from . import options, run
 from .progress import Live
 

@@ -8,15 +8,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config.config import Config
+from ..config.presets import paper_decay
 from ..errors import UserError
-from ..illness import WarnObserver
-from ..presets import paper_decay
-from ..run import resume, run_config
-from ..runconfig import placement, read_config, same_run, trusted
-from ..rundir import RunDir
-from ..summary import over
-from . import methodtext, options, presetline
+from ..runs.config_file import placement, read_config, same_run, trusted
+from ..runs.diagnosis import WarnObserver
+from ..runs.directory import RunDir
+from ..runs.launch import resume, run_config
+from ..runs.summary import over
+from . import method_syntax, options, preset_line
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
             f"`fedspeed resume {out}`"
         )
     show = not (args.quiet or args.json)
-    if show and (line := presetline.preset_line(tables)):
+    if show and (line := preset_line.preset_line(tables)):
         console.print(line)
     if going_on and show:
         tell_done(console, config, out)
@@ -109,7 +109,7 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 
 def _next(config: Config) -> str:
     """The command that compares the run's method with another in the same setting; nothing if it cannot be written."""
-    method = methodtext.as_text(config.method) if not config.until else None
+    method = method_syntax.as_text(config.method) if not config.until else None
     rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
     given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]
     return shlex.join(given) if method else ""

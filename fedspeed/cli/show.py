@@ -27,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """What it is, how it ended, what it cost, and its curves."""
-    from ..parent import read_parent
     from ..report.figures import chart
     from ..report.run_files import Row, RunFiles, Source
-    from ..rundir import RunDir
+    from ..runs.directory import RunDir
+    from ..runs.fork_origin import read_parent
 
     run = Source.read(Path(args.run))
     rounds = [record.to_dict() for record in run.records]

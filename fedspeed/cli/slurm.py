@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch import RunTask, unfinished
-from ..config import Config
+from ..config.config import Config
 from ..errors import UserError
-from ..observe import Observers
-from ..points import require_few
-from ..slurm import Job, prepare, require_sbatch, submit
-from ..sweeps import plan, seed_tasks, tasks_of
-from . import options, several
+from ..experiments.batch import RunTask, unfinished
+from ..experiments.grid import require_few
+from ..experiments.slurm import Job, prepare, require_sbatch, submit
+from ..experiments.sweep import plan, seed_tasks, tasks_of
+from ..server.observers import Observers
+from . import many_runs, options
 from .sweep import given_points, points
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _tasks(args: argparse.Namespace, out: Path) -> list[RunTask]:
     """A run per config, or point of the one config, and seed."""
-    seeds = several.parse_seeds(args.seeds) if args.seeds else []
+    seeds = many_runs.parse_seeds(args.seeds) if args.seeds else []
     if args.grid or args.point or args.points:
         if len(args.files) > 1:
             raise UserError(f"slurm: expected one config for --grid, --point and --points, got {len(args.files)}")

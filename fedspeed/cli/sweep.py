@@ -8,12 +8,12 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch import one_command
-from ..environment import cores
 from ..errors import UserError
-from ..points import Point, points_of
-from ..sweeps import MOST_RUNS, outcome, plan, tasks_of
-from . import methodtext, options, presetline, several
+from ..experiments.batch import one_command
+from ..experiments.grid import Point, points_of
+from ..experiments.sweep import MOST_RUNS, outcome, plan, tasks_of
+from ..utils.environment import cores
+from . import many_runs, method_syntax, options, preset_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config for all points; options override it")
     parser.add_argument("--method", metavar="NAME", help="method of all points, or file.py:Class; default fedspeed")
     points(parser)
-    several.configure(parser)
+    many_runs.configure(parser)
     options.configure(parser, seeds=True)
 
 
@@ -61,19 +61,19 @@ def points(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every point with every seed, as far as that is not done; then table, figure and page."""
     show = not (args.quiet or args.json)
-    base, seeds = options.tables(args), several.parse_seeds(args.seeds or "3")
-    several.check(args)
+    base, seeds = options.tables(args), many_runs.parse_seeds(args.seeds or "3")
+    many_runs.check(args)
     given = given_points(args, len(seeds))
     out = options.output_folder(args, "sweep")
     planned = plan(base, given, seeds, out, overwrite=args.overwrite, log=args.log)
     tasks = tasks_of(planned)
     if show:
-        presetline.tell_presets(console, [("all points", base)])
+        preset_line.tell_presets(console, [("all points", base)])
         jobs = min(args.jobs or cores(), len(tasks))
         side = f", {jobs} side by side" if jobs > 1 else ""
         console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
     with one_command(out):
-        failed = several.make(args, tasks, out, console, show)
+        failed = many_runs.make(args, tasks, out, console, show)
         found = outcome(planned, failed)
         found.write(out)
     if args.json:
@@ -103,7 +103,7 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
     """`["lr=0.05,0.1", "method.lam=1,10"]` -> fields and their values."""
     found: dict[str, list[Any]] = {}
     for text in given:
-        name, values = methodtext.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
+        name, values = method_syntax.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
         if name in found:
             raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
         if not values.strip():
@@ -114,15 +114,15 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
 
 def _value(name: str, text: str) -> Any:
     """A value of a field; a method may have fields and wrappers, `fedspeed:rho=0+topk:0.1`."""
-    value = methodtext.parse_value(text)
-    return methodtext.parse_method(value) if name == "method" and isinstance(value, str) else value
+    value = method_syntax.parse_value(text)
+    return method_syntax.parse_method(value) if name == "method" and isinstance(value, str) else value
 
 
 def parse_point(text: str) -> Point:
     """`lr=0.1,rho=0.05` -> a point."""
     point: Point = {}
     for part in split(text, text):
-        name, value = methodtext.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
+        name, value = method_syntax.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
         if not value.strip():
             raise UserError(f"--point: expected a value for {name}, such as {name}=1; got none")
         if name in point:

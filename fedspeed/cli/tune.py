@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..tuning import FIRST
-from ..tuning.strategies import STRATEGIES
-from . import options, presetline, several
+from ..experiments.tune import FIRST
+from ..experiments.tune.strategies import STRATEGIES
+from . import many_runs, options, preset_line
 from .compare import base_tables, expand
-from .methodtext import parse_method
+from .method_syntax import parse_method
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..batch import RunTask
-    from ..tuning.engine import Tuning
-    from ..tuning.result import Tuned
+    from ..experiments.batch import RunTask
+    from ..experiments.tune.result import Tuned
+    from ..experiments.tune.tuner import Tuning
 
 EPILOG = """\
 Every method may spend the same number of gradients on its trials: one with two gradients per step has half as many
@@ -62,15 +62,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="show what would be tried and what it costs; run nothing"
     )
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    several.configure(parser)
+    many_runs.configure(parser)
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Tune, judge, and say what was used for what."""
-    from ..tuning import finish
+    from ..experiments.tune import finish
 
-    several.check(args)
+    many_runs.check(args)
     _refuse(args)
     show = not (args.quiet or args.json)
     base = base_tables(args)
@@ -82,17 +82,17 @@ def main(args: argparse.Namespace, console: Console) -> int:
     out = Path(args.out or "runs") if args.dry_run else options.output_folder(args, "tune")
     tuning = _tuning(args, base, texts, out)
     if show:
-        presetline.tell_presets(console, tables)
+        preset_line.tell_presets(console, tables)
         _tell_plan(tuning, console)
     if args.dry_run:
         if args.json:
-            from ..tuning.result import used
+            from ..experiments.tune.result import used
 
             console.print_json(json.dumps(used(tuning)))
         return 0
 
     def make(tasks: list[RunTask]) -> dict[str, str]:
-        return several.make(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
+        return many_runs.make(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
 
     found = finish(tuning, make, args.baseline)
     if args.json:
@@ -110,7 +110,7 @@ def _refuse(args: argparse.Namespace) -> None:
 
 
 def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], out: Path) -> Tuning:
-    from ..tuning.engine import Tuning
+    from ..experiments.tune.tuner import Tuning
 
     try:
         budget = float(args.budget)
@@ -118,9 +118,9 @@ def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], ou
         budget = math.nan
     if math.isnan(budget):
         raise UserError(f"--budget: expected a number of gradients such as 1e5, got {args.budget!r}")
-    given = several.parse_seeds(args.tune_seeds)
+    given = many_runs.parse_seeds(args.tune_seeds)
     seeds = [FIRST + seed for seed in given] if "," not in args.tune_seeds else given
-    judges = several.parse_seeds(args.seeds or "3")
+    judges = many_runs.parse_seeds(args.seeds or "3")
     methods = {text: parse_method(text) for text in texts}
     return Tuning(methods, base, budget, args.strategy, args.space, seeds, judges, out)
 
@@ -158,9 +158,9 @@ def _report(found: Tuned, console: Console) -> None:
     """The chosen points, what they cost, who is best at which budget, and how they were judged."""
     from rich.table import Table
 
+    from ..experiments.tune.space import point_text
     from ..report import tables
     from ..report.figures import draw_text
-    from ..tuning.space import point_text
 
     used = found.used
     table = Table("method", "chosen", "held-out", "points", "gradients", box=None, pad_edge=False)

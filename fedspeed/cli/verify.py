@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..registry import BACKENDS
+from ..utils.registry import BACKENDS
 from . import options
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Say what holds, what does not, and where it was checked."""
-    from ..verify import verify
+    from ..runs.verify import verify
 
     with console.status(f"verifying {args.run}"):
         found = verify(Path(args.run), every_round=args.all, backend=args.backend, allow_code=args.allow_code)

@@ -95,8 +95,8 @@ def view(found: Sequence[Standing], left_out: Sequence[str], width: int, most: i
     from rich.text import Text
 
     from ..report.live import headline, progress, time_left
+    from .output import visible
     from .show import spark
-    from .streams import visible
 
     columns: dict[str, Callable[[Standing], RenderableType]] = {
         "run": lambda one: visible(one.run),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, unknown
-from ..usercode import call, file_of, load_code, require_part
+from ..utils.registry import call, file_of, load_code, require_part
 
 if TYPE_CHECKING:
     from .federated import Federated

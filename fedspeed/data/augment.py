@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..devices import placed
 from ..errors import unknown
+from ..utils.devices import placed
 
 AUGMENTATIONS = ("paper", "released", "flip", "none")
 

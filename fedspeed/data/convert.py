@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from ..sampling import rng
+from ..utils.random import rng
 from .splits import Rows, by_owner
 
 MOST_CLASSES = 1000

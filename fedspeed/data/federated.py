@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..devices import placed
+from ..config.validation import parse_validation
 from ..errors import UserError
-from ..sampling import rng
-from ..validation import parse_validation
+from ..utils.devices import placed
+from ..utils.random import rng
 from .augment import Pipeline
 from .convert import client_rows, convert, hold_out
 from .samples import Samples, shown

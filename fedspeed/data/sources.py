@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..locks import locked_beside
+from ..utils.locks import locked_beside
 from .augment import Augmentation
 from .fetch import Home, Unreachable, cache_dir
 from .samples import Progress, Samples, silent

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError, unknown
-from ..sampling import rng
+from ..utils.random import rng
 
 
 class Rows(Sequence[np.ndarray]):

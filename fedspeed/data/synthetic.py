@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
-from ..sampling import rng
+from ..utils.random import rng
 from .samples import Samples
 
 FEATURES, CLASSES = 60, 10

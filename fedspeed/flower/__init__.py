@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..simulating import given_method, given_plan, require_loss
+from ..runs.simulate import given_method, given_plan, require_loss
+from .agreement import Terms
 from .require import require_flwr
-from .terms import Terms
 
 if TYPE_CHECKING:
+    from ..config.plan import Plan
     from ..data.federated import Federated
     from ..methods.base import Method
-    from ..plan import Plan
 
 __all__ = ["client_app", "server_app"]
 

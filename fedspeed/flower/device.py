@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from ..backends.serial import Serial, alone
-from ..client import Failed, Job, Work
-from ..clientscores import client_slices, score_clients
+from ..client.evaluate import client_slices, score_clients
+from ..client.trees import has_leaves, tree_map
+from ..client.work import Failed, Job, Work
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError, one_line
-from ..vec import has_leaves, tree_map
-from .kept import NEVER, Kept
-from .terms import Terms
-from .wire import Refused, Vector, from_arrays, to_failure, to_reply
+from .agreement import Terms
+from .device_states import NEVER, Kept
+from .messages import Refused, Vector, from_arrays, to_failure, to_reply
 
 CLIENT, STATES = "fedspeed-client", "fedspeed-states"
 Data = Callable[[int, Mapping[str, Any]], Federated]

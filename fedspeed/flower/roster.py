@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .book import MOST_N, NAME, Book
-from .terms import ALIKE, differs
-from .wire import Refused, cut, failure, pulled, refusal
+from .agreement import ALIKE, differs
+from .clients_file import MOST_N, NAME, Book
+from .messages import Refused, cut, failure, pulled, refusal
 
 log = logging.getLogger("flwr.fedspeed")
 HELLO = "query.hello"

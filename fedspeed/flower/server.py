@@ -19,21 +19,20 @@ from numpy.lib.stride_tricks import as_strided
 from torch import nn
 
 from ..backends import Place
+from ..client.trees import has_leaves
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError
-from ..files import write
-from ..givenrun import recorded
 from ..record import Record
-from ..recording import Recording
-from ..rundir import RunDir
-from ..server import Simulation
-from ..splitfile import Split
-from ..vec import has_leaves
-from .book import MOST_IN_ALL, Book
-from .counted import Counted
-from .grid import Grid
+from ..runs.directory import RunDir, Split
+from ..runs.from_objects import recorded
+from ..runs.recorder import Recording
+from ..server.simulation import Simulation
+from ..utils.files import write
+from .agreement import SHAPE, Terms
+from .backend import Grid
+from .clients_file import MOST_IN_ALL, Book
 from .roster import Roster, listed
-from .terms import SHAPE, Terms
+from .server_states import Counted
 
 log = logging.getLogger("flwr.fedspeed")
 KINDS = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")

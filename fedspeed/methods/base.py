@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from ..params import Params
+from ..utils.params import Params
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, one_line, unknown
-from ..registry import foreign, load
-from ..usercode import code_digest, file_of, load_text, read_code, require_part
+from ..utils.registry import code_digest, file_of, foreign, load, load_text, read_code, require_part
 from .adaptive import FedAdagrad as FedAdagrad
 from .adaptive import FedAdam as FedAdam
 from .adaptive import FedYogi as FedYogi

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..params import param
+from ..utils.params import param
 from .base import Down, Grad, Local, Nothing, Round, Up
 from .wrapper import Wrapper, drawn, leaves, mapped, named, rebuilt
 

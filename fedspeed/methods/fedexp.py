@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..params import param
+from ..utils.params import param
 from .base import Client, Down, Local, Method, Round, nested
 from .fedavg import FedAvg
 from .fedcm import FedCM

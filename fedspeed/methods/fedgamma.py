@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..params import param
+from ..utils.params import param
 from .base import Grad, Local, Method, Round
 from .terms import sam_gradient, zeros
 

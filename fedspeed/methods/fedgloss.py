@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..params import param
+from ..utils.params import param
 from .base import Dual, Grad, Local, Method, Model, Movement, Round
 from .terms import add_corrected_prox_, check_prox, sam_gradient, unit, zeros
 

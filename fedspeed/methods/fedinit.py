@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..params import param
+from ..utils.params import param
 from .base import Down, Grad, Local, Round, Up
 from .wrapper import Wrapper
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError
-from ..params import param
+from ..utils.params import param
 from .base import Grad, Local, Method, Model, Round
 from .terms import add_corrected_prox_, check_prox, zeros
 

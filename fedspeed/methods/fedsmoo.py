@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..params import param
+from ..utils.params import param
 from .base import Grad, Local, Method, Round
 from .terms import add_corrected_prox_, ascent_, check_prox, unit, zeros
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..params import param
+from ..utils.params import param
 from .base import Dual, Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import add_corrected_prox_, add_prox_, ascend_, check_prox, zeros
 

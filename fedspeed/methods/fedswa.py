@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..params import param
+from ..utils.params import param
 from .base import Grad, Local, Method, Model, Movement, Nothing, Round
 from .terms import falling, zeros
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
-from ..params import param
+from ..utils.params import param
 from .base import Client, Down, Local, Method, Round, Server, Up, dense_bytes
 from .wrapper import Wrapper, drawn, leaves, mapped
 

@@ -172,7 +172,7 @@ def drawn(v: Vec, kind: str, streams: Sequence[tuple[Any, ...]]) -> Vec:
     """Return random numbers of v's shape: `random` or `standard_normal`, every row from the stream `rng(*its own)`."""
     import numpy as np
 
-    from ..sampling import rng
+    from ..utils.random import rng
 
     rows = [getattr(rng(*stream), kind)(v.shape[-1]) for stream in streams]
     numbers: Vec = v.new_empty(0, device="cpu").new_tensor(np.stack(rows)).to(v).view_as(v)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write
+from ..config.settings import compared, difference, in_force
+from ..config.stopping import goal_accuracy
 from ..record import is_number
-from ..settings import compared, difference, in_force
-from ..stopping import goal_accuracy
+from ..utils.files import write
 from . import tables
 from .run_files import Row, seeds_of, setting
 from .statistics import find_row, gaps

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..record import PLACED, TIMES
-from ..rundir import CLIENT_METRICS, ROUNDS, RunDir
+from ..runs.directory import CLIENT_METRICS, ROUNDS, RunDir
 
 FINGERPRINTS = ("data_fingerprint", "split_fingerprint")
 SECTIONS = ("config", "data", "environment", "results", "model")

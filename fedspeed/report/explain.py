@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..damping import warning_of
-from ..illness import Advice, Finding, advise, diagnose
+from ..config.damping import warning_of
 from ..record import Record
-from ..splitfile import read_split
+from ..runs.diagnosis import Advice, Finding, advise, diagnose
+from ..runs.directory import read_split
 from .run_files import Contents, read_contents
 
 SHOWN = 6

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, one_line, unknown
-from ..files import atomic, write
-from ..observe import Observer, find_observer
 from ..record import Record
+from ..server.observers import Observer, find_observer
+from ..utils.files import atomic, write
 from .run_files import Source, read_runs
 from .tables import csv_text
 from .trackers import need, quiet
 
 if TYPE_CHECKING:
-    from ..server import Simulation
+    from ..server.simulation import Simulation
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 

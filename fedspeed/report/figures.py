@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import atomic
+from ..utils.files import atomic
 from .run_files import Row, measured, seeds_of, setting
 from .statistics import Gap
 

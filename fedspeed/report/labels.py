@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..plan import PLACEMENT
-from ..tables import flat
+from ..config.plan import PLACEMENT
+from ..utils.tables import flat
 
 ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets")
 """Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""

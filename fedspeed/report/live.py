@@ -16,9 +16,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..errors import UserError, one_line
-from ..illness import diagnose
 from ..record import Record, is_number
-from ..rundir import CODE, FILES, INSPECTION, MODEL, beside
+from ..runs.diagnosis import diagnose
+from ..runs.directory import CODE, FILES, INSPECTION, MODEL, beside
 from .comparison import Comparison, targets_of
 from .html import Html, element, join, table, visible
 from .page import page, parts

@@ -13,8 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..record import is_number
-from ..rundir import RunDir
-from ..splitfile import read_split
+from ..runs.directory import RunDir, read_split
 from .comparison import Comparison
 from .figures import COLOURS, DARK, DASHES
 from .run_files import Row, RunFiles, measured, setting

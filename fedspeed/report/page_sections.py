@@ -13,13 +13,13 @@ from typing import Any
 
 import tomli_w
 
-from ..files import read_json, read_text
 from ..methods import METHODS, WRAPPERS
 from ..methods.base import Method
 from ..record import is_number
-from ..rundir import RunDir
-from ..tables import flat
-from ..usercode import file_of
+from ..runs.directory import RunDir
+from ..utils.files import read_json, read_text
+from ..utils.registry import file_of
+from ..utils.tables import flat
 from . import tables
 from .comparison import Comparison
 from .html import Html, element, folded, join, table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
+from ..config.network import Clock
 from ..errors import UserError
-from ..network import Clock
 from ..record import Record
 from .run_files import VIRTUAL, RunFiles
 

@@ -13,12 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config.stopping import RULES
 from ..errors import UserError
-from ..files import read_bytes
 from ..record import COSTS, Record, cost_to, is_number, planned_rounds
-from ..rundir import ROUNDS, RunDir, beside, runs_in
-from ..stopping import RULES
-from ..tables import flat
+from ..runs.directory import ROUNDS, RunDir, beside, runs_in
+from ..utils.files import read_bytes
+from ..utils.tables import flat
 from .labels import kind_of, labels
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..files import write
+from ..utils.files import write
 from . import tables
 from .comparison import Comparison, targets_of
 from .run_files import Row, RunFiles, measured, setting, short

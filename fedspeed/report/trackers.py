@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, one_line
-from ..observe import Observer
 from ..record import Record
-from ..rundir import RunDir
+from ..runs.directory import RunDir
+from ..server.observers import Observer
 from .run_files import Source, Told
 
 if TYPE_CHECKING:
-    from ..server import Simulation
+    from ..server.simulation import Simulation
 
 
 def need(module: str, package: str = "") -> Any:
@@ -207,9 +207,9 @@ class MLflow(Tracker):
     def open(self, run: Source) -> None:
         """Delete an earlier run of the same key, and create it again with tags and parameters."""
         within = self._experiment()
-        for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
+        for old in self.store.search_runs([within], f"tags.`fedspeed.runs.launch` = '{run.key}'"):
             self.store.delete_run(old.info.run_id)
-        tags = {"fedspeed.run": run.key, **run.tags}
+        tags = {"fedspeed.runs.launch": run.key, **run.tags}
         made = self.store.create_run(within, start_time=int(1000 * run.began), tags=tags, run_name=run.name)
         self.id, self.time = made.info.run_id, run.began
         entities = self.module.entities

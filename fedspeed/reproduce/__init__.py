@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import Config, read_toml
+from ..config.config import Config
 from ..errors import UserError
+from ..utils.files import read_toml
 from . import facts
 from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key, scale
 from .runs import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..batch import pictures_of
+from ..experiments.batch import pictures_of
 from .recipes import Recipe, merge, recipes, run_key, settings
 from .table import Cell
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write
 from ..report.figures import heat_map
 from ..report.tables import csv_lines, tabular
 from ..report.tables import markdown as markdown_table
+from ..utils.files import write
 from . import Reproduction, facts
 from .claims import SOURCES
 from .plot import CURVES, drawn, figure

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_text, write
 from ..record import first_at
 from ..report.tables import markdown
-from ..rundir import RunDir
+from ..runs.directory import RunDir
+from ..utils.files import read_text, write
 from . import Reproduction
 from .recipes import recipes
 from .runs import Run

@@ -11,9 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, read_toml
+from ..config.config import Config
+from ..config.plan import PLACEMENT
 from ..errors import UserError, unknown
-from ..runconfig import PLACEMENT
+from ..utils.files import read_toml
 from .claims import Claim
 from .table import Cell, Tables, cell_name
 

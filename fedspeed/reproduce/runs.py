@@ -13,22 +13,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import pool
-from ..batch import Watch, cost_of, make_run
-from ..config import Config
+from ..config.config import Config
 from ..errors import UserError
-from ..observe import Observer
+from ..experiments import pool
+from ..experiments.batch import Watch, cost_of, make_run
 from ..report.run_files import RunFiles
-from ..rundir import RunDir
+from ..runs.directory import RunDir
+from ..server.observers import Observer
 from .recipes import RESULTS_VERSION
 from .store import Store
 from .table import Result
 
 if TYPE_CHECKING:
+    from ..client.evaluate import Score
     from ..data.federated import Federated
-    from ..evaluate import Score
     from ..record import Record
-    from ..server import Simulation
+    from ..server.simulation import Simulation
 
 ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
 """What a result keeps of every evaluated round; costs are what was spent by then."""
@@ -102,7 +102,7 @@ def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
 
 def make_result(run: Run, place: Path, observer: Observer) -> Result:
     """Make or continue one run in its directory, and pack the outcome; of one that diverged, too."""
-    from ..vec import one_thread
+    from ..client.trees import one_thread
 
     began = time.monotonic()
     observers = [observer, *([_ServerLoss(run.config)] if "server_loss" in run.measure else [])]
@@ -116,10 +116,10 @@ def make_result(run: Run, place: Path, observer: Observer) -> Result:
 
 def pack(run: Run, place: Path) -> Result:
     """A finished run directory as one result: config, summary, evaluated rounds, and scores of the final model."""
-    from ..evaluate import evaluate
-    from ..inspection import inspect_run
-    from ..modelfile import load_vector
-    from ..run import prepare
+    from ..client.evaluate import evaluate
+    from ..runs.inspect import inspect_run
+    from ..runs.launch import prepare
+    from ..runs.model_file import load_vector
 
     files = RunFiles.read(place)
     options = {name: value for name, value in run.config.data.options.items() if name != "test_size"}
@@ -165,8 +165,8 @@ class _ServerLoss(Observer):
         self.step = max(self.every, math.ceil(config.rounds / 50))
 
     def round(self, record: Record, run: Simulation) -> None:
-        from ..evaluate import evaluate
-        from ..vec import one_thread
+        from ..client.evaluate import evaluate
+        from ..client.trees import one_thread
 
         if record.test_accuracy is None or not (record.round % self.step < self.every or run.t >= run.plan.rounds):
             return

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import read_bytes, write
-from ..locks import locked_beside
+from ..utils.files import read_bytes, write
+from ..utils.locks import locked_beside
 from .table import Result
 
 

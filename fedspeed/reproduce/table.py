@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import Config
+from ..config.config import Config
+from ..config.warmup import shared
 from ..errors import UserError, unknown
 from ..methods import build
 from ..record import first_at, planned_rounds
-from ..schedule import shared
 
 Tables = dict[str, Any]
 Result = dict[str, Any]

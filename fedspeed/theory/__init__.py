@@ -16,7 +16,7 @@ _WHERE = {
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
     "errata": ("ERRATA", "Erratum"),
     ".data.problems": ("random_logistic", "random_quadratic"),  # fedspeed.data.problems
-    "numpy_runs": ("Trace", "auxiliary", "run"),
+    "runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
     "from_run": ("Fact", "RunSetting", "read_run"),
 }

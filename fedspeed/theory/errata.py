@@ -14,7 +14,7 @@ class Erratum(NamedTuple):
 
 
 ERRATA: dict[int, Erratum] = {
-    1: Erratum("u^t = mean_i x_iK^t (main text)", "u^{t+1} = mean_i x_iK^t (appendix)", "numpy_runs.auxiliary"),
+    1: Erratum("u^t = mean_i x_iK^t (main text)", "u^{t+1} = mean_i x_iK^t (appendix)", "runs.auxiliary"),
     2: Erratum("P with (1 - 2 gamma^2), once", "P with (1 - 2 gamma)^2", "setting.P"),
     3: Erratum("+lam gamma g_hat_i^t in the proof of (4)", "g_hat_i^{t-1}", "-"),
     4: Erratum("Phi carries a factor lam", "no lam after dividing by lam kappa", "forms from `consistent` on"),

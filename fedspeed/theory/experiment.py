@@ -11,7 +11,7 @@ import numpy as np
 from ..data.problems import Problem
 from ..errors import UserError
 from .bounds import Bound, Start, bound, schedule
-from .numpy_runs import NAMES, run
+from .runs import NAMES, run
 from .setting import Setting
 
 CONDITIONS = ("printed", "corrected", "tracking", "free")

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config.warmup import LR, follow_text, followers, lengths, warmup_text
 from ..errors import UserError
-from ..files import read_text, read_toml
-from ..rundir import RunDir
-from ..schedule import LR, follow_text, followers, lengths, warmup_text
+from ..runs.directory import RunDir
+from ..utils.files import read_text, read_toml
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them too."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import UserError
-from ..params import Params, param
+from ..utils.params import Params, param
 
 FORMS = ("printed", "consistent", "corrected", "tracking")
 """`printed`: the theorem as published. `consistent`: the same text made consistent with itself (errata 2, 4, 5, 6, 8,

@@ -15,12 +15,12 @@ from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from torch import nn
 
 from fedspeed import simulate
-from fedspeed.backends import shared, worth_processes
+from fedspeed.backends import shared_memory, worth_processes
 from fedspeed.backends.process import Processes
+from fedspeed.config.plan import Plan
 from fedspeed.errors import Diverged, UserError
-from fedspeed.jobs import make_jobs
 from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed
-from fedspeed.plan import Plan
+from fedspeed.server.round import make_jobs
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,12 @@ def test_auto_takes_processes_for_long_runs_only():
 @pytest.mark.parametrize("passed_on", [True, False], ids=["as a file", "mapped"])
 def test_segments_give_back_what_was_written(passed_on, monkeypatch):
     """Scalars, columns of a matrix, other dtypes; mapped pages see the same."""
-    if passed_on and not shared.PASSED_ON:
+    if passed_on and not shared_memory.PASSED_ON:
         pytest.skip("reads and writes agree with mapped pages on Linux")
-    monkeypatch.setattr(shared, "PASSED_ON", passed_on)
+    monkeypatch.setattr(shared_memory, "PASSED_ON", passed_on)
     tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(2.5, dtype=torch.float64)]
-    places, size = shared.lay_out(tensors)
-    segment = shared.Segment.create(size)
+    places, size = shared_memory.lay_out(tensors)
+    segment = shared_memory.Segment.create(size)
     for place, a in zip(places, tensors, strict=True):
         segment.write(place, a)
     segment.write(places[0], torch.arange(6, dtype=torch.float64).reshape(3, 2).T)

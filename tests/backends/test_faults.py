@@ -16,11 +16,11 @@ from same_bits import SETTINGS, assert_same_bits, digits, leaves, outcome
 from torch import nn
 
 from fedspeed import simulate
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.methods import METHODS, FedAvg, FedSpeed
-from fedspeed.plan import Plan
-from fedspeed.sampling import cohort, dropped, straggler_steps
+from fedspeed.utils.random import cohort, dropped, straggler_steps
 
 PLAN = Plan(rounds=6, active=4, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=0.01, seed=3)
 

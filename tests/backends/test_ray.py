@@ -23,17 +23,17 @@ from torch import nn
 
 from fedspeed import simulate
 from fedspeed.backends import mixture
-from fedspeed.backends.handshake import Bits, bits, differences, judge
-from fedspeed.backends.parcel import Parcel, seal
-from fedspeed.backends.session import require_reachable
+from fedspeed.backends.packing import Parcel, seal
+from fedspeed.backends.ray.fingerprint import Bits, bits, differences, judge
+from fedspeed.backends.ray.session import require_reachable
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.data.federated import Federated
 from fedspeed.errors import ClientFailed, UserError
 from fedspeed.methods import METHODS, FedAvg, FedExP, FedInit, FedSpeed
-from fedspeed.observe import Observer
-from fedspeed.run import run_config
-from fedspeed.runconfig import config_digest, read_config
+from fedspeed.runs.config_file import config_digest, read_config
+from fedspeed.runs.launch import run_config
+from fedspeed.server.observers import Observer
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster
@@ -85,7 +85,7 @@ def test_an_address_where_nobody_listens_is_one_line(address, says):
 
 def test_bits_are_equal_in_another_process_and_not_on_another_cpu():
     """A worker with other instructions is found by what it says, and by what it computes."""
-    tell = "from fedspeed.backends.handshake import bits; import json; print(json.dumps(bits()))"
+    tell = "from fedspeed.backends.ray.fingerprint import bits; import json; print(json.dumps(bits()))"
     here = bits()
     alike = Bits(*json.loads(python(tell, OMP_NUM_THREADS="3").stdout))
     assert differences(here, alike) == {}
@@ -122,10 +122,10 @@ def test_who_may_join():
 
 def test_a_node_without_the_package_says_so():
     program = (
-        "import sys; from fedspeed.backends.node import actor_class; made = actor_class()\n"
-        "sys.modules['fedspeed.backends.node'] = None\nprint(made([]).hello()[2:])"
+        "import sys; from fedspeed.backends.ray.worker import actor_class; made = actor_class()\n"
+        "sys.modules['fedspeed.backends.ray.worker'] = None\nprint(made([]).hello()[2:])"
     )
-    assert "(None, '', 'ModuleNotFoundError: import of fedspeed.backends.node halted" in python(program).stdout
+    assert "(None, '', 'ModuleNotFoundError: import of fedspeed.backends.ray.worker halted" in python(program).stdout
 
 
 def test_a_parcel_holds_what_was_sealed_at_aligned_addresses():
@@ -290,7 +290,7 @@ def test_a_client_that_raises_is_not_run_again(cluster):
 
 @pytest.mark.slow
 def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkeypatch):
-    from fedspeed.backends.cluster import Ray
+    from fedspeed.backends.ray.backend import Ray
 
     made, real = [], Ray._request
     monkeypatch.setattr(Ray, "_request", lambda self, *args: made.append(real(self, *args)) or made[-1])
@@ -326,10 +326,10 @@ def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkey
 @pytest.mark.slow
 def test_workers_whose_bits_differ_are_refused_or_recorded(cluster, monkeypatch, tmp_path):
     """The driver says that it is another; the workers, and what they answer, are real."""
-    from fedspeed.backends import crew
+    from fedspeed.backends.ray import pool
 
     real = bits()
-    monkeypatch.setattr(crew, "bits", lambda: real._replace(cpu="ANOTHER"))
+    monkeypatch.setattr(pool, "bits", lambda: real._replace(cpu="ANOTHER"))
     tables = {"rounds": 1, "clients": 8, "active": 4, "local_steps": 1, "backend": "ray", "workers": 2,
               "ray_address": cluster.address}  # fmt: skip
     with (
@@ -368,8 +368,8 @@ def anonymous() -> int:
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_driver_memory_is_flat_with_a_thousand_clients(cluster, monkeypatch):
     """Replies of one round are 50 x 2 vectors; a few are on their way at a time, and the driver forgets them."""
-    from fedspeed.backends.cluster import Ray
-    from fedspeed.backends.crew import AHEAD
+    from fedspeed.backends.ray.backend import Ray
+    from fedspeed.backends.ray.pool import AHEAD
 
     sent, real = [], Ray._request
     monkeypatch.setattr(Ray, "_request", lambda self, *args: sent.append(1) or real(self, *args))

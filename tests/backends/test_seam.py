@@ -17,17 +17,18 @@ from same_bits import assert_same_bits
 from same_bits import outcome as loop_outcome
 from torch import nn
 
-from fedspeed import backends, registry, simulate
+from fedspeed import backends, simulate
 from fedspeed.backends.packing import pack, unpack
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.client.engines import make_engine
+from fedspeed.client.evaluate import score_slice, slices, total
+from fedspeed.config.config import Config
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
-from fedspeed.engines import make_engine
 from fedspeed.errors import ClientFailed, Diverged, UserError
-from fedspeed.evaluate import score_slice, slices, total
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSpeed
-from fedspeed.plan import Plan
-from fedspeed.registry import BACKENDS
+from fedspeed.utils import registry
+from fedspeed.utils.registry import BACKENDS
 
 
 class Threads:

@@ -199,7 +199,12 @@ def test_no_command_prints_the_help(capsys):
 
 @pytest.mark.parametrize(
     "code",
-    ["import fedspeed", "import fedspeed.cli", "import fedspeed.run", "from fedspeed import FedSpeed; FedSpeed()"],
+    [
+        "import fedspeed",
+        "import fedspeed.cli",
+        "import fedspeed.runs.launch",
+        "from fedspeed import FedSpeed; FedSpeed()",
+    ],
 )
 def test_importing_does_not_import_torch(code):
     check = f"{code}; import sys; assert 'torch' not in sys.modules; assert 'matplotlib' not in sys.modules"
@@ -211,7 +216,7 @@ def test_what_needs_no_torch_does_not_import_it(command):
     code = f"""
 import sys
 from fedspeed.cli import main
-from fedspeed.run import run_config
+from fedspeed.runs.launch import run_config
 try:
     main({command.split()!r})
 except SystemExit:
@@ -346,7 +351,7 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch):
 @pytest.mark.parametrize(("waited", "told"), [(0.4, False), (0.6, True)])
 def test_waiting_for_checkpoints_is_told_where_it_counts(capsys, monkeypatch, waited, told):
     """Above 5% of 10 seconds."""
-    from fedspeed.run import run_config as real
+    from fedspeed.runs.launch import run_config as real
 
     def measured(*args, **kwargs):
         times = {"seconds": 9.0, "eval_seconds": 1.0 - waited, "checkpoint_seconds": waited}

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from test_cli import in_a_terminal
 
-from fedspeed import Config, batch
-from fedspeed.cli import compare, main, methodtext, several
+from fedspeed import Config
+from fedspeed.cli import compare, main, many_runs, method_syntax
+from fedspeed.experiments import batch
 from fedspeed.methods import FAMILIES
 from fedspeed.report.run_files import RunFiles
 
@@ -330,13 +331,13 @@ def test_on_a_terminal_everything_fits(widths):
 
 
 def test_parsing_of_methods_and_seeds():
-    assert methodtext.parse_method("fedspeed") == {"name": "fedspeed"}
-    assert methodtext.parse_method("fedspeed:rho=0.05, server=active") == {
+    assert method_syntax.parse_method("fedspeed") == {"name": "fedspeed"}
+    assert method_syntax.parse_method("fedspeed:rho=0.05, server=active") == {
         "name": "fedspeed", "rho": 0.05, "server": "active",
     }  # fmt: skip
-    assert methodtext.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
-    assert several.parse_seeds("3") == [0, 1, 2]
-    assert several.parse_seeds("3,1") == [3, 1]
+    assert method_syntax.parse_method("my/own.py:Mine:rho=1") == {"name": "my/own.py:Mine", "rho": 1}
+    assert many_runs.parse_seeds("3") == [0, 1, 2]
+    assert many_runs.parse_seeds("3,1") == [3, 1]
 
 
 def test_all_is_by_family_and_cost(capsys):

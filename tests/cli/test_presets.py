@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.config import read_toml
+from fedspeed.utils.files import read_toml
 
 QUICK = ["--rounds", "1", "--clients", "4", "--active", "2", "--local-steps", "1", "--model", "linear"]
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from fedspeed import Config, FedAvg, FedSpeed
-from fedspeed.cli import main, methodtext, options, progress
-from fedspeed.config import Spec
+from fedspeed.cli import main, method_syntax, options, progress
+from fedspeed.config.config import Spec
 from fedspeed.methods import FedInit
 
 
@@ -123,15 +123,15 @@ def test_the_options_of_a_config_make_that_config(changes):
     from fedspeed.cli import build_parser, compare
 
     config = Config(**changes)
-    words = shlex.split(shlex.join(["compare", methodtext.as_text(config.method), *options.as_given(config)]))
+    words = shlex.split(shlex.join(["compare", method_syntax.as_text(config.method), *options.as_given(config)]))
     args = build_parser().parse_args(words)
-    made = Config.from_dict({**compare.base_tables(args), "method": methodtext.parse_method(args.methods[0])})
+    made = Config.from_dict({**compare.base_tables(args), "method": method_syntax.parse_method(args.methods[0])})
     assert made.to_dict() == config.to_dict()
 
 
 def test_a_method_inside_a_method_with_fields_has_no_short_text():
-    assert methodtext.as_text(FedInit(FedSpeed(rho=0.3), beta=0.2)) == "fedspeed:rho=0.3+fedinit:beta=0.2"
-    assert methodtext.as_text(FedInit(FedSpeed())) == "fedinit:base=fedspeed"
+    assert method_syntax.as_text(FedInit(FedSpeed(rho=0.3), beta=0.2)) == "fedspeed:rho=0.3+fedinit:beta=0.2"
+    assert method_syntax.as_text(FedInit(FedSpeed())) == "fedinit:base=fedspeed"
 
 
 def test_the_proposed_command_runs_in_the_same_setting(tmp_path, monkeypatch, capsys):
@@ -154,10 +154,10 @@ def test_the_proposed_command_runs_in_the_same_setting(tmp_path, monkeypatch, ca
 def test_a_run_that_goes_on_is_shown_where_it_stands(monkeypatch):
     from types import SimpleNamespace
 
-    from fedspeed.batch import Watch
+    from fedspeed.experiments.batch import Watch
 
     told = []
-    monkeypatch.setattr("fedspeed.batch.BLINK", 0.0)
+    monkeypatch.setattr("fedspeed.experiments.batch.BLINK", 0.0)
     watch = Watch(80, told.append)
     watch.started(SimpleNamespace(t=46), {})
     watch.client(1, 10)

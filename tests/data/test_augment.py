@@ -10,7 +10,7 @@ from fedspeed.data.augment import Augmentation, Pipeline
 from fedspeed.data.cifar import PUBLISHED_10, PUBLISHED_100
 from fedspeed.data.tinyimagenet import TINY
 from fedspeed.errors import UserError
-from fedspeed.sampling import rng
+from fedspeed.utils.random import rng
 
 CIFAR = PUBLISHED_10.augmentation
 

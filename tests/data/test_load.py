@@ -12,7 +12,7 @@ import torch
 
 from fedspeed.data import DATASETS, Federated, Samples, describe, federate, load
 from fedspeed.errors import UserError
-from fedspeed.sampling import rng
+from fedspeed.utils.random import rng
 
 
 def test_listing_names_does_not_import_torch() -> None:

@@ -13,13 +13,13 @@ import torch
 
 from fedspeed import Federated, build_model, simulate
 from fedspeed.cli import main
-from fedspeed.config import OWN_DATA, Config, Spec
+from fedspeed.config.config import OWN_DATA, Config, Spec
 from fedspeed.data import CARDS, Samples, federate, from_arrays, from_torch, load
 from fedspeed.data.augment import Augmentation, Pipeline
-from fedspeed.points import at
-from fedspeed.run import load_federation, prepare, resume, run_config
-from fedspeed.runconfig import read_config
-from fedspeed.rundir import RunDir
+from fedspeed.experiments.grid import at
+from fedspeed.runs.config_file import read_config
+from fedspeed.runs.directory import RunDir
+from fedspeed.runs.launch import load_federation, prepare, resume, run_config
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3

@@ -15,13 +15,13 @@ import pytest
 
 import fedspeed
 from fedspeed.cli import COMMANDS, Parser, build_parser
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.data import DATASETS, options
 from fedspeed.methods import METHODS, WRAPPERS
 from fedspeed.models import MODELS
 from fedspeed.record import Record
 from fedspeed.reproduce.recipes import FOLDER
-from fedspeed.rundir import FILES
+from fedspeed.runs.directory import FILES
 
 ROOT = Path(__file__).parents[2]
 EXT = ROOT / "docs" / "_ext"

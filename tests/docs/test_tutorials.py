@@ -27,7 +27,7 @@ from processor import FORCE, SAME_BITS
 from torch.backends.cpu import get_cpu_capability
 
 from fedspeed.cli import main
-from fedspeed.environment import VARIABLES
+from fedspeed.utils.environment import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "notebooks.py")))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedspeed.errors import UserError
-from fedspeed.flower.counted import Counted
-from fedspeed.flower.kept import NEVER, Kept
+from fedspeed.flower.device_states import NEVER, Kept
+from fedspeed.flower.server_states import Counted
 from fedspeed.methods.base import Nothing
 from fedspeed.methods.scaffold import Client
 

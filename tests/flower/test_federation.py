@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 import fedspeed
 from fedspeed.backends import Place
 from fedspeed.backends.serial import Serial
-from fedspeed.client import Failed
+from fedspeed.client.work import Failed
 from fedspeed.errors import ClientFailed
-from fedspeed.server import Simulation
+from fedspeed.server.simulation import Simulation
 
 pytestmark = pytest.mark.slow
 ROUNDS = 5

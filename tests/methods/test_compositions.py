@@ -30,11 +30,10 @@ from fedspeed import (
     simulate,
 )
 from fedspeed.cli import main
+from fedspeed.client.trees import has_leaves, named, tree_map
 from fedspeed.data.federated import Federated
-from fedspeed.fields import named
 from fedspeed.methods import FedCM, FedNova, FedWMSAM, wrapper
 from fedspeed.methods.base import Local, Round
-from fedspeed.vec import has_leaves, tree_map
 
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")
 CLIP, D = 0.05, 12

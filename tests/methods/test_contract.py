@@ -15,8 +15,10 @@ from federations import Softmax, package
 from torch import nn
 
 from fedspeed import simulate
-from fedspeed.client import Oracle
-from fedspeed.config import Config
+from fedspeed.client.local_loop import Oracle
+from fedspeed.client.trees import tree_leaves, tree_map
+from fedspeed.config.config import Config
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.methods import (
@@ -34,8 +36,6 @@ from fedspeed.methods import (
     Scaffold,
 )
 from fedspeed.methods.base import Local, Round
-from fedspeed.plan import Plan
-from fedspeed.vec import tree_leaves, tree_map
 
 ALL = [cls() for cls in METHODS.values()] + [
     FedInit(FedAvg()),

@@ -24,13 +24,13 @@ from fedspeed import (
     load_data,
 )
 from fedspeed.cli import options
+from fedspeed.client.trees import named, tree_leaves
+from fedspeed.config.plan import PLACEMENT
+from fedspeed.config.presets import paper_decay
 from fedspeed.data import CARDS
-from fedspeed.fields import named
 from fedspeed.methods import FedADMM, FedDyn, FedPD, FedSMOO
 from fedspeed.methods.base import Local, Round
-from fedspeed.presets import paper_decay
-from fedspeed.runconfig import PLACEMENT, as_stored
-from fedspeed.vec import tree_leaves
+from fedspeed.runs.config_file import as_stored
 
 PLAN = Plan(rounds=4, active=3, local_steps=2, batch_size=4, lr=0.1, engine="loop", backend="serial")
 

@@ -11,6 +11,7 @@ from federations import Softmax, package
 from sequences import EQUAL, FULL, PLAN, Recorded, sequences, weights
 
 from fedspeed import simulate
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.methods import (
     METHODS,
@@ -46,7 +47,6 @@ from fedspeed.methods import (
     Scaffold,
 )
 from fedspeed.methods.base import Local, Round
-from fedspeed.plan import Plan
 
 
 @pytest.mark.parametrize("hyper", [{}, {"alpha": 0.4, "lam": 0.7}, {"normalise": False, "rho": 0.3}], ids=str)

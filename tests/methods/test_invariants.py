@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspeed import simulate
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.methods import METHODS, FedInit, FedSpeed
-from fedspeed.plan import Plan
 
 plans = st.builds(
     Plan,

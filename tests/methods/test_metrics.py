@@ -30,15 +30,16 @@ from fedspeed import (
     simulate,
 )
 from fedspeed.cli import main
+from fedspeed.client.hooks import reports
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
-from fedspeed.metrics import merged, reports
-from fedspeed.parent import Parent
 from fedspeed.record import MOST, older, rounds_digest
 from fedspeed.report.diff import differences
-from fedspeed.rerun import unlike
-from fedspeed.run import resume
-from fedspeed.verify import verify
+from fedspeed.runs.checkpoint import unlike
+from fedspeed.runs.fork_origin import Parent
+from fedspeed.runs.launch import resume
+from fedspeed.runs.verify import verify
+from fedspeed.server.round import merged
 
 FILE = """
 from dataclasses import dataclass, replace

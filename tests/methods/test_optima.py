@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from fedspeed import simulate
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.methods import (
     FedADMM,
@@ -26,7 +27,6 @@ from fedspeed.methods import (
     FedWMSAM,
     Scaffold,
 )
-from fedspeed.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import pytest
 from federations import Softmax, package
 
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.config.config import Config
+from fedspeed.config.plan import Plan
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, FedAvg, FedInit, find_method
 from fedspeed.methods.base import Method
-from fedspeed.plan import Plan
-from fedspeed.run import run_config
+from fedspeed.runs.launch import run_config
 
 DOC = Path(__file__).parents[2] / "docs" / "guides" / "methods.md"
 SMALL = ["--clients", "10", "--active", "3", "--rounds", "2", "--local-epochs", "1"]

@@ -33,9 +33,9 @@ from fedspeed.cli import main
 from fedspeed.methods import privacy
 from fedspeed.methods.base import Local
 from fedspeed.methods.scaffold import Up
-from fedspeed.run import resume, run_config
-from fedspeed.runconfig import read_config
-from fedspeed.verify import verify
+from fedspeed.runs.config_file import read_config
+from fedspeed.runs.launch import resume, run_config
+from fedspeed.runs.verify import verify
 
 EQUAL = Softmax(equal=8)
 PLAN = Plan(rounds=3, active=4, local_steps=2, batch_size=4, lr=0.1, weight_decay=0.0, seed=5, backend="serial")

@@ -12,7 +12,8 @@ from federations import Softmax, package
 
 from fedspeed import FedAvg, FedCM, FedMoSWA, FedNova, FedSWA, Local, Plan, Round, Scaffold, UserError, Wrapper
 from fedspeed.errors import ClientFailed
-from fedspeed.sampling import batch_order, key, straggler_steps
+from fedspeed.utils.files import key
+from fedspeed.utils.random import batch_order, straggler_steps
 
 PLAN = Plan(
     rounds=3, active=4, local_epochs=2, batch_size=4, lr=0.125, lr_decay=0.5, weight_decay=0.01, backend="serial"

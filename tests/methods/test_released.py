@@ -11,13 +11,14 @@ from federations import Softmax, package
 from torch import nn
 
 from fedspeed import simulate
-from fedspeed.config import Config
+from fedspeed.config.config import Config
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, FedADMM, FedAvg, FedCM, FedDyn, FedProx, FedSMOO, FedSpeed, MoFedSAM, Scaffold
-from fedspeed.plan import Plan
 from fedspeed.reproduce.recipes import settings
-from fedspeed.sampling import batch_order, key
+from fedspeed.utils.files import key
+from fedspeed.utils.random import batch_order
 
 
 def released(**given) -> Config:

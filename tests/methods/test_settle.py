@@ -13,13 +13,13 @@ from federations import Softmax, package
 from same_bits import assert_same_bits
 from test_optima import Quadratics, finish
 
-from fedspeed.contract import Hooks
+from fedspeed.client.hooks import Hooks
+from fedspeed.config.plan import Plan
 from fedspeed.errors import Diverged, UserError
 from fedspeed.methods import METHODS, AFedPD, AFedPDSAM, FedAvg, FedInit, FedSpeed, Wrapper
 from fedspeed.methods.base import Method, Nothing
-from fedspeed.plan import Plan
-from fedspeed.sampling import cohort
-from fedspeed.states import ClientStates, DiskStates
+from fedspeed.server.states import ClientStates, DiskStates
+from fedspeed.utils.random import cohort
 
 PLAN = Plan(rounds=4, active=3, local_steps=2, batch_size=8, lr=0.1, weight_decay=0.0, seed=5, backend="serial")
 EQUAL = Softmax(equal=8)

@@ -13,7 +13,8 @@ from torch import nn
 
 from fedspeed import FedAvg, FedGMT, Plan, UserError, simulate
 from fedspeed.data.federated import Federated
-from fedspeed.sampling import batch_order, key
+from fedspeed.utils.files import key
+from fedspeed.utils.random import batch_order
 
 PROBLEM = Softmax(equal=6)
 PLAN = Plan(rounds=1, active=3, local_steps=2, batch_size=6, lr=0.1, weight_decay=0.0, backend="serial")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from federations import Softmax, package, transcription
 
+from fedspeed.config.plan import Plan
 from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed, build
-from fedspeed.plan import Plan
 
 TOLERANCE = 1e-10
 

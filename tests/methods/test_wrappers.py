@@ -16,13 +16,14 @@ from federations import Softmax, package
 
 from fedspeed import Config, FedAvg, FedInit, FedSpeed, Method, Scaffold, UserError, Wrapper
 from fedspeed.cli import main
-from fedspeed.client import Job, run_client
+from fedspeed.client.local_loop import run_client
+from fedspeed.client.work import Job
+from fedspeed.config.plan import Plan
 from fedspeed.methods import find_method
 from fedspeed.methods.base import Local, Movement, dense_bytes
 from fedspeed.methods.wrapper import OWN
-from fedspeed.plan import Plan
-from fedspeed.run import resume
-from fedspeed.verify import verify
+from fedspeed.runs.launch import resume
+from fedspeed.runs.verify import verify
 
 ROOT = Path(__file__).parents[2]
 DOC = ROOT / "docs" / "guides" / "methods.md"

@@ -19,9 +19,9 @@ from browsing import Opened
 from made_runs import made_run
 
 from fedspeed.cli import main
-from fedspeed.client_metrics import ClientMetrics
 from fedspeed.report.live import Server
-from fedspeed.rundir import RunDir, alone
+from fedspeed.runs.directory import RunDir, alone
+from fedspeed.server.client_metrics import ClientMetrics
 
 pytestmark = pytest.mark.slow
 HOSTILE = {"environment": {"torch": "</script><img src=x onerror=alert(1)>"}}

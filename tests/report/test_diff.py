@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.report.diff import differences
-from fedspeed.run import run_config
+from fedspeed.runs.launch import run_config
 
 TINY = {"rounds": 3, "clients": 6, "active": 3, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear"}
 

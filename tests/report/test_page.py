@@ -25,8 +25,7 @@ from fedspeed.report import page_data as embedding
 from fedspeed.report.comparison import Comparison, targets_of, told_targets
 from fedspeed.report.run_files import collect, finished, read_any
 from fedspeed.report.statistics import Gap, interval
-from fedspeed.rundir import RunDir, alone
-from fedspeed.splitfile import read_split
+from fedspeed.runs.directory import RunDir, alone, read_split
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u202e"
 

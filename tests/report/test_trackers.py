@@ -14,7 +14,7 @@ from watching import Stop, stop_after
 from fedspeed import Config, run_config
 from fedspeed.cli import main
 from fedspeed.report.diff import differences
-from fedspeed.run import resume
+from fedspeed.runs.launch import resume
 
 pytestmark = pytest.mark.slow
 TRACKERS = ["tensorboard", "wandb", "mlflow"]

@@ -19,11 +19,11 @@ from made_runs import made_run
 from fedspeed.cli import main
 from fedspeed.cli.watch import view
 from fedspeed.errors import Terminated
-from fedspeed.locks import locked
 from fedspeed.report import live
 from fedspeed.report.live import Server, Watched, standing, standings
 from fedspeed.report.run_files import read_any
-from fedspeed.rundir import RunDir, alone
+from fedspeed.runs.directory import RunDir, alone
+from fedspeed.utils.locks import locked
 
 
 def grow(run: RunDir, rounds: int, text: str = "") -> None:

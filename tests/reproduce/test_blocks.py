@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from fedspeed.damping import damping
+from fedspeed.config.damping import damping
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.recipes import find_recipe

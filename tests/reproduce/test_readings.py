@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspeed.presets import paper_decay
+from fedspeed.config.presets import paper_decay
 from fedspeed.reproduce.minutes import minutes, runs
 from fedspeed.reproduce.recipes import find_recipe, recipes, settings
 

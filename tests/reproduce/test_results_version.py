@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedspeed.config.plan import Plan
 from fedspeed.data import load
 from fedspeed.data.federated import Federated
 from fedspeed.methods import METHODS
 from fedspeed.models import build_model
-from fedspeed.plan import Plan
 from fedspeed.reproduce.recipes import RESULTS_VERSION
-from fedspeed.server import Simulation
+from fedspeed.server.simulation import Simulation
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "results-version.json"
 START = FIXTURE.with_name("results-version-start.npz")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedspeed.cli import main
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.errors import UserError
 from fedspeed.reproduce import Reproduction
 from fedspeed.reproduce.progress import write_progress

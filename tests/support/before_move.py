@@ -28,13 +28,14 @@ from watching import Clients, Stop, stop_after
 
 from fedspeed import Federated, simulate
 from fedspeed.cli import main
-from fedspeed.config import Config
-from fedspeed.forking import branch
-from fedspeed.givenrun import module_digest
-from fedspeed.models import MODELS, resnet18_gn
-from fedspeed.parent import read_parent, write_parent
-from fedspeed.run import resume, run_config
-from fedspeed.rundir import RunDir
+from fedspeed.config.config import Config
+from fedspeed.models import MODELS
+from fedspeed.models.resnet import resnet18_gn
+from fedspeed.runs.directory import RunDir
+from fedspeed.runs.fork import branch
+from fedspeed.runs.fork_origin import read_parent, write_parent
+from fedspeed.runs.from_objects import module_digest
+from fedspeed.runs.launch import resume, run_config
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "run-before-move"
 EXPECTED = FOLDER / "expected.json"
@@ -65,9 +66,9 @@ def federation(shape: tuple[int, ...], classes: int = 3, tokens: int = 0) -> Fed
 
 def narrow_resnet(trim: bool = False) -> nn.Module:
     """Build ResNet-18's layers with 4 to 8 channels: the classes of `resnet18_gn`, without its 45 MB."""
-    from fedspeed.layers import Layout
-    from fedspeed.models import Block
-    from fedspeed.trim import trimmed
+    from fedspeed.models.fast_conv import Layout
+    from fedspeed.models.resnet import Block
+    from fedspeed.models.trim import trimmed
 
     net = nn.Sequential(
         Layout(),

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedspeed.data.problems import Quadratic
 from fedspeed.theory import Setting
-from fedspeed.theory.numpy_runs import auxiliary
+from fedspeed.theory.runs import auxiliary
 
 
 class Sequences(NamedTuple):

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from watching import Rounds
 
-from fedspeed import run, statelog
-from fedspeed.checkpoint import Checkpoints
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.record import PLACED
-from fedspeed.rundir import RunDir
+from fedspeed.runs import launch, state_log
+from fedspeed.runs.checkpoint import Checkpoints
+from fedspeed.runs.directory import RunDir
 
 CRASH = 77
 
@@ -135,9 +135,9 @@ def child(out: Path, config: Config, k: int, rounds: int = 0) -> tuple[int, int]
                     os._exit(0)
 
             if (out / "config.toml").exists():
-                run.resume(out, observers=[Rounds(stop)])
+                launch.resume(out, observers=[Rounds(stop)])
             else:
-                run.run_config(config, out, observers=[Rounds(stop)])
+                launch.run_config(config, out, observers=[Rounds(stop)])
             os.write(out_of, str(counter.count).encode())
             code = 0
         except BaseException:
@@ -157,12 +157,12 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
     """The sweep."""
     torch.set_num_threads(1)
     if compact:
-        statelog.GROWTH, statelog.SLACK = 1, 0
+        state_log.GROWTH, state_log.SLACK = 1, 0
     config = Config.from_dict(
         {"rounds": 3, "clients": 4, "active": 2, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear",
          "backend": "serial", "method": method, "states": states, "client_metrics": "every=2,own"}
     )  # fmt: skip
-    run.run_config(config, folder / "whole")
+    launch.run_config(config, folder / "whole")
     expected = outcome(folder / "whole")
     operations, crashes, k = 0, 0, 1 - stride
     while True:

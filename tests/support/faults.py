@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedspeed.auditing import Key, Reference, Setting, Subject, Trace, first_difference
-from fedspeed.fields import named
+from fedspeed.client.trees import named, tree_leaves, tree_map
+from fedspeed.experiments.audit import Key, Reference, Setting, Subject, Trace, first_difference
 from fedspeed.methods import FedAvg
 from fedspeed.methods.base import Local, Method, Round
-from fedspeed.simulating import given_method
-from fedspeed.vec import tree_leaves, tree_map
+from fedspeed.runs.simulate import given_method
 
 KINDS = {
     "denominator": "a sum divided by the wrong number: S, N, K or nothing",

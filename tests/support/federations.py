@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from fedspeed import simulate
+from fedspeed.config.plan import Plan
 from fedspeed.data.federated import Federated
-from fedspeed.plan import Plan
-from fedspeed.sampling import batch_order, cohort, key
-from fedspeed.server import Simulation
+from fedspeed.server.simulation import Simulation
+from fedspeed.utils.files import key
+from fedspeed.utils.random import batch_order, cohort
 
 
 @dataclass(frozen=True)

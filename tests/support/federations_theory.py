@@ -10,7 +10,7 @@ from fedspeed import simulate
 from fedspeed.data import federate
 from fedspeed.data.problems.loaders import samples
 from fedspeed.models import build_model
-from fedspeed.server import Simulation
+from fedspeed.server.simulation import Simulation
 from fedspeed.theory.setting import Setting
 
 

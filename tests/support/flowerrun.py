@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 import fedspeed
 from fedspeed.backends import Place
 from fedspeed.backends.serial import Serial
-from fedspeed.client import Failed
+from fedspeed.client.trees import tree_map
+from fedspeed.client.work import Failed
 from fedspeed.errors import ClientFailed
 from fedspeed.flower import client_app
+from fedspeed.flower.agreement import Terms
 from fedspeed.flower.server import ServerSide, run_rounds
-from fedspeed.flower.terms import Terms
-from fedspeed.server import Simulation
-from fedspeed.simulating import given_method, given_plan
-from fedspeed.vec import tree_map
+from fedspeed.runs.simulate import given_method, given_plan
+from fedspeed.server.simulation import Simulation
 
 N = 4
 SETTINGS = {"active": 3, "batch_size": 20, "local_epochs": 1, "lr": 0.1, "seed": 3}

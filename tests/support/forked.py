@@ -11,7 +11,14 @@ import pytest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["fedspeed.backends.worker", "fedspeed.run", "fedspeed.server", "fedspeed.cli", "fedspeed.data", "numpy.random"]
+    [
+        "fedspeed.backends.worker",
+        "fedspeed.runs.launch",
+        "fedspeed.server.simulation",
+        "fedspeed.cli",
+        "fedspeed.data",
+        "numpy.random",
+    ]
 )
 
 
@@ -24,5 +31,5 @@ def forked() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedspeed.backends.process.get_context", lambda kind: CONTEXT)
-        patch.setattr("fedspeed.pool.multiprocessing", SimpleNamespace(get_context=lambda kind: CONTEXT))
+        patch.setattr("fedspeed.experiments.pool.multiprocessing", SimpleNamespace(get_context=lambda kind: CONTEXT))
         yield

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedspeed.record import Record
-from fedspeed.rundir import RunDir
-from fedspeed.splitfile import Split
+from fedspeed.runs.directory import RunDir, Split
 
 CLIENTS = 12
 

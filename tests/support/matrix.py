@@ -13,11 +13,11 @@ import plain
 import plainmethods
 from safetensors.numpy import load_file
 
-from fedspeed.config import Config
+from fedspeed.config.config import Config
 from fedspeed.errors import UserError
-from fedspeed.forking import fork
-from fedspeed.run import extend, prepare, run_config
-from fedspeed.rundir import RunDir
+from fedspeed.runs.directory import RunDir
+from fedspeed.runs.fork import fork
+from fedspeed.runs.launch import extend, prepare, run_config
 
 FILE = Path(plain.__file__).with_name("matrixfiles.py")
 DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {

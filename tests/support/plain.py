@@ -1,8 +1,8 @@
 """A federated run as one plain loop in NumPy and torch, which knows nothing of the package: the truth of the matrix.
 
-From the package it takes the random numbers alone (`fedspeed.sampling`: who is active, in which order batches come, who
-is late, who is lost, the noise), since a stream is defined by its name. Steps, weights, means over all clients,
-schedules, batch norm, rounding of states, scores, stop rules and forks are written here again, with the methods of
+From the package it takes the random numbers alone (`fedspeed.utils.random`: who is active, in which order batches
+come, who is late, who is lost, the noise), since a stream is defined by its name. Steps, weights, means over all
+clients, schedules, batch norm, rounding of states, scores, stop rules and forks are written here again, with the methods of
 `plainmethods`.
 """
 
@@ -18,7 +18,8 @@ from matrixfiles import CLASSES, FEATURES, ILL, SIZES, WIDTH, arrays, build
 from oracle import Job  # (written from the papers; imports nothing of the package)
 from plainmethods import METHODS, FedAvg, Tree, Vec
 
-from fedspeed.sampling import batch_order, cohort, dropped, key, rng, straggler_steps
+from fedspeed.utils.files import key
+from fedspeed.utils.random import batch_order, cohort, dropped, rng, straggler_steps
 
 BATCH, EPOCHS, DECAY = 4, 1, 0.01
 

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from fedspeed.environment import bits_environment
+from fedspeed.utils.environment import bits_environment
 
 MADE_ON = ("2.13.0", "AVX512")  # torch, and the instructions that decide the last bits
 TORCH_READS = ("ATEN_", "MKL_", "ONEDNN_", "DNNL_")  # beginnings of variables that choose its instructions

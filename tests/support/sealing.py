@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedspeed.checkpoint import Checkpoints
-from fedspeed.hashing import cut, digest, prefix, sealed
-from fedspeed.rundir import RunDir
-from fedspeed.statelog import Change, StateLog
-from fedspeed.tree_bytes import write_state
+from fedspeed.client.tree_bytes import write_state
+from fedspeed.runs.checkpoint import Checkpoints
+from fedspeed.runs.directory import RunDir
+from fedspeed.runs.state_log import Change, StateLog
+from fedspeed.utils.files import cut, digest, prefix, sealed
 
 
 def seal(run: Path) -> None:

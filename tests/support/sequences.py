@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from federations import Softmax, package
 
+from fedspeed.config.plan import Plan
 from fedspeed.methods import FedSpeed
 from fedspeed.methods.base import Local
-from fedspeed.plan import Plan
 
 PLAN = Plan(rounds=5, active=3, local_epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=0.0, seed=1)
 FULL = Plan.from_fields({**PLAN.fields(), "active": 7, "lr_decay": 1.0})

@@ -14,7 +14,7 @@ import numpy as np
 from federations import Softmax, package
 from sequences import EQUAL, FULL, Recorded, sequences, weights
 
-from fedspeed.plan import Plan
+from fedspeed.config.plan import Plan
 from fedspeed.theory import Setting, auxiliary, gamma, gamma_k
 from fedspeed.theory.errata import ERRATA
 

@@ -1,0 +1,132 @@
+"""Do two processes compute the same bits? Each says what it is and does one fixed job; equal answers mean yes."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ... import __version__
+from ...client.trees import one_thread
+from ...utils.environment import bits_environment
+
+SAME_PROGRAM = ("fedspeed", "code", "python")
+"""What must be equal: the work that arrives is a value of this program. The rest may be mixed, if the user says so."""
+
+
+class Bits(NamedTuple):
+    """What decides the bits of a process, each as text.
+
+    Args:
+        code: a digest of the package's own files.
+        job: the digest of what the fixed job computed.
+    """
+
+    fedspeed: str
+    code: str
+    python: str
+    torch: str
+    numpy: str
+    cpu: str
+    variables: str
+    job: str
+
+
+def bits() -> Bits:
+    """Of this process; takes a few hundredths of a second."""
+    return Bits(
+        fedspeed=__version__,
+        code=code_digest(),
+        python=".".join(platform.python_version_tuple()[:2]),
+        torch=torch.__version__,
+        numpy=np.__version__,
+        cpu=torch.backends.cpu.get_cpu_capability(),
+        variables=", ".join(f"{name}={value}" for name, value in bits_environment().items()) or "none",
+        job=fixed_job(),
+    )
+
+
+def differences(here: Bits, there: Bits) -> dict[str, str]:
+    """What differs, in words, by name.
+
+    Example:
+        >>> here = Bits("0.1", "a", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d")
+        >>> differences(here, here._replace(cpu="AVX2"))
+        {'cpu': 'cpu AVX2 instead of AVX512'}
+    """
+    pairs = zip(Bits._fields, here, there, strict=True)
+    return {name: f"{name} {b} instead of {a}" for name, a, b in pairs if a != b}
+
+
+class Verdict(NamedTuple):
+    """Whether a worker may join, and what to say of one that is not like us."""
+
+    welcome: bool
+    told: str = ""
+
+
+def judge(here: Bits, host: str, there: Bits | None, error: str, allow_mixed: bool) -> Verdict:
+    """Whether a worker may join: one whose bits differ may if the user says so.
+
+    Args:
+        host: where it is.
+        there: what it said; None if it could not, because of an `error`.
+    """
+    if there is None:
+        told = f"fedspeed cannot be imported ({error}); install the same version there as here"
+        return Verdict(False, f"node {host}: {told}")
+    found = differences(here, there)
+    told = f"node {host}: {', '.join(found.values())}"
+    if any(name in found for name in SAME_PROGRAM):
+        return Verdict(False, f"{told}; install the same version there as here")
+    if found and not allow_mixed:
+        return Verdict(False, f"{told}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
+    return Verdict(True, told if found else "")
+
+
+@cache
+def code_digest() -> str:
+    """Of the package's Python files, names included."""
+    root, digest = Path(__file__).parent.parent, hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def fixed_job() -> str:
+    """The digest of two gradient steps of a small network: convolution, normalisation, products, logarithms.
+
+    Inputs are fractions of small whole numbers, the same everywhere, so that only the arithmetic can differ.
+    """
+    shapes = [(16, 3, 3, 3), (16,), (64, 16 * 16), (10, 64)]
+    with one_thread():
+        weights = [_fractions(shape, 11 + i).requires_grad_() for i, shape in enumerate(shapes)]
+        inputs, targets = _fractions((40, 3, 8, 8), 5), torch.arange(40) % 10
+        digest = hashlib.blake2b(digest_size=8)
+        for _ in range(2):
+            kernel, bias, wide, last = weights
+            maps = F.group_norm(F.conv2d(inputs, kernel, bias, padding=1), 2).relu()
+            hidden = (F.max_pool2d(maps, 2).flatten(1) @ wide.T).tanh()
+            gradients = torch.autograd.grad(F.cross_entropy(hidden @ last.T, targets), weights)
+            for gradient in gradients:
+                digest.update(gradient.contiguous().numpy().tobytes())
+            weights = [(w - 0.1 * g).detach().requires_grad_() for w, g in zip(weights, gradients, strict=True)]
+    return digest.hexdigest()
+
+
+def _fractions(shape: tuple[int, ...], step: int) -> torch.Tensor:
+    size = int(np.prod(shape))
+    return ((torch.arange(size) * step * 7919 % 1009 - 504).to(torch.float32) / 2048).view(shape)
+
+
+def host_name() -> str:
+    """Of this machine, for messages."""
+    return socket.gethostname()

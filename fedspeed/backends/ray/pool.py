@@ -1,0 +1,283 @@
+"""The workers of a Ray cluster: hired, asked who they are, given work, replaced when they are lost."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...config.plan import Plan
+from ...errors import UserError, one_line
+from ...utils.environment import bits_environment, cores
+from ..process import as_error
+from .fingerprint import bits, judge
+from .worker import Greeting, Setup, actor_class
+
+FLIGHTS = 2
+"""Chunks that a worker has at a time: one that it works on, and the next, whose states travel meanwhile."""
+AHEAD = 4
+"""Chunks a worker, in flight or answered, that may be ahead of the one that is summed next: memory is bounded by it."""
+RETRIES = 3
+"""How often a chunk is run again because its worker was lost, before the run stops."""
+PATIENCE = 120.0
+"""Seconds in which a first worker, or one for all that were lost, must be there."""
+LINGER = 15.0
+"""Seconds after the last word of anybody in which others may say hello before the run begins with those it has."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(eq=False)
+class Worker:
+    """An actor, and what it said about itself."""
+
+    actor: Any
+    node: str = ""
+    host: str = ""
+    folder: str = ""
+    flights: list[int] = field(default_factory=list)  # chunks it was sent and has not answered, in order
+
+
+Send = Callable[[Worker, int], Any]
+
+
+class Crew:
+    """Everybody who works for a run.
+
+    Args:
+        ray: the module; this process is connected.
+        workers: how many are wanted, at most.
+        alone: nobody else works there, and nothing is counted but GPUs.
+    """
+
+    def __init__(self, ray: Any, plan: Plan, workers: int, alone: bool) -> None:
+        self.ray, self.allow_mixed = ray, plan.allow_mixed
+        share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
+        self.size = workers if alone else self._room(plan, workers)
+        if alone and workers > cores():
+            told = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
+            warnings.warn(f"{told}; to join a cluster give --ray-address", stacklevel=4)
+        self.workers: list[Worker] = []
+        self.mixed: list[str] = []
+        self._joining: dict[Any, tuple[Worker, str]] = {}  # answer to come -> who, and the question
+        self._refused: list[str] = []
+        self._failures = 0  # of workers that did not get as far as work
+        self._here = bits()
+        variables = {**dict.fromkeys(THREADS, "1"), "PYTHONSAFEPATH": "1", **bits_environment()}
+        self._make = ray.remote(
+            **share,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": variables},
+        )(actor_class())
+
+    def _room(self, plan: Plan, workers: int) -> int:
+        """How many workers the cluster has room for, of those that are wanted; without a number, all it has."""
+        total = self.ray.cluster_resources()
+        shares = {"CPU": plan.ray_cpus, "GPU": plan.ray_gpus}
+        asked = {kind: share for kind, share in shares.items() if share}
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]  # a worker is on one of them
+        room = (
+            sum(min(int(node.get(kind, 0) / share + 1e-6) for kind, share in asked.items()) for node in nodes)
+            if asked
+            else workers
+        )
+        wanted = workers if plan.workers else plan.active
+        if not room:
+            found = ", ".join(f"{total.get(kind, 0):g} {kind}" for kind in shares)
+            raise UserError(
+                f"back end ray: expected room for a worker ({plan.ray_cpus:g} CPU, {plan.ray_gpus:g} GPU), found "
+                f"{found} in the cluster; lower --ray-cpus or --ray-gpus, or add nodes"
+            )
+        if plan.workers and room < wanted:
+            warnings.warn(f"back end ray: the cluster has room for {room} of {wanted} workers", stacklevel=5)
+        return min(wanted, room)
+
+    def put(self, value: Any) -> Any:
+        """A value in Ray's memory, once for everybody."""
+        try:
+            return self.ray.put(value)
+        except self.ray.exceptions.RayError as error:
+            raise UserError(
+                f"back end ray: its memory has no room for {getattr(value, 'nbytes', 0) / 1e6:.0f} MB "
+                f"({one_line(error)[:200]}); start the nodes with more --object-store-memory, or use fewer --workers"
+            ) from None
+
+    def gather(self, packed: bytes, data: np.ndarray, setup: Setup) -> None:
+        """Hire everybody, and wait for them; one is enough to begin with if the cluster is busy."""
+        self._work = self.put(packed), self.put(data), setup
+        for _ in range(self.size):
+            self._hire()
+        while self._joining:
+            starting = any(asked != "hello" for _, asked in self._joining.values())
+            patience = PATIENCE if starting or not self.workers else LINGER
+            ready = self.ray.wait(list(self._joining), timeout=patience)[0]
+            if not ready:
+                break
+            for ref in ready:
+                self._next_question(ref)
+        if not self.workers:
+            raise self._nobody()
+        if len(self.workers) < self.size:
+            warnings.warn(f"back end ray: {len(self.workers)} of {self.size} workers have joined so far", stacklevel=4)
+
+    def _nobody(self) -> UserError:
+        if self._refused:
+            return UserError(f"back end ray: no worker can be used: {self._refused[0]}")
+        return UserError(
+            f"back end ray: expected a worker within {PATIENCE:.0f} s, found none: the cluster is busy, or its nodes "
+            f"were lost; see `ray status`, or use --backend process"
+        )
+
+    def _hire(self) -> None:
+        worker = Worker(self._make.remote([folder for folder in sys.path if folder]))
+        self._joining[worker.actor.hello.remote()] = worker, "hello"
+
+    def _next_question(self, ref: Any) -> None:
+        """Hear what a worker says that is not yet at work: who it is, where, and whether it has the work."""
+        worker, asked = self._joining.pop(ref)
+        try:
+            answer = self.ray.get(ref)
+        except self.ray.exceptions.RayError as error:
+            self._failures += 1
+            self._discard(worker)
+            if self._failures <= RETRIES * self.size:
+                self._hire()
+            else:
+                self._refused.append(f"workers cannot start ({one_line(error)[:300]})")
+            return
+        if asked == "hello":
+            if self._welcome(worker, Greeting(*answer)):
+                self._joining[worker.actor.where.remote()] = worker, "where"
+            else:
+                self._discard(worker)
+        elif asked == "where":
+            worker.node = answer
+            self._joining[worker.actor.prepare.remote(*self._work)] = worker, "prepare"
+        elif answer is not None:
+            self._refused.append(f"node {worker.host}: {as_error(answer)}")
+            warnings.warn(f"back end ray: {self._refused[-1]}; this worker is not used", stacklevel=2)
+            self._discard(worker)
+        else:
+            self.workers.append(worker)
+
+    def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
+        """Whether a worker may join; one whose bits differ is remembered."""
+        worker.host, worker.folder = greeting.host, greeting.folder
+        welcome, told = judge(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        known = self.mixed if welcome else self._refused
+        if told and told not in known:
+            known.append(told)
+            what = "accepted: the run is mixed" if welcome else "this worker is not used"
+            warnings.warn(f"back end ray: {told}; {what}", stacklevel=2)
+        return welcome
+
+    def _discard(self, worker: Worker) -> None:
+        with suppress(Exception):
+            self.ray.kill(worker.actor)
+
+    def stream(
+        self,
+        doing: Sequence[str],
+        send: Send,
+        fits: Callable[[Worker, Any], bool] = lambda worker, answer: True,
+        far: Send = lambda worker, index: 0,
+    ) -> Iterator[Any]:
+        """Answers in order, one for each entry of `doing`, which says what a worker did if it is lost meanwhile.
+
+        Args:
+            send: gives a worker the task of an index.
+            fits: sees each answer as it comes; one that does not fit is asked for again.
+            far: how far a worker is from what a task needs; the nearest task is taken.
+        """
+        for worker in self.workers:
+            worker.flights = []
+        waiting = list(range(len(doing)))
+        flying: dict[Any, tuple[Worker, int]] = {}
+        done: dict[int, Any] = {}
+        tries: Counter[int] = Counter()
+
+        def feed(number: int) -> None:
+            """Give work to everybody who has room for some."""
+            while waiting:
+                worker = min(self.workers, key=lambda worker: len(worker.flights), default=None)
+                if worker is None or len(worker.flights) >= FLIGHTS:
+                    return
+                near = waiting[: bisect_left(waiting, number + AHEAD * self.size)]
+                if not near:
+                    return
+                index = number if near[0] == number else min(near, key=lambda i: (far(worker, i), i))
+                flying[send(worker, index)] = worker, index
+                worker.flights.append(index)
+                waiting.remove(index)
+
+        def hear(ref: Any) -> None:
+            worker, index = flying.pop(ref)
+            try:
+                answer = self.ray.get(ref)
+            except self.ray.exceptions.RayTaskError as error:
+                raise UserError(f"back end ray: {one_line(error.cause)[:300]} on {worker.host}") from error
+            except self.ray.exceptions.RayError as error:
+                for lost in [ref for ref, (whose, _) in flying.items() if whose is worker]:
+                    del flying[lost]
+                self._replace(worker, error, doing[worker.flights[0]], tries)
+                waiting.extend(worker.flights)
+                waiting.sort()
+                return
+            worker.flights.remove(index)
+            if fits(worker, answer):
+                done[index] = answer
+            else:
+                waiting.insert(0, index)
+                waiting.sort()
+
+        for number in range(len(doing)):
+            feed(number)
+            while number not in done:
+                for ref in self._wait([*flying]):
+                    if ref in flying:  # its worker was not lost with another answer
+                        hear(ref)
+                feed(number)
+            yield done.pop(number)
+
+    def _wait(self, refs: list[Any]) -> list[Any]:
+        """Those of some answers that are there, after who has come meanwhile is let in; waits for one of either."""
+        if not self.workers and not self._joining:
+            raise self._nobody()
+        ready = self.ray.wait([*refs, *self._joining], timeout=None if self.workers else PATIENCE)[0]
+        if not ready:
+            raise self._nobody()
+        for ref in ready:
+            if ref in self._joining:
+                self._next_question(ref)
+        return [ref for ref in ready if ref in refs]
+
+    def _replace(self, worker: Worker, error: Exception, doing: str, tries: Counter[int]) -> None:
+        """A worker is lost: another is hired, and what it had to do is done again, a few times."""
+        index = worker.flights[0]
+        tries[index] += 1
+        told = f"a Ray worker on {worker.host} was lost ({type(error).__name__}) {doing}"
+        self.workers.remove(worker)
+        self._discard(worker)
+        if tries[index] > RETRIES:
+            raise UserError(f"{told}; out of memory? Use fewer --workers, or more --ray-cpus for each")
+        warnings.warn(f"{told}; its work is done again ({tries[index]} of {RETRIES})", stacklevel=2)
+        self._hire()
+
+    def dismiss(self) -> None:
+        """Let everybody go; those at work are not waited for."""
+        everybody = [*self.workers, *(worker for worker, _ in self._joining.values())]
+        self.workers, self._joining = [], {}
+        if not self.ray.is_initialized():
+            return
+        with suppress(Exception):
+            self.ray.wait([worker.actor.leave.remote() for worker in everybody], num_returns=len(everybody), timeout=5)
+        for worker in everybody:
+            self._discard(worker)

@@ -1,0 +1,282 @@
+"""What runs in a worker of a Ray cluster: say who it is, take the work, then chunks of jobs and pieces to evaluate."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...client.engines import Engine, make_engine
+from ...client.evaluate import Score, Sums, score_clients, score_slice
+from ...client.tree_bytes import read_state, state_name, write_state
+from ...client.trees import tree_leaves, tree_map
+from ...client.work import Facts, Failed, Job, Reply, Work
+from ...errors import UserError
+from ...methods.source import built_in
+from ...utils.devices import exact
+from ...utils.locks import Scratch
+from ..packing import Parcel, seal, tree_of, unpack
+from ..worker import RemoteError, keep_memory, remote_error
+from .fingerprint import Bits, bits
+
+SPARE = 2**30
+"""Bytes of a disk that kept states leave free."""
+
+
+class Greeting(NamedTuple):
+    """Who a worker is: its machine, and what decides its bits; or why it cannot be one."""
+
+    host: str
+    process: int
+    bits: Bits | None
+    folder: str = ""  # where it keeps states
+    error: str = ""
+
+
+class Setup(NamedTuple):
+    """What a worker is told with the work.
+
+    Args:
+        data: the data's tensors without their numbers (device meta).
+        private: those that somebody's model may write to, as it may to its inputs.
+        device: where to compute.
+        keep: whether new states are kept on the node for the next time.
+    """
+
+    data: dict[str, torch.Tensor]
+    private: list[str]
+    device: str
+    keep: bool
+
+
+class Request(NamedTuple):
+    """A chunk of jobs.
+
+    Args:
+        fresh: clients whose state is all zeros.
+        kept: clients whose state is a file on this node.
+        sent: clients whose state came with the request, in order; one is needed for all others of the chunk.
+        drop: files of this worker's that nobody will ask for.
+    """
+
+    jobs: list[Job]
+    fresh: set[int]
+    kept: dict[int, str]
+    sent: list[int]
+    drop: list[str]
+
+
+class Missing(NamedTuple):
+    """What comes back where files of states are gone: they must be sent."""
+
+    clients: list[int]
+
+
+class Answer(NamedTuple):
+    """What came of the jobs of a chunk, and whose new states are kept here too."""
+
+    told: list[Facts | RemoteError]
+    raw: np.ndarray  # states and uploads: `reply_leaves`
+    kept: list[int]
+
+
+def reply_leaves(work: Work, dtype: torch.dtype, told: Sequence[Facts | RemoteError]) -> Iterator[list[torch.Tensor]]:
+    """What the tensors of a chunk's replies look like, job by job: the state, then the upload if it has its own."""
+    state = list(tree_leaves(work.shapes.client))
+    upload = [torch.empty_like(a, dtype=dtype) for a in tree_leaves(work.shapes.up)]
+    for facts in told:
+        if isinstance(facts, RemoteError):
+            yield []
+        else:
+            yield state + (upload if facts.share else [])
+
+
+class Node:
+    """A worker. It is told everything it needs, and reads nothing of its machine but states that it kept itself."""
+
+    work: Work
+    engine: Engine
+
+    def __init__(self) -> None:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+        torch.set_num_threads(1)
+        self.scratch: Scratch | None = None
+        threading.Thread(target=self._end_with, args=(os.getppid(),), daemon=True, name="fedspeed-parent").start()
+
+    def _end_with(self, parent: int) -> None:
+        """End when Ray's own process on this node has ended: Ray lets its workers look for another for a minute."""
+        while os.getppid() == parent:
+            time.sleep(1)
+        self.leave()
+        os._exit(1)
+
+    def hello(self) -> Greeting:
+        """The first thing that is asked: a fixed job is done for it."""
+        from .fingerprint import host_name
+
+        self.scratch = Scratch("fedspeed-ray-")
+        return Greeting(host_name(), os.getpid(), bits(), str(self.scratch.path))
+
+    def prepare(self, packed: bytes, data: np.ndarray, setup: Setup) -> RemoteError | None:
+        """Take the work. The data stay where Ray has them, one copy for all workers of a node."""
+        try:
+            tensors = dict(zip(setup.data, Parcel(data).tensors(setup.data.values()), strict=True))
+            for name in tensors if setup.device != "cpu" else setup.private:
+                tensors[name] = tensors[name].to(setup.device, copy=True)
+            self.work, self.keep = unpack(packed, tensors), setup.keep
+            self.engine = make_engine(self.work, buffers=[])
+            keep_memory()
+        except Exception as error:
+            return remote_error(error, f"back end ray: a worker cannot start: {type(error).__name__}: {error}")
+        return None
+
+    @property
+    def _device(self) -> torch.device:
+        return self.work.flat.device
+
+    def run(self, down: np.ndarray, states: np.ndarray, request: Request) -> Answer | Missing | RemoteError:
+        """One chunk."""
+        for name in request.drop:
+            Path(name).unlink(missing_ok=True)
+        like, given = self.work.shapes.client, Parcel(states)
+        first = list(tree_leaves(like)) * len(request.sent)
+        views = iter(given.tensors(first))
+        sent = {i: tree_of(like, views) for i in request.sent}
+        kept, missing = self._read(request.kept)
+        if missing:
+            return Missing(missing)
+
+        def state(client: int) -> Any:
+            if client in request.fresh:
+                return tree_map(lambda a: torch.zeros_like(a, device=self._device), like)
+            return tree_map(lambda a: a.to(self._device, copy=True), kept.get(client) or sent[client])
+
+        leaves = Parcel(down).tensors(tree_leaves(self.work.shapes.down))
+        if self._device.type != "cpu" or not built_in(self.work.method):  # a user's hook may write to it
+            leaves = [a.to(self._device, copy=True) for a in leaves]
+        try:
+            with exact(self._device):
+                replies = self.engine.run(request.jobs, tree_of(self.work.shapes.down, leaves), state)
+        except Exception as error:
+            return remote_error(error)
+        return self._answer(replies)
+
+    def _read(self, files: dict[int, str]) -> tuple[dict[int, Any], list[int]]:
+        """States that were kept on this node, and clients whose file is gone."""
+        found: dict[int, Any] = {}
+        for client, name in files.items():
+            with suppress(UserError):
+                found[client] = read_state(Path(name), self.work.shapes.client)
+        return found, [client for client in files if client not in found]
+
+    def _answer(self, replies: list[Reply | Failed]) -> Answer:
+        told: list[Facts | RemoteError] = []
+        tensors: list[torch.Tensor] = []
+        kept: list[int] = []
+        for reply in replies:
+            if isinstance(reply, Failed):
+                told.append(remote_error(reply.error))
+                continue
+            told.append(reply.facts)
+            tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.share else ())]
+            if self._kept(reply):
+                kept.append(reply.job.client)
+        return Answer(told, seal(tensors), kept)
+
+    def _kept(self, reply: Reply) -> bool:
+        """Keep a new state on this node, if there is room: it is a copy, which may be lost."""
+        if not self.keep or self.scratch is None:
+            return False
+        try:
+            if shutil.disk_usage(self.scratch.path).free < SPARE:
+                return False
+            write_state(self.scratch.path / state_name(reply.job.client, reply.job.t), reply.client)
+        except (UserError, OSError):
+            return False
+        return True
+
+    def evaluate(self, x: np.ndarray, pieces: list[tuple[int, int]], validation: bool) -> list[Score] | RemoteError:
+        """Sums over pieces of the test or validation set."""
+        work = self.work
+        try:
+            vector = self._vector(x)
+            with exact(self._device):
+                return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
+        except Exception as error:
+            return remote_error(error)
+
+    def evaluate_clients(self, x: np.ndarray, pieces: list[tuple[int, int]]) -> list[Sums] | RemoteError:
+        """Sums over pieces of all clients' data."""
+        work = self.work
+        try:
+            vector = self._vector(x)
+            with exact(self._device):
+                return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
+        except Exception as error:
+            return remote_error(error)
+
+    def _vector(self, x: np.ndarray) -> torch.Tensor:
+        flat = self.work.flat
+        like = flat.x.new_empty(flat.d + len(flat.statistics), device="meta")
+        return Parcel(x).tensors([like])[0].to(self._device, copy=True)
+
+    def leave(self) -> None:
+        """Nothing of this worker stays behind."""
+        if self.scratch is not None:
+            self.scratch.close()
+
+
+def actor_class() -> type:
+    """The class that Ray makes actors of. It travels as it stands here, so that it can say that the package is missing;
+    the rest is `Node`, imported over there."""
+
+    class FedspeedWorker:
+        def __init__(self, path: list[str]) -> None:
+            import sys
+
+            sys.path += [folder for folder in path if folder not in sys.path]
+            try:
+                self.node, self.error = Node(), ""
+            except Exception as error:
+                self.error = f"{type(error).__name__}: {error}"
+
+        def hello(self) -> Any:
+            if not self.error:
+                return self.node.hello()
+            import os
+            import socket
+
+            return socket.gethostname(), os.getpid(), None, "", self.error
+
+        def prepare(self, *args: Any) -> Any:
+            return self.node.prepare(*args)
+
+        def run(self, *args: Any) -> Any:
+            return self.node.run(*args)
+
+        def evaluate(self, *args: Any) -> Any:
+            return self.node.evaluate(*args)
+
+        def evaluate_clients(self, *args: Any) -> Any:
+            return self.node.evaluate_clients(*args)
+
+        def where(self) -> str:
+            import ray
+
+            return str(ray.get_runtime_context().get_node_id())
+
+        def leave(self) -> None:
+            if not self.error:
+                self.node.leave()
+
+    return FedspeedWorker

@@ -1,0 +1,149 @@
+"""Memory that processes share, and trees of tensors in it.
+
+A process maps what it works on. What it only passes on, it reads and writes like a file, or leaves as soon as it has
+looked at it: mapped pages count as memory of every process that has touched them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..client.trees import tree_leaves, tree_map
+from ..errors import UserError
+
+ALIGN = 64
+"""Kernels take other paths, and give other bits, at unaligned addresses."""
+PASSED_ON = hasattr(os, "memfd_create")
+"""Whether reading and writing a segment like a file agrees with its mapped pages, as it does on Linux."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a segment."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Segment:
+    """A piece of memory that other processes map too. On Linux it has no name that could be left behind; elsewhere it
+    is a temporary file whose name is removed as soon as everybody has it."""
+
+    def __init__(self, handle: int, path: Path, size: int) -> None:
+        self.handle = handle
+        self.path = path
+        self.size = size
+
+    @cached_property
+    def map(self) -> mmap.mmap:
+        """The memory itself."""
+        return mmap.mmap(self.handle, self.size)
+
+    @classmethod
+    def create(cls, size: int) -> Segment:
+        """A new segment of at least `size` bytes."""
+        size = max(size, mmap.PAGESIZE)
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("fedspeed")
+            path = Path(f"/proc/{os.getpid()}/fd/{handle}")
+        else:
+            if shutil.disk_usage(tempfile.gettempdir()).free < size + 2**26:
+                raise UserError(
+                    f"back end process: no room for {size / 1e6:.0f} MB of shared files; use --backend serial"
+                )
+            handle, name = tempfile.mkstemp(prefix="fedspeed-")
+            path = Path(name)
+        os.truncate(handle, size)
+        return cls(handle, path, size)
+
+    @classmethod
+    def attach(cls, path: Path, size: int) -> Segment:
+        """The segment that another process made."""
+        handle = os.open(path, os.O_RDWR)
+        return cls(handle, path, size)
+
+    def tensor(self, place: Place) -> torch.Tensor:
+        """The tensor at a place, sharing memory."""
+        if not place.size:
+            return torch.empty(place.shape, dtype=place.dtype)
+        flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
+        return flat.view(place.shape)
+
+    def write(self, place: Place, a: torch.Tensor) -> None:
+        """Copy a tensor to a place."""
+        if not PASSED_ON:
+            self.tensor(place).copy_(a)
+            return
+        left = _bytes(a.detach().to(place.dtype).expand(place.shape).contiguous())
+        while len(left):
+            left = left[os.pwrite(self.handle, left, place.offset + place.size - len(left)) :]
+
+    def read(self, place: Place) -> torch.Tensor:
+        """A copy of the tensor at a place."""
+        if not PASSED_ON:
+            return self.tensor(place).clone()
+        a = torch.empty(place.shape, dtype=place.dtype)
+        left = _bytes(a)
+        while len(left):
+            left = left[os.preadv(self.handle, [left], place.offset + place.size - len(left)) :]
+        return a
+
+    def leave(self, places: list[Place]) -> None:
+        """Keep no page of these places mapped; what is in them stays."""
+        if PASSED_ON and places and "map" in self.__dict__:
+            start = places[0].offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.map.madvise(mmap.MADV_DONTNEED, start, places[-1].offset + places[-1].size - start)
+
+    def unlink(self) -> None:
+        """Nobody else will map it; the memory lives on until the last process lets go."""
+        self.__dict__.pop("map", None)  # closed with the last tensor in it
+        os.close(self.handle)
+        if not self.path.is_relative_to("/proc"):
+            self.path.unlink(missing_ok=True)
+
+
+def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Place], int]:
+    """Places one after the other, aligned, and where they end."""
+    places = []
+    for a in tensors:
+        start = -(-start // ALIGN) * ALIGN
+        places.append(Place(start, a.dtype, tuple(a.shape)))
+        start += a.numel() * a.element_size()
+    return places, -(-start // ALIGN) * ALIGN
+
+
+def at(segment: Segment, prototype: Any, places: list[Place]) -> Any:
+    """A tree like the prototype whose tensors are the segment's."""
+    remaining = iter(places)
+    return tree_map(lambda _: segment.tensor(next(remaining)), prototype)
+
+
+def put(segment: Segment, places: list[Place], tree: Any) -> None:
+    """Copy a tree's tensors to their places."""
+    for place, a in zip(places, tree_leaves(tree), strict=True):
+        segment.write(place, a)
+
+
+def take(segment: Segment, prototype: Any, places: list[Place]) -> Any:
+    """A copy of the tree at some places."""
+    remaining = iter(places)
+    return tree_map(lambda _: segment.read(next(remaining)), prototype)
+
+
+def _bytes(a: torch.Tensor) -> memoryview:
+    whole: memoryview = a.view(-1).view(torch.uint8).numpy().data
+    return whole

@@ -1,0 +1,61 @@
+"""What commands that make several runs share: seeds, runs side by side, and how to go on when stopped."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..experiments.batch import RunTask, make_runs, unfinished
+from ..server.observers import Observers
+from ..utils.environment import cores
+from .progress import ManyRunsProgress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Their options."""
+    parser.add_argument("--seeds", metavar="N|A,B,..", help="how many seeds (0..N-1), or which; default 3")
+    about = "runs side by side; 0: one per core; default 1"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=about)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise for what no run could be made with."""
+    Observers(args.log)  # refuses what cannot be made
+    if args.jobs < 0:
+        raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
+
+
+def make(args: argparse.Namespace, tasks: Sequence[RunTask], out: Path, console: Console, show: bool) -> dict[str, str]:
+    """Make the runs that are not done, and say how it goes; why some failed, by their labels."""
+    left = unfinished(tasks)
+    if len(left) < len(tasks) and show:
+        console.print(f"{len(tasks) - len(left)} of {len(tasks)} runs are done already and kept")
+    try:
+        with ManyRunsProgress(console, args.command, left, show) as shown:
+            return make_runs(left, args.jobs or cores(), shown, args.traceback)
+    except KeyboardInterrupt as stopped:
+        raise type(stopped)(f"`{_again(args, out)}` continues it") from None
+
+
+def _again(args: argparse.Namespace, out: Path) -> str:
+    """The command that continues: as it was given, with the folder it wrote to, and without --overwrite."""
+    given = [text for text in args.argv if text != "--overwrite"]
+    return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` -> 0, 1, 2; `5,7` -> 5, 7; `7,` -> 7 alone."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < (0 if "," in text else 1):
+        raise UserError(f"--seeds: expected how many, such as 3, or which, such as 5,7; got {text!r}")
+    return list(range(numbers[0])) if "," not in text else numbers

@@ -1,0 +1,112 @@
+"""Standard output that may be closed, full or read by nobody, and SIGTERM: neither loses a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from ..errors import Terminated
+from ..utils.processes import in_main_thread
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    r"""Control characters, which may be somebody else's orders to a terminal, as text; lines and tabs stay.
+
+    Example:
+        >>> print(visible("red \x1b[31m"))
+        red \x1b[31m
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class Outlet:
+    """A standard stream that never raises: once it cannot be written any more, it leads nowhere.
+
+    A pipe whose reader has left (`fedspeed run | head -1`) is not an error; any other failure is kept in `error`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write; what the stream's encoding does not have becomes `?`."""
+        try:
+            return self.stream.write(text)
+        except UnicodeEncodeError:
+            known = self.stream.encoding or "ascii"
+            return self.write(text.encode(known, "replace").decode(known))
+        except OSError as error:
+            self._lost(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush."""
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno != errno.EPIPE and self.error is None:
+            self.error = error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, self.stream.fileno())  # what is still in its buffer goes there too
+        except (OSError, ValueError):
+            self.stream = _nowhere()
+        finally:
+            os.close(nowhere)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+@contextmanager
+def outlets() -> Iterator[Outlet]:
+    """Standard output and error as outlets; gives that of the output. Those that are closed (`>&-`) lead nowhere."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, this one: else a file of ours would get it
+    before = sys.stdout, sys.stderr
+    out, err = (Outlet(stream or _nowhere()) for stream in before)
+    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
+    try:
+        yield out
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def terminable() -> Iterator[list[int]]:
+    """SIGTERM raises `Terminated`; gives a list that is no longer empty then."""
+    came: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        came.append(number)
+        raise Terminated
+
+    if not in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield came
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

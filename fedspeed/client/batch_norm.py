@@ -1,0 +1,210 @@
+"""Layers with running statistics (batch norm): found, replaced by group norm, their numbers as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from .hooks import Hooks
+
+if TYPE_CHECKING:
+    from ..methods.base import Grad, Local, Method, Round
+    from .flat_model import FlatModel
+
+
+REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+"""What becomes a group norm; a class derived from one of these may do more, and stays."""
+
+
+def tracking(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that keep running statistics, by name."""
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if getattr(m, "track_running_stats", False) and getattr(m, "running_mean", None) is not None
+    }
+
+
+def groups(width: int) -> int:
+    """Groups of a group norm in place of a batch norm: the paper's two, one for an odd number of channels."""
+    return 1 if width % 2 else 2
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """The model with a group norm in place of every batch norm: its weight, bias, eps and name stay.
+
+    Example:
+        >>> with_group_norm(nn.BatchNorm1d(4)).num_groups
+        2
+    """
+    found = {m: _group_norm(m) for m in model.modules() if isinstance(m, REPLACED) and type(m) in REPLACED}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child in found:
+                setattr(module, name, found[child])
+    return found.get(model, model)  # type: ignore[call-overload,no-any-return]
+
+
+def _group_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm) -> nn.GroupNorm:
+    made = nn.GroupNorm(groups(norm.num_features), norm.num_features, norm.eps, affine=norm.affine)
+    if norm.affine:
+        made.weight, made.bias = norm.weight, norm.bias
+    return made
+
+
+class Statistics:
+    """The running statistics of a model's layers as one vector; of length 0 for a model without any.
+
+    Args:
+        dtype: of the vector; counts of batches are numbers like others in it, rounded when they are put back.
+
+    Example:
+        >>> Statistics(nn.BatchNorm1d(2), torch.float32).read()     # means, variances, the number of batches
+        tensor([0., 0., 1., 1., 0.])
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.buffers = {
+            f"{name}.{end}" if name else end: b
+            for name, layer in tracking(model).items()
+            for end, b in layer.named_buffers(recurse=False)
+        }
+        self.first = self.read() if self.buffers else torch.empty(0, dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def read(self) -> torch.Tensor:
+        """A copy of the numbers."""
+        return torch.cat([b.reshape(-1).to(self.dtype) for b in self.buffers.values()])
+
+    def put(self, values: torch.Tensor) -> None:
+        """Give the layers these numbers."""
+        parts = values.split([b.numel() for b in self.buffers.values()])  # type: ignore[no-untyped-call]
+        for b, part in zip(self.buffers.values(), parts, strict=True):
+            b.copy_((part if b.is_floating_point() else part.round()).view(b.shape))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What passes forward inside changes nothing."""
+        before = [b.clone() for b in self.buffers.values()]
+        try:
+            yield
+        finally:
+            for b, then in zip(self.buffers.values(), before, strict=True):
+                b.copy_(then)
+
+
+def refuse_tracking(model: nn.Module) -> None:
+    """Raise for a layer with running statistics, and name the choices."""
+    for name, module in tracking(model).items():
+        width = int(getattr(module, "num_features", 0))
+        group = f"group (nn.GroupNorm({groups(width)}, {width}) in its place), " if type(module) in REPLACED else ""
+        raise UserError(
+            f"model: {name or 'the model'} is a {type(module).__name__} with running statistics, which clients cannot "
+            f"share; choose --batch-norm {group}local or average, or build it with track_running_stats=False"
+        )
+
+
+class Carried(NamedTuple):
+    """A tree of a method's, and statistics."""
+
+    base: Any
+    statistics: torch.Tensor
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The method's model."""
+        x: torch.Tensor = self.base.x
+        return x
+
+
+def of_method(tree: Any) -> Any:
+    """What of a tree is the method's."""
+    return tree.base if isinstance(tree, Carried) else tree
+
+
+def whole(server: Any) -> torch.Tensor:
+    """The server's model as `FlatModel.load` takes it: its vector, then its statistics if there are any."""
+    x: torch.Tensor = server.x
+    return torch.cat([x, server.statistics]) if isinstance(server, Carried) else x
+
+
+class Carrying(Hooks):
+    """The hooks of a method for a model with running statistics.
+
+    Args:
+        local: whether clients keep their own; else the server's are everybody's.
+    """
+
+    def __init__(self, method: Method, flat: FlatModel, local: bool) -> None:
+        super().__init__(method, flat.d, flat.dtype)
+        self.held = flat.statistics
+        self.local = local
+
+    def expect(self, up: Any) -> None:
+        """Every upload is to have the fields of this one."""
+        super().expect(up.base)
+
+    def init_server(self, x0: torch.Tensor) -> Any:
+        """The method's, and the model's first statistics."""
+        return Carried(super().init_server(x0), self.held.first.to(x0, copy=True))
+
+    def init_client(self, x0: torch.Tensor) -> Any:
+        """The method's, and the model's first statistics if clients keep their own."""
+        client = super().init_client(x0)
+        return Carried(client, self.held.first.to(x0, copy=True)) if self.local else client
+
+    def broadcast(self, server: Any) -> Any:
+        """What the method sends, and the server's statistics unless clients have their own."""
+        down = super().broadcast(server.base)
+        return down if self.local else Carried(down, server.statistics)
+
+    def start(self, down: Any, client: Any) -> torch.Tensor:
+        """Where local work begins; the layers are given the statistics they begin with."""
+        self.held.put((client if self.local else down).statistics)
+        return super().start(of_method(down), of_method(client))
+
+    def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
+        """The method's."""
+        return super().direction(x, grad, of_method(down), of_method(client))
+
+    def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        """What the method sends and keeps, and the layers' statistics."""
+        up, kept = super().upload(xK, of_method(down), of_method(client), run)
+        found = self.held.read()
+        return Carried(up, found), Carried(kept, found.clone()) if self.local else kept
+
+    def sent(self, up: Any) -> int:
+        """Bytes of the method's part; of the statistics if they are sent."""
+        own = 0 if self.local else up.statistics.numel() * up.statistics.element_size()
+        return super().sent(up.base) + own
+
+    def received(self, mean: Any, round: Round) -> Any:
+        """The method's part as the server goes on with it, and the mean of the statistics."""
+        return Carried(super().received(mean.base, round), mean.statistics)
+
+    def settle(self, client: Any, mean: Any, round: Round) -> Any:
+        """The method's part; a client's own statistics are as they were."""
+        kept = super().settle(of_method(client), mean.base, round)
+        return Carried(kept, client.statistics) if self.local else kept
+
+    def update(self, server: Any, mean: Any, round: Round) -> Any:
+        """The method's next state, and the mean of the statistics."""
+        return Carried(super().update(server.base, mean.base, round), mean.statistics)
+
+    def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
+        """The method's."""
+        return super().client_metrics(xK, of_method(down), of_method(client), run)
+
+    def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
+        """The method's."""
+        return super().metrics(server.base, mean.base, round)

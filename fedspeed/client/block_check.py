@@ -1,0 +1,205 @@
+"""A block held against its rows: hooks that mix clients, where the loop could not, are refused.
+
+What a hook did to a block is repeated for one row at a time, as the loop would call it: a vector instead of a block,
+and an oracle that plays back the gradients which that row was given. Both must agree to rounding. So a norm over the
+whole block, a sort over clients, random numbers of another shape or a state shared by mistake ends the run, and the
+hook is named.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import UserError
+from ..methods.base import Grad, Local
+from ..methods.source import built_in, defined, reason
+from .hooks import Hooks
+from .trees import named, tree_leaves, tree_map
+
+
+class Call(NamedTuple):
+    """One call of the oracle: where, on which part of the minibatch, and what it said; of the watched rows only."""
+
+    points: torch.Tensor
+    fraction: float
+    gradients: torch.Tensor
+    teacher: torch.Tensor | None
+    pulled: tuple[float, float]
+
+
+class Recorder:
+    """The block's oracle, writing down what some rows asked and were given."""
+
+    def __init__(self, grad: Grad, rows: list[int]) -> None:
+        self.grad, self.rows = grad, rows
+        self.calls: list[Call] = []
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
+        points = x[self.rows]  # a copy: x may be the gradient's own buffer by the time it is looked at
+        g = self.grad(x, fraction) if teacher is None else self.grad(x, fraction, teacher=teacher, pull=pull, tau=tau)
+        self.calls.append(Call(points, fraction, g[self.rows], teacher, (pull, tau)))
+        return g
+
+
+class Playback:
+    """The oracle of one row alone: says again what the block's said, if it is asked the same."""
+
+    def __init__(self, calls: list[Call], at: int) -> None:
+        self.calls = calls
+        self.at = at
+        self.used = 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
+        if self.used == len(self.calls):
+            raise Mixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
+        call = self.calls[self.used]
+        self.used += 1
+        if fraction != call.fraction:
+            raise Mixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
+        if (teacher is None) != (call.teacher is None) or (pull, tau) != call.pulled:
+            raise Mixed(f"asks for another teacher's pull in gradient {self.used}")
+        if teacher is not None and call.teacher is not None:
+            _compare(f"the teacher of gradient {self.used}", call.teacher, teacher)
+        _compare(f"the point of gradient {self.used}", call.points[self.at], x, call.gradients[self.at])
+        return call.gradients[self.at].clone()
+
+
+class Mixed(Exception):
+    """A row alone does not do what it did in its block."""
+
+
+class Watched:
+    """The hooks of a block, some rows of which are run alone as well.
+
+    Args:
+        clients: of the block, in row order.
+        own: a method of the user's: `start` and `upload`, called once, are watched in every row, `direction` in two
+            rows per step, in turn (a maximum over the block is that of the row which has it). Else one row per call.
+        everything: watch every row in every step.
+    """
+
+    def __init__(self, hooks: Hooks, clients: list[int], own: bool, everything: bool, turn: int) -> None:
+        self.hooks = hooks
+        self.clients = clients
+        self.own = own
+        self.everything = everything
+        self.turn = turn
+
+    def start(self, down: Any, client: Any) -> torch.Tensor:
+        """`Hooks.start`, watched."""
+        rows = self._rows(len(self.clients))
+        alone = [row(client, i) for i in rows]
+        start = self.hooks.start(down, client)
+        for i, own in zip(rows, alone, strict=True):
+            with self._refusing("start", i):
+                _compare("the first point", start[i] if start.ndim == 2 else start, self.hooks.start(down, own))
+        return start
+
+    def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
+        """`Hooks.direction`, watched."""
+        rows = self._rows(2)
+        recorder = Recorder(grad, rows)
+        points, alone = x[rows], [row(client, i) for i in rows]
+        direction = self.hooks.direction(x, recorder, down, client)
+        for at, (i, own) in enumerate(zip(rows, alone, strict=True)):
+            with self._refusing("direction", i):
+                playback = Playback(recorder.calls, at)
+                found = self.hooks.direction(points[at], playback, down, own)
+                if playback.used < len(recorder.calls):
+                    raise Mixed(f"asks for {playback.used} of {len(recorder.calls)} gradients")
+                _compare("the direction", direction[i], found, points[at])
+                _compare_trees("Client", row(client, i), own)
+        return direction
+
+    def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
+        """`Hooks.upload`, watched."""
+        rows = self._rows(len(self.clients))
+        points, alone = xK[rows], [row(client, i) for i in rows]
+        up, kept = self.hooks.upload(xK, down, client, run)
+        for at, (i, own) in enumerate(zip(rows, alone, strict=True)):
+            with self._refusing("upload", i):
+                sent, stored = self.hooks.upload(points[at], down, own, run._replace(client=self.clients[i]))
+                _compare_trees("Up", row(up, i), sent, points[at])
+                _compare_trees("Client", row(kept, i), stored, points[at])
+        return up, kept
+
+    def _rows(self, of_own: int) -> list[int]:
+        """Which rows the next call watches, `of_own` of them of a user's method."""
+        self.turn += 1
+        n = len(self.clients)
+        many = n if self.everything else min(n, of_own) if self.own else 1
+        return sorted({(self.turn + i) % n for i in range(many)})
+
+    def _refusing(self, hook: str, i: int) -> _Refusing:
+        return _Refusing(self.hooks, hook, self.clients[i], len(self.clients))
+
+
+class _Refusing:
+    """Runs a hook on one row, with random numbers of its own; what differs or fails there refuses the block."""
+
+    def __init__(self, hooks: Hooks, hook: str, client: int, rows: int) -> None:
+        self.hooks = hooks
+        self.hook = hook
+        self.client = client
+        self.rows = rows
+
+    def __enter__(self) -> None:
+        self.state = torch.get_rng_state()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        torch.set_rng_state(self.state)
+        if isinstance(error, Exception):
+            told = str(error) if isinstance(error, Mixed | UserError) else reason(error)
+            method = self.hooks.method
+            raise UserError(
+                f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
+                f"one (client {self.client} alone: {told}); let norms, means and sorts go over the last axis (dim=-1, "
+                f"keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in run.clients, or use "
+                f"--engine loop ({defined(method, self.hook)})"
+            ) from error
+
+
+def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | Watched:
+    """The hooks for a block: every method is watched in its first block, one of the user's in all, the first wholly."""
+    own = not built_in(hooks.method)
+    return Watched(hooks, clients, own, everything=own and first, turn=turn) if own or first else hooks
+
+
+def row(tree: Any, i: int) -> Any:
+    """A private copy of row i; a field that the clients share is every row's."""
+    return tree_map(lambda a: (a[i] if a.ndim == 2 else a).clone(), tree)
+
+
+def _compare_trees(what: str, block: Any, alone: Any, *scale: torch.Tensor) -> None:
+    for (name, a), b in zip(named("", block), tree_leaves(alone), strict=True):
+        _compare(f"{what}.{name}", a, b, *scale)
+
+
+def _compare(what: str, block: torch.Tensor, alone: torch.Tensor, *scale: torch.Tensor) -> None:
+    """Raise unless two vectors are the same to rounding, which is relative to what they were computed from."""
+    if torch.equal(block, alone):
+        return
+    if block.shape != alone.shape:
+        raise Mixed(f"{what} has shape {tuple(alone.shape)}, not {tuple(block.shape)}")
+    size = max(float(a.double().norm()) for a in (block, alone, *scale))
+    apart = float((block.double() - alone.double()).norm())
+    if apart > torch.finfo(block.dtype).eps ** (2 / 3) * size:  # False for NaN, which ends the run by itself
+        raise Mixed(f"{what} is off by {apart:.2g}, of {size:.2g}")

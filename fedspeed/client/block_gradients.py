@@ -1,0 +1,189 @@
+"""Gradients at the points of a (clients, d) block, each of its own client's minibatch.
+
+For any module through `torch.func`; for chains of linear layers and ReLU written out, forward and backward, with one
+batched product a layer. Autograd would take three times as long for these, `torch.func` two seconds to load as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from .distillation import Pull
+from .flat_model import FlatModel, Loss
+
+
+class Gradient(Protocol):
+    """Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and one loss per client; the
+    gradients, not the losses, hold a teacher's pull if there is one."""
+
+    def __call__(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+Slope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+
+
+def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
+    """The gradient of any module, through `torch.func`."""
+
+    def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss(_call(flat, v, inputs), targets)
+
+    def gradient(
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if pull is None:
+            found: tuple[torch.Tensor, torch.Tensor] = alone(x, inputs, targets)
+            return found
+
+        def pulled(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor) -> Any:
+            outputs = _call(flat, v, inputs)
+            value = loss(outputs, targets)
+            return value + pull._replace(logits=logits).term(outputs), value
+
+        both = torch.func.vmap(torch.func.grad(pulled, has_aux=True), randomness="different")
+        found = both(x, inputs, targets, pull.logits)
+        return found
+
+    alone = torch.func.vmap(torch.func.grad_and_value(one), randomness="different")
+    return gradient
+
+
+def outputs_at(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """The outputs of one vector for every client's minibatch (clients, batch, ...), without a graph behind them."""
+    if is_chain(flat.model):  # nothing there sees more than its own sample
+        found: torch.Tensor = flat.outputs(v, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return found
+    with torch.no_grad():
+        found = torch.func.vmap(lambda own: _call(flat, v, own), randomness="different")(inputs)
+    return found
+
+
+def _call(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> Any:
+    """The model's outputs with the parameters of a vector."""
+    parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
+    named = {
+        name: part.view(shape).to(p.dtype)
+        for name, part, shape, p in zip(flat.names, parts, flat.shapes, flat.parameters, strict=True)
+    }
+    return torch.func.functional_call(flat.model, named, (inputs,))
+
+
+class Linear(NamedTuple):
+    """Where a linear layer's parameters lie in a vector."""
+
+    weight: slice
+    shape: torch.Size
+    bias: slice | None
+
+    def weights(self, x: torch.Tensor) -> torch.Tensor:
+        """(clients, out, in), sharing memory with a block."""
+        return x[:, self.weight].view(-1, *self.shape)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y W^T + b for every client."""
+        turned = self.weights(x).transpose(1, 2)
+        return torch.bmm(y, turned) if self.bias is None else torch.baddbmm(x[:, None, self.bias], y, turned)
+
+    def backward(self, g: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> None:
+        """Write the parameters' gradient into g, from the inputs y and the outputs' gradient e."""
+        self.weights(g).copy_(torch.bmm(e.transpose(1, 2), y))  # a product right into g would go client by client
+        if self.bias is not None:
+            torch.sum(e, 1, out=g[:, self.bias])
+
+
+def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
+    """The gradient of a chain of linear layers and ReLU, written out; None for any other module or loss.
+
+    What only a batch shows is left to `mapped_gradient`: targets that are not class numbers, or not of the outputs'
+    shape, inputs with further axes, autocast.
+    """
+    layers = list(_chain(flat.model))
+    linear = [p for m in layers if isinstance(m, nn.Linear) for p in (m.weight, m.bias) if p is not None]
+    plain = [id(p) for p in linear] == [id(p) for p in flat.parameters] and all(p.dtype == flat.dtype for p in linear)
+    if not (is_chain(flat.model) and plain and loss in SLOPES):
+        return None
+    slope, first = SLOPES[loss], next(i for i, m in enumerate(layers) if isinstance(m, nn.Linear))
+    steps = [_linear(m, flat) if isinstance(m, nn.Linear) else m for m in layers]
+
+    def gradient(
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, seen = inputs, []
+        for step in steps:
+            if isinstance(step, Linear) and (y.ndim != 3 or torch.is_autocast_enabled(x.device.type)):
+                return mapped_gradient(flat, loss)(x, inputs, targets, pull)
+            seen.append(y)
+            if isinstance(step, Linear):
+                y = step.forward(x, y)
+            else:
+                y = torch.relu(y) if isinstance(step, nn.ReLU) else y.flatten(2)
+        found = slope(y, targets)
+        if found is None:
+            return mapped_gradient(flat, loss)(x, inputs, targets, pull)
+        losses, e = found
+        if pull is not None:
+            e.add_(pull.slope(y))
+        g = torch.empty_like(x)
+        for number in reversed(range(first, len(steps))):
+            step, y = steps[number], seen[number]
+            if isinstance(step, Linear):
+                step.backward(g, y, e)
+                e = torch.bmm(e, step.weights(x)) if number > first else e
+            elif isinstance(step, nn.ReLU):
+                e = torch.ops.aten.threshold_backward(e, y, 0)
+        return g, losses  # flattening does nothing after the first linear layer
+
+    return gradient
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Whether a model is a chain of linear layers, ReLU and flattening."""
+    layers = list(_chain(model))
+    plain = all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
+    return plain and all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
+
+
+def _chain(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of (nested) Sequentials in order, a layer that is used twice twice."""
+    if isinstance(module, nn.Sequential):
+        for inner in module:
+            yield from _chain(inner)
+    else:
+        yield module
+
+
+def _linear(layer: nn.Linear, flat: FlatModel) -> Linear:
+    starts = dict(zip(map(id, flat.parameters), itertools.accumulate(flat.sizes, initial=0), strict=False))
+
+    def place(p: torch.Tensor) -> slice:
+        return slice(starts[id(p)], starts[id(p)] + p.numel())
+
+    return Linear(place(layer.weight), layer.weight.shape, None if layer.bias is None else place(layer.bias))
+
+
+def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Every client's mean cross-entropy and its gradient by the outputs, for class numbers."""
+    if targets.is_floating_point() or targets.shape != y.shape[:2]:
+        return None
+    e, chosen = torch.log_softmax(y, -1), targets[..., None]
+    losses = e.gather(-1, chosen).mean((1, 2)).neg_()
+    e.exp_().scatter_add_(-1, chosen, e.new_full((), -1.0).expand(chosen.shape))
+    return losses, e.div_(y.shape[1])
+
+
+def _squares(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Every client's mean squared error and its gradient by the outputs."""
+    if targets.dtype != y.dtype or targets.shape != y.shape:
+        return None
+    e = y - targets
+    return e.square().mean((1, 2)), e.mul_(2 / y[0].numel())
+
+
+SLOPES: dict[Loss, Slope] = {nn.functional.cross_entropy: _cross_entropy, nn.functional.mse_loss: _squares}

@@ -1,0 +1,146 @@
+"""fedspeed/client/local_loop.py."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import Diverged, UserError
+from ..methods.base import Local
+from ..utils.devices import own_randomness
+from ..utils.files import key
+from ..utils.random import batch_order, rng, seed_device
+from .distillation import PASSES, Pull, is_taught
+from .evaluate import Score, own_score
+from .failures import diverged, failed
+from .trees import all_finite, arithmetic, clip_, squared_distance
+from .upload_digest import upload_digests
+from .work import Facts, Job, Reply, Work
+
+
+class Oracle:
+    """The gradient of the current minibatch at any point; see `method.Grad`."""
+
+    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
+        self.flat = work.flat
+        self.loss = work.loss
+        self.precision = work.plan.precision
+        self.clip = work.gradient_clip
+        self.taught = partial(is_taught, work.flat, work.data.classes, type(work.method).__name__)
+        self.buffers = buffers  # one a call of a step, made when it is needed
+        self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
+        self.evals = 0.0
+        self.passes = 0.0  # forward alone, of teachers
+
+    def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
+        """Move on to a new minibatch and dropout mask."""
+        self.inputs = inputs
+        self.targets = targets
+        self.mask_seed = mask_seed
+        self.calls = 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        fraction: float = 1.0,
+        *,
+        teacher: torch.Tensor | None = None,
+        pull: float = 1.0,
+        tau: float = 1.0,
+    ) -> torch.Tensor:
+        rows = len(self.inputs)
+        used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        if self.calls == len(self.buffers):
+            self.buffers.append(torch.empty_like(self.flat.x))
+        out = self.buffers[self.calls]
+        inputs, term = self.inputs[:used], None
+        if teacher is not None and self.taught(teacher, pull, tau):
+            seed_device(self.flat.device, self.mask_seed)
+            with (
+                arithmetic(self.precision, self.flat.device),
+                self.flat.statistics.kept(),
+            ):  # autocast remembers weights
+                term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
+            self.passes += used / rows
+        seed_device(self.flat.device, self.mask_seed)
+        later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
+        with arithmetic(self.precision, self.flat.device), later:  # a step counts once in running statistics
+            loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
+        if self.calls == 0:
+            self.losses.append(loss)
+        self.calls += 1
+        self.evals += used / rows
+        return clip_(out, self.clip) if self.clip else out
+
+
+def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
+    """K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`.
+
+    Args:
+        down: what the server sent, in the model's dtype.
+        client: a private copy of the client's state; `init_client` at first touch is the caller's part.
+        buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
+    """
+    work = work.at(job.t)
+    hooks = work.hooks
+    data = work.data
+    flat = work.flat
+    seed = work.plan.seed
+    rows = data.rows(job.client)
+    steps = job.K or work.local_steps(len(rows))
+    order = batch_order(len(rows), work.plan.batch_size, steps, key(seed, "batches", job.t, job.client))
+    stream = rng(seed, "augment", job.t, job.client) if data.pipeline.random else None
+    masks = key(seed, "masks", job.t, job.client) % 2**62
+    oracle = Oracle(work, [] if buffers is None else buffers)
+    flat.model.train()
+    k = 0
+    try:
+        rates = hooks.rates(work.local_steps(len(rows)), steps)  # a straggler follows the plan as far as it comes
+        x = hooks.start(down, client).clone()
+        for k, positions in enumerate(order, 1):
+            oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
+            step_(x, hooks.direction(x, oracle, down, client), job.lr * rates[k - 1], work)
+            if k == 1:
+                flat.refuse_changed_buffers()
+        local = Local(steps, job.lr, len(rows), job.t, seed, job.client, work.plan.active, sum(rates) / steps)
+        metrics = hooks.client_metrics(x, down, client, local)
+        own = own_model(work, job, x)
+        up, kept = hooks.upload(x, down, client, local)
+        sent = hooks.sent(up)
+    except (UserError, Diverged):
+        raise
+    except Exception as error:
+        raise failed(work, job, k, steps, error) from error
+    train_loss = sum(float(loss) for loss in oracle.losses) / steps
+    if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
+        raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
+    drift = squared_distance(x, down.x)
+    spent, digest = oracle.evals + oracle.passes / PASSES, upload_digests(up)[0]
+    facts = Facts(steps, len(rows), train_loss, drift, spent, 1, sent, metrics, own, digest, local.mean_rate)
+    return Reply(job, up, kept, facts)
+
+
+def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
+    """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
+    if not work.plan.measures(job.t + 1, own=True):
+        return None
+    with own_randomness(work.flat.device):  # an upload that draws draws the same, asked or not
+        return own_score(work.flat, x, work.data, work.loss, job.client)
+
+
+def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
+    """x -= lr * (direction + mix * wd * x), in place."""
+    plan = work.plan
+    if plan.clip and plan.clip_mode == "released":
+        shrink = work.method.shrink
+        direction = clip_(direction - shrink * x, plan.clip).add_(x, alpha=shrink)
+    wd = plan.weight_decay * (1.0 if plan.decay_outside_mix else work.method.mix)
+    if wd and work.flat.decay is not None:
+        x.addcmul_(x, work.flat.decay, value=-lr * wd)
+    elif wd:
+        x.mul_(1 - lr * wd)
+    x.sub_(direction, alpha=lr)

@@ -1,0 +1,128 @@
+"""Trees of vectors as bytes: a line of JSON that says what follows, then the numbers. No pickle.
+
+The line lists the leaves, each as [name, shape, dtype as stored, dtype]. A name is the path of fields to the leaf, so
+that fields of one shape cannot be read back in each other's place; files of format 1 have no names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..utils.files import atomic
+from .trees import tree_leaves, tree_map
+
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+def names(tree: tuple[Any, ...]) -> Iterator[str]:
+    """The path of every leaf, in order.
+
+    Example:
+        >>> from fedspeed.methods import FedInit, FedSpeed
+        >>> list(names(FedInit(FedSpeed()).init_client(torch.zeros(2))))
+        ['last', 'base.h']
+    """
+    for name, a in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+        if isinstance(a, tuple):
+            yield from (f"{name}.{inner}" for inner in names(a))
+        else:
+            yield str(name)
+
+
+def encode(tree: tuple[Any, ...], dtype: torch.dtype | None = None) -> tuple[list[Any], list[memoryview]]:
+    """What the line says of a tree, and its numbers; stored in `dtype` if one is given."""
+    leaves = list(tree_leaves(tree))
+    stored = [a.detach().cpu().to(dtype or a.dtype).contiguous() for a in leaves]
+    about = zip(names(tree), leaves, stored, strict=True)
+    header = [[name, list(a.shape), _name(s.dtype), _name(a.dtype)] for name, a, s in about]
+    return header, [s.reshape(-1).view(torch.uint8).numpy().data for s in stored]
+
+
+def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
+    """The tree whose numbers come next in a file; an error unless it has the names, shapes and dtypes of `like`."""
+    wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in zip(names(like), tree_leaves(like), strict=True)]
+    found = [[*about, dtype] for *about, stored, dtype in header if stored in DTYPES]
+    fields = [about[0] for about in found if len(about) == 3]
+    if fields and fields != [name for name, *_ in wanted]:
+        raise ValueError(f"expected the fields {', '.join(names(like))}, found {', '.join(map(str, fields))}")
+    if len(found) != len(header) or found not in (wanted, [about for _, *about in wanted]):  # format 1 has no names
+        raise ValueError(f"expected {wanted}, found {header}")
+    leaves = iter([_read(file, shape, stored, dtype) for *_, shape, stored, dtype in header])
+    return tree_map(lambda _: next(leaves), like)
+
+
+def size(header: Any) -> int:
+    """How many bytes of numbers a line announces."""
+    return sum(_numbers(shape) * DTYPES[stored].itemsize for *_, shape, stored, _ in header)
+
+
+def state_name(client: int, t: int) -> str:
+    """The file of a client's state as of round t, in its folder."""
+    return f"{client}@{t}"
+
+
+def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None:
+    """A tree as a file: under a temporary name, then renamed."""
+    header, numbers = encode(tree, dtype)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with atomic(path) as file:
+            file.write(json.dumps(header).encode() + b"\n")
+            for a in numbers:
+                file.write(a)
+    except OSError as error:
+        raise no_room(path, error) from None
+
+
+def read_state(path: Path, like: Any) -> Any:
+    """The tree in a file, of the names, shapes and dtypes of `like`; nothing in it is executed."""
+    try:
+        with path.open("rb") as file:
+            return decode(file, json.loads(file.readline()), like)
+    except (OSError, ValueError, TypeError, RecursionError, RuntimeError) as error:
+        raise foreign(path, error) from None
+
+
+def foreign(path: Path, error: Exception) -> UserError:
+    """What is in a file is not what the config says."""
+    return UserError(
+        f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or the "
+        f"run's config was: put it back"
+    )
+
+
+def no_room(path: Path, error: OSError) -> UserError:
+    """A file of a run cannot be written."""
+    return UserError(
+        f"cannot write {path} ({error.strerror}); what was written before is kept. Free some space, then "
+        f"`fedspeed resume` the run"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _numbers(shape: Any) -> int:
+    """The product of a shape that a file names."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"expected a shape, found {shape!r}")
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def _read(file: BinaryIO, shape: list[int], stored: str, dtype: str) -> torch.Tensor:
+    kind = DTYPES[stored]
+    raw = np.empty(_numbers(shape) * kind.itemsize, np.uint8)
+    if file.readinto(raw.data) != len(raw):  # type: ignore[attr-defined]
+        raise ValueError(f"expected {len(raw)} bytes, found the end of the file")
+    return torch.from_numpy(raw).view(kind).view(shape).to(DTYPES[dtype])

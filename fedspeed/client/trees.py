@@ -1,0 +1,206 @@
+"""What is in a tree of vectors, in words: for the checks of the contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from ..utils.devices import convolutions
+
+Tree = TypeVar("Tree", bound=tuple[Any, ...])
+
+
+def tree_map(f: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree:
+    """Apply f to every tensor of a NamedTuple (of NamedTuples)."""
+    return type(tree)(*(tree_map(f, a) if isinstance(a, tuple) else f(a) for a in tree))
+
+
+def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """Every tensor of a NamedTuple (of NamedTuples), in order."""
+    for a in tree:
+        if isinstance(a, tuple):
+            yield from tree_leaves(a)
+        else:
+            yield a
+
+
+def has_leaves(tree: tuple[Any, ...]) -> bool:
+    """Whether there is any tensor in a tree."""
+    return next(tree_leaves(tree), None) is not None
+
+
+def outline(a: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without the numbers."""
+    return torch.empty_like(a, device="meta")
+
+
+def tree_bytes(tree: tuple[Any, ...]) -> int:
+    """Bytes of all tensors of a tree: what it costs to send."""
+    return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
+
+
+def accurate(a: torch.Tensor | torch.device) -> torch.dtype:
+    """The dtype of running sums: float64, but float32 on mps, which has no other."""
+    device = a if isinstance(a, torch.device) else a.device
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """Forward and backward passes in `full` precision, under `bfloat16` autocast, or with `tf32` matrix products."""
+    if precision == "bfloat16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "tf32":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            with convolutions(tf32=True) if device.type == "cuda" else nullcontext():
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+    else:
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a block with one intra-op thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def all_finite(tree: tuple[Any, ...]) -> bool:
+    """Whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
+    ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
+    return all(math.isfinite(float(end)) for end in ends)
+
+
+def pieces(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Vectors cut up alike: what is computed on the way stays in the cache and needs no fresh memory."""
+    return zip(*(v.reshape(-1).split(size) for v in vectors), strict=True)  # type: ignore[no-untyped-call]
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """||x - y||, summed in float64."""
+    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) for a, b in pieces(x, y)))
+
+
+def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """||x - y||^2, summed in float64, a piece at a time: a whole vector in float64 would be the largest of all."""
+    return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces(x, y))
+
+
+def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
+    """Scale v in place to a norm of at most `limit` (over the last axis); the norm's square may not overflow."""
+    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=accurate(v))
+    return v.mul_((limit / norm.clamp_(min=limit)).to(v.dtype))
+
+
+class Mean:
+    """Weighted mean of trees, streamed: memory is one tree, and the order of `add` fixes the bits.
+
+    Example:
+        >>> from fedspeed.methods.base import Movement
+        >>> mean = Mean(torch.float64)
+        >>> for value, weight in ((1.0, 1.0), (4.0, 2.0)):
+        ...     mean.add(Movement(torch.tensor([value])), weight)
+        >>> mean.result().D.item(), mean.weight
+        (3.0, 3.0)
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.weight = 0.0
+        self.total: Any = None
+
+    def add(self, tree: tuple[Any, ...], weight: float) -> None:
+        """Count one more reply."""
+        self.weight += weight
+        if self.total is None:
+            dense = torch.contiguous_format
+            self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
+        else:
+            for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
+                for part, more in pieces(total, a, size=2**17):
+                    part.add_(more.to(self.dtype), alpha=weight)  # seven times as fast as one sum over two dtypes
+
+    def result(self) -> Any:
+        """The mean of what was added, in place of the sum: ask once."""
+        return tree_map(lambda a: a.div_(self.weight), self.total)
+
+
+GROWN = 10.0
+
+
+"""How many times the first model's norm a vector of server or client must have to be written down; healthy ones have
+a tenth of that norm. The model itself may be this many times larger again."""
+
+
+class Field(NamedTuple):
+    """A vector of a tree: its name and the length of its last axis."""
+
+    name: str
+    length: int
+
+
+def fields_of(tree: Any) -> list[Field]:
+    """The vectors of a tree."""
+    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
+
+
+def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a tree with its place, `down.x` for example."""
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, tuple):
+        for field, value in zip(tree._fields, tree, strict=True):  # type: ignore[attr-defined]
+            yield from named(f"{name}.{field}" if name else field, value)
+
+
+def kind(value: Any) -> str:
+    """What a value is, in a few words."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {shape_text(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as people write it; -1 stands for the clients of a block."""
+    return "(" + ", ".join("clients" if n == -1 else str(n) for n in shape) + ")"
+
+
+def large(x0: torch.Tensor) -> float:
+    """The norm above which a vector is too large beside the first model."""
+    return GROWN * max(1.0, norm(x0))
+
+
+def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
+    """The norms of those vectors of a NamedTuple that are too large, by names: server.c.
+
+    Args:
+        most: as `large` says.
+
+    Example:
+        >>> from fedspeed.methods.fedavg import Up
+        >>> grown("up", Up(torch.tensor([3e3, 4e3])), most=10.0), grown("up", Up(torch.ones(2)), most=10.0)
+        ({'up.D': 5000.0}, {})
+    """
+    norms = {name: norm(a) for name, a in named(whose, tree)}
+    return {name: size for name, size in norms.items() if size > most * (GROWN if name.endswith(".x") else 1.0)}
+
+
+def norm(a: torch.Tensor) -> float:
+    """The norm of a tensor, summed as accurately as its device can."""
+    return float(torch.linalg.vector_norm(a, dtype=accurate(a)))

@@ -1,0 +1,282 @@
+"""`Plan`: how a run trains, whatever the method, model and data. Defaults are the paper's (10% of 100 clients)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..methods.base import Method, nested
+from ..utils.params import Params, param
+from ..utils.registry import backend_names
+from .network import parse_devices, parse_network
+from .stopping import fit_rules, goal_text, time_text
+from .warmup import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
+
+if TYPE_CHECKING:
+    from .config import Config
+
+federation = partial(param, group="federation")
+local_work = partial(param, group="model and local work")
+fidelity = partial(param, group="clipping and fidelity")
+course = partial(param, group="run")
+fault = partial(param, group="faults")
+scenario = partial(param, group="simulated time")
+machine = partial(param, group="machine")
+
+
+@dataclass(frozen=True)
+class Plan(Params):
+    """Everything `simulate` needs beside method, model and data; each field is also a CLI option and a TOML key.
+
+    Example:
+        >>> Plan(rounds=3).local_epochs
+        5
+    """
+
+    rounds: int = course(100, "[1, 1e7]", "the number of communication rounds T")
+    active: int = federation(0, "[0, 1e8]", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
+    cohort: str = federation(
+        "fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone"
+    )
+    local_epochs: int = local_work(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
+    local_steps: int = local_work(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
+    batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
+    lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1", tune="0.01..1:log")
+    lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
+    warmup: str = local_work(
+        "",
+        None,
+        "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed methods` "
+        "shows which fields of a method can",
+        later=True,
+    )
+    follow_lr: str = local_work(
+        "",
+        None,
+        "the fields of the method that decay and warm up as lr does: with `rho`, rho in round t is rho lr_t / lr",
+        later=True,
+    )
+    batch_norm: str = local_work(
+        "refuse",
+        ("refuse", "group", "local", "average"),
+        "what becomes of batch norm: `refuse` it, `group` norm of 2 groups instead, running statistics `local` to each "
+        "client, or sent and `average`d",
+        later=True,
+    )
+    weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
+    clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
+    clip_mode: str = fidelity(
+        "gradient",
+        ("gradient", "released"),
+        "what is clipped: each loss `gradient`, or as `released` everything but multiples of x",
+    )
+    decay_outside_mix: bool = fidelity(False, about="whether weight decay is added outside FedCM's mix, as released")
+    weighting: str = federation(
+        "uniform", ("uniform", "samples"), "how clients are averaged: `uniform` or by `samples`"
+    )
+    eval_every: int = course(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
+    seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
+    client_metrics: str = course(
+        "",
+        about="when to score the model on every client's data: every=10; every=10,own: the clients' own models too",
+        later=True,
+    )
+    stop_at: str = course(
+        "",
+        about="the score at which the run stops: accuracy=0.8, loss=0.3, train_loss, validation_accuracy or _loss; "
+        "accuracy=0.8,mean=5 waits for the mean of the last five scores",
+        later=True,
+    )
+    patience: int = course(
+        0,
+        "[0, inf)",
+        "the number of scored rounds without a better score after which it stops; 0 for never",
+        later=True,
+    )
+    min_delta: float = course(0.0, "[0, inf)", "how much better a score must be to count for patience", later=True)
+    max_time: str = course(
+        "", about="the wall-clock time after which no round begins: 2h, 90min, 1h30min", placement=True, later=True
+    )
+    device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
+
+    on_client_error: str = fault(
+        "stop",
+        ("stop", "drop"),
+        "what a client that raises or diverges does: `stop` the run, or `drop` out of the round",
+    )
+    dropout: float = fault(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
+    stragglers: float = fault(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
+    network: str = scenario(
+        "",
+        about="what `virtual_seconds` are counted for: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
+        later=True,
+    )
+    devices: str = scenario(
+        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5", later=True
+    )
+    precision: str = machine(
+        "full",
+        ("full", "bfloat16", "tf32"),
+        "the arithmetic of gradients; all but `full` change results beyond rounding",
+    )
+    engine: str = machine(
+        "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
+    )
+    backend: str = machine(
+        "auto",
+        backend_names,
+        "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
+        placement=True,
+    )
+    workers: int = machine(0, "[0, 1e5]", "the number of worker processes; 0 takes one per core", placement=True)
+    ray_address: str = machine(
+        "",
+        about="the Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT; none: $RAY_ADDRESS, or one of our own",
+        placement=True,
+        later=True,
+    )
+    ray_cpus: float = machine(1.0, "[0, inf)", "the CPUs that Ray counts for a worker", placement=True, later=True)
+    ray_gpus: float = machine(0.0, "[0, inf)", "the share of a GPU for a Ray worker", placement=True, later=True)
+    allow_mixed: bool = machine(
+        False,
+        about="whether Ray workers whose bits differ (another CPU, another torch) are taken, and recorded",
+        placement=True,
+        later=True,
+    )
+
+    states: str = machine(
+        "auto",
+        ("auto", "memory", "disk"),
+        "where client states are kept; `auto` takes the disk above 1 GiB",
+        placement=True,
+    )
+    state_dtype: str = machine(
+        "same", ("same", "float16", "bfloat16"), "how states are stored; the 16-bit ones halve them and round"
+    )
+
+    checkpoint_every: int = course(
+        0,
+        "[0, inf)",
+        "the number of rounds between checkpoints; 0 takes every round while they are small",
+        placement=True,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "warmup", warmup_text(self.warmup))
+        object.__setattr__(self, "follow_lr", follow_text(self.follow_lr))
+        super().__post_init__()
+        fit_rounds(self.warmup, self.rounds)
+        mix = parse_devices(self.devices)
+        if self.network:
+            parse_network(self.network)
+        elif mix != parse_devices(Plan.devices):
+            raise UserError(f"devices: {self.devices} expects a network too, found none; add one, --network lte")
+        object.__setattr__(self, "client_metrics", _spelled(self.client_metrics))
+        object.__setattr__(self, "stop_at", goal_text(self.stop_at))
+        object.__setattr__(self, "max_time", time_text(self.max_time))
+        fit_rules(self)
+
+    def measures(self, t: int, own: bool = False) -> bool:
+        """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.
+
+        Example:
+            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
+            [3, 6, 7]
+        """
+        if not self.client_metrics:  # asked for every client of every round
+            return False
+        every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
+        return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
+
+    @property
+    def tracks(self) -> bool:
+        """Whether running statistics are kept, each client's or everybody's."""
+        return self.batch_norm in ("local", "average")
+
+    def cohort_size(self, clients: int) -> int:
+        """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
+        return self.active or min(10, clients)
+
+    def require_clients(self, method: Method, clients: int) -> None:
+        """Raise unless so many clients are enough for the cohort, and the method is made for such a run."""
+        active = self.cohort_size(clients)
+        if active > clients:
+            raise UserError(
+                f"active must be at most the number of clients, got {active} active of {clients}; "
+                f"lower --active or raise --clients"
+            )
+        method.check(self.lr, active if self.cohort == "fixed" else 1, clients)
+
+    def steps_of(self, n: int) -> int:
+        """K_i of a client with n samples."""
+        return self.local_steps or self.local_epochs * math.ceil(n / self.batch_size)
+
+    def rate(self, t: int, own_decay: float) -> float:
+        """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
+        decay, warm = self._factors(t, own_decay)
+        return self.lr * decay * warm
+
+    def _factors(self, t: int, own_decay: float) -> tuple[float, float]:
+        """What lr is multiplied by in round t: its decay, its warm-up."""
+        return (self.lr_decay or own_decay) ** t, factor(self.warmup, LR, t)
+
+    def require(self, method: Method) -> None:
+        """Raise unless this is a plan with which the method is what it says."""
+        if any(each.bounds_uploads for each in nested(method)):
+            self._require_bounded(method)
+        for name, value in method.needs.items():
+            if (found := getattr(self, name)) != value:
+                raise UserError(
+                    f"{method.label}: needs {name} = {value}, got {found}; --{name.replace('_', '-')} {value}"
+                )
+
+    def _require_bounded(self, method: Method) -> None:
+        """Raise if anything but the uploads whose length a method bounds would carry clients' data out."""
+        if self.tracks:
+            raise UserError(
+                f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
+                f"the server as they are; --batch-norm group"
+            )
+        if method.reads_K and not self.local_steps:
+            raise UserError(
+                f"{method.label}: expected local_steps, since its server reads how many steps clients take, found "
+                f"local_epochs, with which that depends on their data; set --local-steps"
+            )
+        if self.stop_at.startswith("train_loss"):
+            raise UserError(
+                f"{method.label}: bounds what clients send, got stop_at {self.stop_at}, a loss on their data that is "
+                f"not bounded; stop at a score on the test set"
+            )
+
+    def earlier(self, t: int) -> Config | None:
+        """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
+        return None
+
+    def method_at(self, method: Method, t: int, own_decay: float) -> Method:
+        """The method of round t = 0, 1, ..., with its warm-up and what follows the rate; see `rate`."""
+        warm = method_at(method, self.warmup, t)
+        return following(warm, self.follow_lr, self._factors(t, own_decay), t)
+
+    def require_schedules(self, method: Method, own_decay: float) -> None:
+        """Raise unless the method can have its fields scheduled so, to the values of the first and the last round."""
+        require_schedulable(self.warmup, self.follow_lr, method)
+        for t in (0, self.rounds - 1):
+            self.method_at(method, t, own_decay)
+
+
+PLACEMENT = tuple(field.name for field in fields(Plan) if field.metadata.get("placement"))
+"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
+OURS_TO_SAY = ("ray_address",)
+"""Settings that no file decides and no run directory holds: whose cluster is trusted with code is the user's to say."""
+
+
+def _spelled(given: str) -> str:
+    """`client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
+    found = re.fullmatch(r"every=([1-9][0-9]{0,8})(,own)?", given.replace(" ", ""))
+    if given.strip() and not found:
+        raise UserError(f"client_metrics: expected every=N or every=N,own with N = 1, 2, ..., got {given!r}")
+    return found[0] if found else ""

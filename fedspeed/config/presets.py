@@ -1,0 +1,117 @@
+"""Presets: the settings of the paper for each method, and those of its authors' code where they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import UserError
+from ..methods import (
+    METHODS,
+    FedAdam,
+    FedAvg,
+    FedCM,
+    FedDyn,
+    FedGamma,
+    FedProx,
+    FedSAM,
+    FedSMOO,
+    FedSpeed,
+    MoFedSAM,
+    Scaffold,
+    Wrapper,
+    class_of,
+)
+from ..methods.base import Method, nested
+
+PRESETS = ("paper", "released")
+"""`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
+where it differs (docs/explanation/authors-code.md), beside what the class of a method says in `released` of its own
+authors' code."""
+
+RELEASED: dict[str, Any] = {
+    "cohort": "bernoulli",
+    "clip": 10.0,
+    "clip_mode": "released",
+    "decay_outside_mix": True,
+    "lr_decay": 0.998,
+    "eval_every": 1,
+}
+"""The settings of their code in every run, whatever the data."""
+
+THEIR_METHODS = (FedAvg, FedProx, FedAdam, Scaffold, FedDyn, FedCM, FedSAM, MoFedSAM, FedGamma, FedSpeed, FedSMOO)
+"""The methods of their code, woodenchild95/FL-Simulator: the choices of `--method` in its train.py."""
+
+THEIR_DATA = ("cifar10", "cifar100", "tinyimagenet")
+"""The data of the paper that their code loads; its augmentation is not defined for other data."""
+
+
+def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split: Any) -> dict[str, Any]:
+    """Return a config with the settings of their code where the user gave none.
+
+    Args:
+        given: the keys of a config, as the user gave them.
+        tables: the tables `method`, `model` and `data` of it, those that were not given by their default names.
+        split: its split, or the usual one; `dirichlet:A`, and `iid` on CIFAR-10, are read as their code deals them.
+    """
+    model, data = tables["model"], tables["data"]["name"]
+    if model["name"] == "resnet18_gn" and model.get("trim") is True:  # else the clip sees a smaller norm than theirs
+        model = {"keep_norm": True, **model}
+    augment = {"augment": "released"} if data in THEIR_DATA else {}
+    method = released(tables["method"])
+    return {**RELEASED, **augment, **given, "method": method, "model": model, "split": _dealt(split, data)}
+
+
+def _dealt(split: Any, data: str) -> Any:
+    """Return the split that their code makes of a name; a split that is not a name stays as it is."""
+    if not isinstance(split, str):
+        return split
+    if split.strip() == "iid" and data == "cifar10":  # CIFAR-100 is dealt class by class there: `iid` as it is
+        return "iid-random"
+    return split.replace("dirichlet:", "dirichlet-refill:") if split.startswith("dirichlet:") else split
+
+
+def released(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's table with the values of its authors' code where none is given, and so for methods inside it.
+
+    A method of this package that is not in the code of FedSpeed's authors and has no values of its own authors' code
+    is refused. Wrappers and a user's methods are taken as they are.
+
+    Example:
+        >>> released({"name": "topk", "base": "fedadam"})
+        {'name': 'topk', 'base': {'tau': 0.01, 'name': 'fedadam'}}
+    """
+    base = table.get("base")
+    found: Any = {"name": base} if isinstance(base, str) else base
+    inner = {"base": released(found)} if _names(base) else {}
+    cls = class_of(table)[0]
+    if METHODS.get(table["name"]) is cls and cls not in THEIR_METHODS and not cls.released:
+        raise UserError(
+            f"preset released: expected a method of the authors' code, found {table['name']}; leave the preset out "
+            f"and give the options it stands for (docs/explanation/authors-code.md)"
+        )
+    return {**cls.released, **table, **inner}
+
+
+def _names(base: Any) -> bool:
+    """Return whether it is a method's name or table; any other value is refused where methods are built."""
+    return isinstance(base, str) or (isinstance(base, dict) and isinstance(base.get("name"), str))
+
+
+def paper_decay(method: Method) -> float:
+    """Return the paper's learning-rate decay per round for a method: `lr_decay = 0` and `--preset paper`.
+
+    Every class states it as `paper_decay`; a class of the user's may have its own, `lr_decay = 0.99`.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedInit
+        >>> paper_decay(FedAvg()), paper_decay(FedSpeed()), paper_decay(FedInit(FedSpeed()))
+        (0.998, 0.9995, 0.9995)
+    """
+    own: float | None = getattr(method, "lr_decay", None)
+    if own is not None:
+        return own
+    inner = list(nested(method))[1:]
+    asks = isinstance(method, Wrapper) or hasattr(type(method), "lr_decay")  # older files: return self.base.lr_decay
+    if inner and asks:
+        return paper_decay(inner[0])
+    return method.paper_decay

@@ -1,0 +1,277 @@
+"""When a run stops before its last round: at a score, when its score gets no better, when its time is used up.
+
+A rule decides whether there is a next round, and changes no bit of a round. What it decides follows from the records
+alone, so a run that is resumed, or verified, stops where it stopped; with the rule changed or dropped it goes on. A
+rule that is given to a run under way counts from its last round on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ..errors import UserError, unknown
+from ..record import MOST, Record
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+RULES = ("stop_at", "patience", "min_delta", "max_time")
+"""The fields of a plan that are rules, which may be changed when a run is resumed."""
+SCORES = {
+    "accuracy": "test_accuracy",
+    "loss": "test_loss",
+    "validation_accuracy": "validation_accuracy",
+    "validation_loss": "validation_loss",
+    "train_loss": "train_loss",
+}
+"""What `stop_at` may name, and what a record calls it."""
+CHOSEN = ("validation_accuracy", "accuracy", "validation_loss", "loss")
+"""What `patience` looks at: the first of these that is scored."""
+NONE = "none"
+UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
+TIME = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s))+")
+P = TypeVar("P", bound="Plan")
+
+
+class Stop(NamedTuple):
+    """Which rule stopped a run, as its plan has it, in which round, and why."""
+
+    by: str
+    rule: str
+    round: int
+    why: str
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a summary holds of it; its status says why."""
+        return {"by": self.by, "rule": self.rule, "round": self.round}
+
+
+def goal_text(given: str) -> str:
+    """Return `stop_at` in its one form, `accuracy=0.8` or `accuracy=0.8,mean=5`; "" for none.
+
+    Example:
+        >>> goal_text("test_accuracy >= 0.80"), goal_text("loss<=0.3"), goal_text("none")
+        ('accuracy=0.8', 'loss=0.3', '')
+        >>> goal_text("accuracy=0.8, mean=5")
+        'accuracy=0.8,mean=5'
+    """
+    if given.strip() in ("", NONE):
+        return ""
+    found = re.fullmatch(r"\s*(\w+)\s*(=|==|>=|<=)\s*([^\s=<>,]+)\s*(?:,\s*mean\s*=\s*([1-9][0-9]{0,5}))?\s*", given)
+    if not found:
+        raise UserError(
+            f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3 (accuracy=0.8,mean=5: the mean "
+            f"of five scores), got {given!r}"
+        )
+    name, sign, number, of = found.groups()
+    name = name.removeprefix("test_")
+    if name not in SCORES:
+        raise unknown("score of stop_at", name, SCORES)
+    if sign == ("<=" if up(name) else ">="):
+        raise UserError(f"stop_at: expected {name}{'>=' if up(name) else '<='}{number}, the better side, got {given!r}")
+    try:
+        goal = float(number)
+    except ValueError:
+        goal = math.nan
+    if up(name) and not 0 < goal <= 1:
+        percent = number.removesuffix("%")
+        likely = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", percent) and 0 < float(percent) <= 100
+        hint = f"; {float(percent) / 100:g} is {percent}%" if likely else ""
+        raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {number}{hint}")
+    if not abs(goal) < MOST:
+        raise UserError(f"stop_at: expected a number as the goal of {name} such as 0.3, got {number!r}")
+    return f"{name}={goal!r}" + (f",mean={int(of)}" if of and int(of) > 1 else "")
+
+
+def up(score: str) -> bool:
+    """Whether more of a score is better: accuracies, not losses."""
+    return score.endswith("accuracy")
+
+
+def goal_accuracy(goal: str) -> list[float]:
+    """The accuracy at which runs stop, for tables that tell what it took; nothing for other scores.
+
+    Example:
+        >>> goal_accuracy("accuracy=0.8,mean=5"), goal_accuracy("loss=0.3"), goal_accuracy("")
+        ([0.8], [], [])
+    """
+    try:
+        return [float(goal.removeprefix("accuracy=").partition(",")[0])] if goal.startswith("accuracy=") else []
+    except ValueError:  # of a config that was edited
+        return []
+
+
+def time_text(given: str) -> str:
+    """`max_time` in its one form, `1h30min`; "" for none.
+
+    Example:
+        >>> time_text("90 min"), time_text("1.5h"), time_text("2d"), time_text("45s"), time_text("none")
+        ('1h30min', '1h30min', '48h', '45s', '')
+    """
+    if given.strip() in ("", NONE):
+        return ""
+    text = given.replace(" ", "")
+    left = seconds(text) if TIME.fullmatch(text) else 0.0
+    if not 0 < left < 1e9:
+        also = f"; {given.strip()} seconds are {given.strip()}s" if given.strip().isdecimal() else ""
+        raise UserError(f"max_time: expected a time such as 2h, 90min, 1h30min or 45s, got {given!r}{also}")
+    hours, left = divmod(left, 3600)
+    minutes, left = divmod(left, 60)
+    parts = ((f"{hours:.0f}", "h"), (f"{minutes:.0f}", "min"), (f"{left:.6g}", "s"))
+    return "".join(number + unit for number, unit in parts if number != "0")
+
+
+def seconds(text: str) -> float:
+    """A time such as `1h30min` in seconds."""
+    return math.fsum(float(number) * UNITS[unit] for number, unit in re.findall(r"([0-9.]+)(d|h|min|m|s)", text))
+
+
+def fit_rules(plan: Plan) -> None:
+    """Raise for rules that can never stop a run."""
+    if plan.min_delta and not plan.patience:
+        raise UserError(f"min_delta: {plan.min_delta:g} expects a patience too, found none; add one, --patience 10")
+    scored = -(-plan.rounds // plan.eval_every)
+    if plan.patience >= scored:
+        every = f" (eval_every is {plan.eval_every})" if plan.eval_every > 1 else ""
+        raise UserError(
+            f"patience: expected less than the {scored} scored rounds of the run{every}, got {plan.patience}, which "
+            f"would never stop it; lower it, or raise --rounds"
+        )
+
+
+def require_scores(plan: Plan, test: bool, validation: bool, classes: bool) -> None:
+    """Raise for a rule about a score that the data do not give.
+
+    Args:
+        test, validation: whether there is such a set.
+        classes: whether there are accuracies.
+    """
+    name = plan.stop_at.partition("=")[0]
+    if name.startswith("validation") and not validation:
+        raise UserError(f"stop_at: {name} expects a validation set, found none; add one, --validation 0.1")
+    if name in ("accuracy", "loss") and not test:
+        raise UserError(f"stop_at: {name} expects a test set, found none; name another score, train_loss=0.1")
+    if up(name) and not classes:
+        raise UserError(f"stop_at: {name} expects data with classes, found numbers to predict; name a loss, loss=0.1")
+    if plan.patience and not (test or validation):
+        raise UserError("patience: expected a test or validation set to score, found neither; leave it out")
+
+
+class Stopping:
+    """The rules of a plan while a run lasts; they see every record.
+
+    Example:
+        >>> from fedspeed import Plan
+        >>> Stopping(Plan(max_time="2h")).status
+        ''
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        goal, _, of = plan.stop_at.partition(",mean=")
+        self.goal, _, target = goal.partition("=")
+        self.target, self.mean_of = float(target or 0), int(of or 1)
+        self.budget = seconds(plan.max_time)
+        self.after = 0  # of a fork, the rounds of another run: no rule ends it there
+        self.replay([])
+
+    def replay(self, records: Iterable[Record]) -> Stop | None:
+        """Start again, after these rounds."""
+        self.fired: Stop | None = None
+        self.score = ""
+        self.best = (0, math.nan)  # the round, and its score
+        self.stale = 0  # scored rounds since then
+        self.used = 0.0
+        self.scores: list[float] = []  # the last `mean_of` values of the goal's score
+        self.begin()
+        for record in records:
+            self.see(record)
+        return self.fired
+
+    @property
+    def status(self) -> str:
+        """`stopped: ...` with the reason; "" if no rule says so."""
+        return f"stopped: {self.fired.why}" if self.fired and self.fired.round > self.after else ""
+
+    def begin(self) -> None:
+        """Rounds begin, or go on: time counts from here."""
+        self.before, self.since = self.used, time.perf_counter()
+
+    def stamped(self, record: Record) -> Record:
+        """A record that ends now; with a time budget it says how much is used."""
+        if not self.budget:
+            return record
+        return dataclasses.replace(record, wall_seconds=self.before + time.perf_counter() - self.since)
+
+    def see(self, record: Record) -> None:
+        """A round is done."""
+        spent = self.used + record.seconds + record.eval_seconds
+        self.used = spent if record.wall_seconds is None else record.wall_seconds
+        plan = self.plan.earlier(record.round - 1) or self.plan
+        due = record.round % plan.eval_every == 0 or record.round == plan.rounds
+        stale = self._stale(record) if self.plan.patience and due else ""
+        self.fired = None  # a rule that came later than a round says nothing of it
+        t, goal = record.round, self.target
+        value = self._mean(record)
+        if value is not None and (value >= goal if up(self.goal) else value <= goal):
+            what = self.goal if self.mean_of == 1 else f"mean of {self.mean_of} scores of {self.goal}"
+            why = f"{what} {value:.6g} {'>=' if up(self.goal) else '<='} {goal:g} in round {t}"
+            self.fired = Stop("stop_at", self.plan.stop_at, t, why)
+        elif stale:
+            self.fired = Stop("patience", rules(self.plan)["patience"], t, f"{stale}, in round {t}")
+        elif self.budget and self.used >= self.budget:
+            self.fired = Stop("max_time", self.plan.max_time, t, f"{self.plan.max_time} used up in round {t}")
+
+    def _mean(self, record: Record) -> float | None:
+        """Return the mean of the goal's last `mean_of` scores; None in a round without a score, or before there are as
+        many."""
+        value = _value(record, self.goal) if self.goal else None
+        if value is None:
+            return None
+        self.scores = [*self.scores, value][-self.mean_of :]
+        return math.fsum(self.scores) / self.mean_of if len(self.scores) == self.mean_of else None
+
+    def _stale(self, record: Record) -> str:
+        """Why patience is at its end, if it is."""
+        self.score = self.score or next((name for name in CHOSEN if _value(record, name) is not None), "")
+        value = _value(record, self.score) if self.score else None
+        when, best = self.best
+        sign = 1 if up(self.score) else -1
+        if value is not None and not sign * (value - best) <= self.plan.min_delta:  # a first one is better than NaN
+            self.best, self.stale = (record.round, value), 0
+            return ""
+        self.stale += bool(self.score)
+        if self.stale < self.plan.patience:
+            return ""
+        by = f" by more than {self.plan.min_delta:g}" if self.plan.min_delta else ""
+        return f"{self.score} no better{by} than {best:.6g} of round {when} for {self.stale} scored rounds"
+
+
+def _value(record: Record, score: str) -> float | None:
+    """A score of a record as its line in `rounds.jsonl` has it: None if there is none, or it is beyond numbers."""
+    value = getattr(record, SCORES[score])
+    return value if value is not None and -MOST < value < MOST else None
+
+
+def rules(plan: Plan) -> dict[str, str]:
+    """The rules of a plan that can stop it, each as a summary names it."""
+    patience = f"{plan.patience} by {plan.min_delta!r}" if plan.patience else ""
+    found = {"stop_at": plan.stop_at, "patience": patience, "max_time": plan.max_time}
+    return {name: rule for name, rule in found.items() if rule}
+
+
+def changed(plan: P, given: Mapping[str, Any]) -> P:
+    """A plan with other rules; those given as None stay, `none` and 0 are dropped."""
+    for name in given:
+        if name not in RULES:
+            raise unknown("keyword of resume", name, RULES)
+    new = {name: value for name, value in given.items() if value is not None}
+    if new.get("patience") == 0:
+        new.setdefault("min_delta", 0.0)
+    return dataclasses.replace(plan, **new) if new else plan

@@ -1,0 +1,80 @@
+"""Settings that the first rounds of a run had otherwise, as a fork's did: what may differ, how it is written down.
+
+A config says so in a table, `[until.300]` with `lr = 0.1`: in rounds 1 to 300 the rate was 0.1. So it is complete, and
+running it from round 0 gives the bits of the fork.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..errors import UserError
+from ..methods.base import Method, nested
+from .plan import PLACEMENT
+from .stopping import RULES
+
+Until = tuple[tuple[int, dict[str, Any]], ...]
+"""(300, {"lr": 0.1}): what was otherwise in the rounds up to the 300th; in order."""
+
+DREW = "the rounds so far were drawn with it"
+FIXED = {
+    "model": "the vectors of the rounds so far are that model's",
+    "data": "the rounds so far learned from these data",
+    "split": "clients keep what they own",
+    "clients": "clients keep what they own",
+    "validation": "what was held out stays held out",
+    "augment": "the rounds so far learned from these data",
+    "batch_norm": "the vectors of the rounds so far are that model's",
+    "test_set": "the scores so far are on it, or there are none",
+    "seed": "split, first model, cohorts and batches are drawn with it",
+    "active": DREW,
+    "cohort": DREW,
+    "state_dtype": "clients' states are stored in it",
+    "network": "virtual seconds so far are of it",
+    "devices": "virtual seconds so far are of them",
+    "client_metrics": "the scores so far are a table with its columns",
+    "format": "it is the version of the layout",
+    "until": "it says what the rounds so far had",
+}
+"""Fields that are the same in all rounds of a run, and why."""
+ANY_ROUND = ("rounds", "targets", "data_dir", *RULES)
+"""Fields that are no matter in rounds that are over; `rounds` only where the last of them was the run's last."""
+
+
+def read_until(given: Any, rounds: int) -> Until:
+    """The stretches of a config, in order, from its table; anything else is refused."""
+    if isinstance(given, tuple):
+        given = {str(upto): over for upto, over in given}
+    if not isinstance(given, dict) or not all(
+        re.fullmatch("[1-9][0-9]{0,17}", str(key)) and int(key) < rounds and isinstance(over, dict)
+        for key, over in given.items()
+    ):
+        raise UserError(
+            f"config: until must be tables of the run's {rounds} rounds such as [until.30] with lr = 0.1, got {given!r}"
+        )
+    for key, over in given.items():
+        for name in over.keys() & FIXED.keys():
+            raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+        for name in over.keys() & set(PLACEMENT):  # nor may a run directory name a cluster here
+            raise UserError(f"config: until.{key}.{name}: {name} says where rounds are computed, not what they had")
+        if "method" in over and not _fields_alone(over["method"]):  # a name might be a file's, which nobody allowed
+            raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
+    return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def _fields_alone(method: Any) -> bool:
+    """Whether a table holds fields of a method, and of those inside it, and names none."""
+    named = not isinstance(method, dict) or any(name in method for name in ("name", "code", "origin"))
+    return not named and ("base" not in method or _fields_alone(method["base"]))
+
+
+def classes(method: Method) -> list[tuple[str, str, str]]:
+    """What a method and those inside it are, whatever their fields: name, file and its digest."""
+    return [(type(each).__name__, each.source, each.code) for each in nested(method)]
+
+
+def moved(then: Method, now: Method) -> str:
+    """The first field that a method, or one inside it, has another value of, though its class says that none may."""
+    pairs = zip(nested(then), nested(now), strict=True)
+    return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")

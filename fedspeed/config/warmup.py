@@ -1,0 +1,257 @@
+"""Schedules: how a value changes over rounds. A schedule is a value, and so is the method of a round.
+
+A warm-up `lr=10,rho=20` says over how many rounds T_w each field rises to its value. In round t = 0, 1, ... it is
+
+    value * min(1, (t + 1) / T_w)
+
+so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on; the local rate's decay goes on
+beside it. `lr` is the plan's. Any other field is the method's, or that of a method inside it, whose class says so:
+`rho: float = param(0.1, "[0, inf)", "...", schedulable=True)`.
+
+Fields may also follow the rate (`follow_lr`): in round t they are multiplied by what the rate is multiplied by, its
+decay and its warm-up. With rho = lr, rho is eta_l in every round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ..errors import UserError, one_line, unknown
+from ..methods.base import Method, nested
+
+LR = "lr"
+"""The field of a warm-up that is the plan's, and every method's alike."""
+EXPECTED = "expected fields and numbers of rounds such as lr=10,rho=10"
+FOLLOWERS = "expected fields of the method, each once, such as rho or rho,rho_l"
+
+
+def warmup_text(given: Any) -> str:
+    """A warm-up, given as text or as a table, in its one form: `lr` first, then by name.
+
+    Example:
+        >>> warmup_text({"rho": 20, "lr": 10}), warmup_text("rho=20, lr=10"), warmup_text("")
+        ('lr=10,rho=20', 'lr=10,rho=20', '')
+    """
+    if isinstance(given, str):
+        pairs = [part.partition("=")[::2] for part in given.split(",")] if given.strip() else []
+    elif isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        raise UserError(f"warmup: {EXPECTED}, got {given!r}")
+    found: dict[str, int] = {}
+    for key, value in pairs:
+        name = key.strip() if isinstance(key, str) else ""
+        if not name.isidentifier() or value == "":
+            raise UserError(f"warmup: {EXPECTED}, got {given!r}")
+        if name in found:
+            raise UserError(f"warmup: expected every field once, got {name} twice; leave one out")
+        found[name] = _rounds(name, value)
+    return _text(found)
+
+
+def _rounds(name: str, given: Any) -> int:
+    plain = isinstance(given, str | numbers.Integral) and given is not True
+    try:
+        whole = int(given) if plain else 0
+    except ValueError:
+        whole = 0
+    if whole < 1:
+        told = given.strip() if isinstance(given, str) else given
+        raise UserError(f"warmup: {name} must be a whole number of rounds >= 1, got {told}; leave it out for none")
+    return whole
+
+
+def _text(lengths: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={lengths[name]}" for name in sorted(lengths, key=lambda name: (name != LR, name)))
+
+
+def lengths(warmup: str) -> dict[str, int]:
+    """T_w of every field of a warm-up, as `warmup_text` gives it.
+
+    Example:
+        >>> lengths("lr=10,rho=20")
+        {'lr': 10, 'rho': 20}
+    """
+    pairs = (part.partition("=") for part in warmup.split(",") if part)
+    return {name: int(value) for name, _, value in pairs}
+
+
+def follow_text(given: Any) -> str:
+    """The fields that follow the rate, given as text or as a list, in one form: each once, by name.
+
+    Example:
+        >>> follow_text("rho_l, rho"), follow_text(["rho"]), follow_text("")
+        ('rho,rho_l', 'rho', '')
+    """
+    names = given.split(",") if isinstance(given, str) and given.strip() else given or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
+    found = [name.strip() for name in names]
+    if not all(name.isidentifier() for name in found) or len(set(found)) < len(found):
+        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
+    return ",".join(sorted(found))
+
+
+def followers(follow: str) -> list[str]:
+    """The fields of `follow_text`."""
+    return follow.split(",") if follow else []
+
+
+def fit_rounds(warmup: str, rounds: int) -> None:
+    """Raise if a warm-up lasts longer than a run."""
+    for name, length in lengths(warmup).items():
+        if length > rounds:
+            raise UserError(
+                f"warmup: {name} must be at most the number of rounds, got {length} of {rounds}: it would never reach "
+                f"its value; shorten it or raise --rounds"
+            )
+
+
+def factor(warmup: str, name: str, t: int) -> float:
+    """What a field is multiplied with in round t = 0, 1, ...
+
+    Example:
+        >>> [factor("lr=4", "lr", t) for t in range(5)], factor("lr=4", "rho", 0)
+        ([0.25, 0.5, 0.75, 1.0, 1.0], 1.0)
+    """
+    return min(1.0, (t + 1) / lengths(warmup).get(name, 1))
+
+
+def schedulable(method: Method) -> list[str]:
+    """The fields of a method, and of those inside it, that can be scheduled.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedInit, FedSpeed
+        >>> schedulable(FedSpeed()), schedulable(FedInit(FedSpeed())), schedulable(FedAvg())
+        (['rho'], ['rho'], [])
+    """
+    return list(dict.fromkeys(name for each in nested(method) for name in own_schedulable(type(each))))
+
+
+def own_schedulable(method: type[Method]) -> list[str]:
+    """The fields that a class itself says can be scheduled."""
+    return [field.name for field in dataclasses.fields(method) if field.metadata.get("schedulable")]
+
+
+def method_at(method: Method, warmup: str, t: int) -> Method:
+    """The method of round t = 0, 1, ...: made anew with the fields it has then, and the same one where none differs.
+
+    A field that a wrapper and the method inside it both have is the wrapper's, as it is wherever fields are read.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> [method_at(FedSpeed(rho=0.4), "lr=9,rho=4", t).rho for t in range(5)]
+        [0.1, 0.2, 0.30000000000000004, 0.4, 0.4]
+    """
+    for name, length in lengths(warmup).items():
+        if name != LR and t + 1 < length:
+            method = _scaled(method, name, factor(warmup, name, t), f"warmup: {name} in round {t + 1}")
+    return method
+
+
+def following(method: Method, follow: str, factors: Iterable[float], t: int) -> Method:
+    """The method of round t = 0, 1, ... with the fields that follow the rate multiplied as the rate is.
+
+    Args:
+        factors: of the rate in that round; one after the other, so that rho = lr gives the bits of the rate.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> following(FedSpeed(rho=0.4), "rho", (0.5, 0.5), 1).rho
+        0.1
+    """
+    for by in factors if follow else ():
+        for name in followers(follow):
+            if by != 1:
+                method = _scaled(method, name, by, f"follow_lr: {name} in round {t + 1}")
+    return method
+
+
+def _scaled(method: Method, name: str, by: float, what: str) -> Method:
+    if name in own_schedulable(type(method)):
+        change = {name: getattr(method, name) * by}
+    else:
+        inner = {key: value for key, value in method.fields().items() if isinstance(value, Method)}
+        change = {key: _scaled(each, name, by, what) for key, each in inner.items() if name in schedulable(each)}
+    try:
+        return dataclasses.replace(method, **change)
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
+    except Exception as error:  # of a class of somebody's own
+        told = f"{type(method).__name__} cannot be made with {change} ({one_line(error)})"
+        raise UserError(f"{what}: {told}") from error
+
+
+def require_schedulable(warmup: str, follow: str, method: Method) -> None:
+    """Raise if a warm-up, or what follows the rate, names a field that this method cannot have scheduled."""
+    known = schedulable(method)
+    for name in lengths(warmup):
+        if name not in [LR, *known]:
+            raise _refusal("warmup", name, [method], [LR, *known])
+    for name in followers(follow):
+        if name not in known:
+            raise _refusal("follow_lr", name, [method], known)
+
+
+def shared(tables: Mapping[str, Any], method: Method, among: Iterable[Method]) -> dict[str, str]:
+    """A method's part of the schedules in the tables of a config that several methods share, by key.
+
+    Args:
+        among: all methods that share it.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedSpeed
+        >>> shared({"warmup": "lr=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
+        {'warmup': 'lr=2', 'follow_lr': ''}
+    """
+    all_of_them = list(among)
+    parts = {"warmup": warmup_of, "follow_lr": follow_of}
+    return {key: part(tables[key], method, all_of_them) for key, part in parts.items() if tables.get(key)}
+
+
+def warmup_of(warmup: Any, method: Method, among: Iterable[Method]) -> str:
+    """A method's part of a warm-up that several share: the rate's is everybody's, a field's that of methods which have
+    it. Raise for a field that none of them has.
+
+    Args:
+        among: all methods that share it.
+
+    Example:
+        >>> from fedspeed import FedAvg, FedSpeed
+        >>> both = [FedAvg(), FedSpeed()]
+        >>> [warmup_of("lr=10,rho=10", method, both) for method in both]
+        ['lr=10', 'lr=10,rho=10']
+    """
+    all_of_them = list(among)
+    some = {name for each in all_of_them for name in schedulable(each)}
+    found = lengths(warmup_text(warmup))
+    for name in found:
+        if name != LR and name not in some:
+            raise _refusal("warmup", name, all_of_them, [LR, *sorted(some)])
+    return _text({name: length for name, length in found.items() if name == LR or name in schedulable(method)})
+
+
+def follow_of(follow: Any, method: Method, among: Iterable[Method]) -> str:
+    """A method's part of `follow_lr` that several share: the fields that it has. Raise for a field that none has."""
+    all_of_them = list(among)
+    some = {name for each in all_of_them for name in schedulable(each)}
+    found = followers(follow_text(follow))
+    for name in found:
+        if name not in some:
+            raise _refusal("follow_lr", name, all_of_them, sorted(some))
+    return follow_text([name for name in found if name in schedulable(method)])
+
+
+def _refusal(key: str, name: str, methods: list[Method], names: Collection[str]) -> UserError:
+    owner = next((each for method in methods for each in nested(method) if name in each.fields()), None)
+    if owner is not None:
+        known = ", ".join(names) or "none"
+        return UserError(
+            f"{key}: {name} of {type(owner).__name__} cannot be scheduled, expected one of {known}; "
+            f"`fedspeed methods {owner.name}` shows which fields can"
+        )
+    whose = ", ".join(sorted({type(method).__name__ for method in methods}))
+    return UserError(f"{key}: {unknown(f'field of {whose} to schedule', name, names)}")

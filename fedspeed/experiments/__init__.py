@@ -1,0 +1,1 @@
+"""Many runs: batch, sweep, tune, audit, Slurm."""

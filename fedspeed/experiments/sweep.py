@@ -1,0 +1,191 @@
+"""Sweeps: a config at many points (`points`), with several seeds each.
+
+    planned = plan(base, combinations({"lr": [0.05, 0.1], "method.lam": [1, 10]}), [0, 1, 2], Path("runs/lr"))
+    failed = make_runs(unfinished(tasks_of(planned)), jobs=2)
+    outcome(planned, failed).write(Path("runs/lr"))
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..config.config import Config
+from ..config.plan import PLACEMENT
+from ..errors import UserError
+from ..report.comparison import told_targets
+from ..report.run_files import Row, RunFiles
+from ..report.sweep import Swept
+from ..report.trackers import need
+from ..runs.config_file import as_stored
+from ..server.observers import Observers
+from ..utils.environment import cores
+from .batch import RunTask, folder_name, make_runs, one_command, unfinished
+from .grid import Point, Tables, at, label_of, named, points_of
+
+MOST_RUNS = 200
+"""Runs of a sweep beyond which one must say how many are meant."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A point with its runs: a task per seed."""
+
+    label: str
+    point: Point
+    tasks: dict[int, RunTask]
+
+
+def plan(
+    base: Tables,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    log: Iterable[str] = (),
+) -> list[Planned]:
+    """The runs of a sweep, all checked before any is made: `out/LABEL-sSEED` each.
+
+    Args:
+        base: the config of all points, as tables.
+    """
+    if not points:
+        raise UserError("sweep: expected points, such as lr=0.1,rho=0.05; got none")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"sweep: expected different seeds, got {list(seeds)}; leave one out")
+    found: list[Planned] = []
+    known: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for given in points:
+        point = named(base, given)
+        label = label_of(point)
+        tables = at(base, point)
+        try:
+            configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
+        except UserError as error:
+            raise UserError(f"sweep at {label}: {error}") from None
+        if "local_epochs" in point and configs[seeds[0]].local_steps:
+            raise UserError(f"sweep at {label}: expected local_epochs or local_steps, got both; leave one out")
+        kind, name = _kind(configs[seeds[0]]), folder_name(label)
+        if kind in known:
+            twice = f"{label} twice" if known[kind] == label else f"{known[kind]} and {label}, which are one run"
+            raise UserError(f"sweep: expected different points, got {twice}; leave one out")
+        known[kind] = label
+        if folders.setdefault(name.casefold(), label) != label:
+            raise UserError(
+                f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
+            )
+        found.append(Planned(label, point, seed_tasks(label, configs, out, overwrite=overwrite, log=log)))
+    return found
+
+
+def seed_tasks(label: str, configs: Mapping[int, Config], out: Path, **how: Any) -> dict[int, RunTask]:
+    """Return a task per seed of one point or config: `out/LABEL-sSEED`.
+
+    Args:
+        how: `overwrite` and `log` of a `RunTask`.
+    """
+    folder = folder_name(label)
+    return {
+        seed: RunTask.of(config, out / f"{folder}-s{seed}", f"{label} seed {seed}", **how)
+        for seed, config in configs.items()
+    }
+
+
+def tasks_of(planned: Sequence[Planned]) -> list[RunTask]:
+    """All runs, seed by seed: a stopped sweep has all points for the first seeds."""
+    seeds = dict.fromkeys(seed for one in planned for seed in one.tasks)
+    return [one.tasks[seed] for seed in seeds for one in planned if seed in one.tasks]
+
+
+def _kind(config: Config) -> str:
+    """What makes a run another one."""
+    tables = as_stored(config)
+    return json.dumps({key: tables[key] for key in tables if key not in (*PLACEMENT, "targets")}, default=str)
+
+
+def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxyType({})) -> Swept:
+    """What the runs of a sweep came to, without those that failed."""
+    points, rows = [], []
+    for one in planned:
+        runs = [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed]
+        if runs:
+            points.append(one.point)
+            rows.append(Row(one.label, runs))
+    if not rows:
+        raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
+    return Swept(points, rows, told_targets(rows))
+
+
+def sweep(
+    base: Config | Tables | None = None,
+    *,
+    out: Path | str,
+    grid: Mapping[str, Iterable[Any]] | None = None,
+    points: Iterable[Point] | Path | str | None = None,
+    seeds: int | Sequence[int] = 3,
+    jobs: int = 1,
+    overwrite: bool = False,
+    log: Sequence[str] = (),
+    max_runs: int = MOST_RUNS,
+) -> Any:
+    """Make the runs of a sweep, as far as they are not done, and return them as a pandas frame. Needs pandas.
+
+    A row per run: the fields of its point, `seed`, `status`, `score` (what points are judged by) and all numbers of its
+    summary; `frame.attrs["best"]` has the best point. The folder gets what `fedspeed sweep` writes: run directories,
+    table, figure and report page. Stopped and called again it goes on. Runs that fail are told in a warning.
+
+    Args:
+        base: the config of all points, or its tables such as `{"data": "digits", "clients": 50}`.
+        out: the folder.
+        grid: values of fields, all combinations of which are run: `{"lr": [0.05, 0.1], "method.lam": [1, 10]}`.
+        points: or the points themselves, `[{"lr": 0.1, "rho": 0.05}, ...]`, or a TOML file of them.
+        seeds: how many (0, 1, ...), or which.
+        jobs: runs side by side, 0 for one per core; a script then needs `if __name__ == "__main__":`.
+        log: names of observers of every run.
+        max_runs: raise if there would be more.
+    """
+    pandas = need("pandas")
+    found = run_sweep(base, Path(out), grid, points, seeds, jobs, overwrite, log, max_runs)
+    frame = pandas.DataFrame(found.runs())
+    frame.attrs["best"] = found.data()["best"]
+    return frame
+
+
+def run_sweep(
+    base: Config | Tables | None,
+    out: Path,
+    grid: Mapping[str, Iterable[Any]] | None,
+    points: Iterable[Point] | Path | str | None,
+    seeds: int | Sequence[int] = 3,
+    jobs: int = 1,
+    overwrite: bool = False,
+    log: Sequence[str] = (),
+    max_runs: int = MOST_RUNS,
+) -> Swept:
+    """`sweep` without pandas."""
+    if base is not None and not isinstance(base, Config | Mapping):
+        raise UserError(f"sweep: expected a Config or its tables as base, got {base!r}")
+    tables = base.to_dict() if isinstance(base, Config) else dict(base or {})
+    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1) or not isinstance(seeds, int | Sequence):
+        raise UserError(f"sweep: expected how many seeds, such as 3, or which, such as [5, 7]; got {seeds!r}")
+    if not isinstance(jobs, int) or jobs < 0:
+        raise UserError(f"sweep: jobs must be a whole number >= 0, got {jobs!r}")
+    Observers(log)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    planned = plan(tables, points_of(grid, points, len(chosen), max_runs), chosen, out, overwrite=overwrite, log=log)
+    with one_command(out):
+        failed = make_runs(unfinished(tasks_of(planned)), jobs or cores())
+        for label, why in failed.items():
+            warnings.warn(f"{label} failed: {why}", stacklevel=3)
+        found = outcome(planned, failed)
+        found.write(out)
+    return found

@@ -1,0 +1,141 @@
+"""Tuning: the same budget of gradients for every method, on held-out data; judged with fresh seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+
+if TYPE_CHECKING:
+    from ...methods.base import Method
+    from .result import Tuned
+    from .tuner import Make, Tuning
+
+FIRST = 1000
+"""The first seed of trials where none is named: runs by hand, and comparisons, begin at 0."""
+
+
+def tune(
+    methods: Iterable[str | Mapping[str, Any] | Method | type[Method]] | str,
+    budget: float,
+    *,
+    strategy: str = "random",
+    space: Mapping[str, Any] | Sequence[str] = (),
+    seeds: int | Sequence[int] = 3,
+    tune_seeds: int | Sequence[int] = 1,
+    out: Path | str,
+    jobs: int = 1,
+    baseline: str = "",
+    **settings: Any,
+) -> Tuned:
+    """Tune methods with equal budgets on held-out data, then judge the chosen points with fresh seeds.
+
+    The test set is read by the judged runs only. Stopped at any instant, the same call continues: trials are
+    run directories in `out`.
+
+    Args:
+        methods: names, tables such as `{"name": "fedspeed", "rho": 0.0}` or methods; a field that a table names, or
+            that a method has another value of than by default, is not tuned.
+        budget: gradients of minibatches for each method.
+        strategy: `random`, `halving` or `optuna` (which needs the package).
+        space: what to try where fields do not say, or otherwise: `{"lr": "0.01..1:log", "fedspeed.lam": [1, 10]}`.
+        seeds: that judge, or how many (0, 1, ...).
+        tune_seeds: of the trials, or how many (1000, 1001, ...).
+        jobs: runs side by side; 0 for one per core.
+        baseline: whom the judged methods are compared with; the first by default.
+        settings: config keys for all runs; one that is given is not tuned. `validation` says what is held out: `0.2`
+            of every client by default, or `"clients:0.2"`.
+
+    Example:
+        >>> tuned = tune(["fedavg", "fedspeed"], 2e4, out="runs/tuned", clients=20, rounds=20)  # doctest: +SKIP
+        >>> tuned.chosen["fedspeed"]  # doctest: +SKIP
+        {'lr': 0.1, 'lam': 10.0, 'rho': 0.1}
+    """
+    from ...utils.environment import cores
+    from ..batch import make_runs
+    from .tuner import Tuning
+
+    for key, instead in (("method", "methods"), ("seed", "seeds and tune_seeds"), ("test_set", "none of it")):
+        if key in settings:
+            raise UserError(f"tune: {key} is not a setting of all runs, got {settings[key]!r}; give {instead}")
+    if not isinstance(jobs, int) or jobs < 0:
+        raise UserError(f"tune: jobs must be a whole number >= 0, got {jobs!r}")
+    tables: dict[str, dict[str, Any]] = {}
+    for method in [methods] if isinstance(methods, str) else methods:
+        label, table = labelled(method)
+        if label in tables:
+            raise UserError(f"tune: expected every method once, got {label} twice; leave one out")
+        tables[label] = table
+    entries = [f"{name}={_text(axis)}" for name, axis in space.items()] if isinstance(space, Mapping) else list(space)
+    trials = range(FIRST, FIRST + tune_seeds) if isinstance(tune_seeds, int) else tune_seeds
+    judges = range(seeds) if isinstance(seeds, int) else seeds
+    tuning = Tuning(tables, settings, budget, strategy, entries, list(trials), list(judges), Path(out))
+    return finish(tuning, lambda tasks: make_runs(tasks, jobs or cores()), baseline)
+
+
+def finish(tuning: Tuning, make: Make, baseline: str = "") -> Tuned:
+    """Search, judge, and write down what it came to."""
+    from ..batch import one_command
+    from .result import result
+
+    if baseline and baseline not in tuning.methods:
+        raise UserError(f"--baseline: expected one of {', '.join(tuning.methods)}, got {baseline!r}")
+    with one_command(tuning.out):
+        chosen = tuning.search(make)
+        runs, failed = tuning.judge(make, chosen)
+        found = result(tuning, chosen, runs, failed, baseline)
+        found.write()
+    return found
+
+
+def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[str, dict[str, Any]]:
+    """What a method is called in all that is said of it, and its table with the fields that are not to be tuned.
+
+    Example:
+        >>> from fedspeed import FedSpeed
+        >>> labelled("fedspeed"), labelled(FedSpeed(rho=0.0))
+        (('fedspeed', {'name': 'fedspeed'}), ('fedspeed:rho=0', {'name': 'fedspeed', 'rho': 0.0}))
+    """
+    from ...methods import require_name
+    from ...methods.base import Method
+
+    if isinstance(method, type) and issubclass(method, Method):
+        method = method()
+    if isinstance(method, Method):
+        require_name(method)
+        table = _unusual(method)
+    elif isinstance(method, str | Mapping):
+        table = {"name": method} if isinstance(method, str) else dict(method)
+    else:
+        raise UserError(f"tune: expected a method's name, its table or a method, got {method!r}")
+    return _label(table), table
+
+
+def _unusual(method: Method) -> dict[str, Any]:
+    """A method's table without the fields that are as usual, and so that of the method inside it."""
+    usual = type(method).from_fields({}).to_dict()
+    table = {k: v for k, v in method.to_dict().items() if k in ("name", "code", "origin") or v != usual.get(k)}
+    return table | ({"base": _unusual(getattr(method, "base"))} if "base" in table else {})  # noqa: B009
+
+
+def _label(table: Mapping[str, Any]) -> str:
+    """`fedspeed:rho=0`, or `fedspeed:rho=0+topk:fraction=0.1`."""
+    from .space import point_text
+
+    base = table.get("base")
+    inside = f"{_label(base if isinstance(base, Mapping) else {'name': base})}+" if base else ""
+    own = tuple((key, value) for key, value in table.items() if key not in ("name", "code", "origin", "base"))
+    return inside + str(table.get("name")) + (f":{point_text(own)}" if own else "")
+
+
+def _text(axis: Any) -> str:
+    """An axis of a table as `--space` takes it."""
+    from .space import shown
+
+    if isinstance(axis, str):
+        return axis
+    if not isinstance(axis, Iterable):
+        raise UserError(f"space: expected a list of values or text such as 0.01..1:log, got {axis!r}")
+    return ",".join(shown(value) for value in axis)

@@ -1,0 +1,62 @@
+"""What a run will cost, in gradients of minibatches, before it is run: what its records will count."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ...config.plan import Plan
+from ...methods.base import Method
+from ...utils.random import cohort, dropped, straggler_steps
+
+
+def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
+    """After every round, the gradients so far of a run that does not diverge.
+
+    Args:
+        sizes: how many samples each client trains on.
+    """
+
+    @cache
+    def of_batch(rows: int) -> float:
+        return per_step(method, rows)
+
+    @cache
+    def of_client(n: int, steps: int) -> float:
+        epoch = [min(plan.batch_size, n - a) for a in range(0, n, plan.batch_size)]
+        whole, rest = divmod(steps, len(epoch))
+        return whole * sum(map(of_batch, epoch)) + sum(map(of_batch, epoch[:rest]))
+
+    rounds = []
+    for t in range(plan.rounds):
+        active = cohort(plan.seed, t, len(sizes), plan.cohort_size(len(sizes)), plan.cohort)
+        lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
+        cost = 0.0
+        for i in (int(i) for i in active if i not in lost):
+            steps = straggler_steps(plan.seed, t, i, plan.steps_of(int(sizes[i])), plan.stragglers)
+            cost += of_client(int(sizes[i]), steps)
+        rounds.append(cost)
+    return list(accumulate(rounds))
+
+
+def per_step(method: Method, rows: int) -> float:
+    """How many gradients of a minibatch of so many rows one local step takes, by calling it once on a small vector."""
+    import torch
+
+    from ...client.distillation import PASSES
+
+    evals = 0.0
+
+    def grad(x: Any, fraction: float = 1.0, *, teacher: Any = None, pull: float = 1.0, tau: float = 1.0) -> Any:
+        nonlocal evals
+        part = 1.0 if fraction == 1.0 else max(1, round(fraction * rows)) / rows
+        evals += part * (1.0 + 1 / PASSES if teacher is not None and pull else 1.0)
+        return torch.ones_like(x)
+
+    x0 = torch.arange(1.0, 4.0)
+    down, client = method.broadcast(method.init_server(x0.clone())), method.init_client(x0)
+    method.direction(method.start(down, client).clone(), grad, down, client)
+    return evals

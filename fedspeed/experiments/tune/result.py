@@ -1,0 +1,247 @@
+"""What tuning came to: the chosen points, every trial, what they cost, and how the points were judged."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...report.comparison import Comparison
+from ...report.run_files import Row, measured
+from ...report.statistics import METRICS, interval
+from ...report.tables import csv_text
+from ...report.trackers import need
+from ...utils.files import write
+from .space import Point, point_text
+from .tuner import Tuning
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the budget, after which the best method is named."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of `fedspeed.tune`.
+
+    Args:
+        out: the folder with everything: `tune.json`, `trials.csv`, `budget.png`, the runs.
+        used: what was used: strategy, budget, held-out data, seeds, spaces.
+        chosen: every method's point, the fields that were tuned.
+        scores: of the chosen points on held-out data.
+        spent: gradients that every method's trials took, counted from their records.
+        rows: all trials, in order, as plain tables; `trials` is the same as a frame.
+        judged: of every method the mean over fresh seeds with a 95% interval, on the test set.
+        comparison: the judged runs as `fedspeed compare` has them; None if none was made.
+        failed: why a judged run failed, by its label.
+    """
+
+    out: Path
+    used: dict[str, Any]
+    chosen: dict[str, dict[str, Any]]
+    scores: dict[str, float]
+    spent: dict[str, float]
+    rows: list[dict[str, Any]]
+    judged: list[dict[str, Any]]
+    comparison: Comparison | None = field(repr=False, default=None)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def trials(self) -> Any:
+        """All trials as a pandas frame."""
+        return need("pandas").DataFrame(self.rows)
+
+    @property
+    def best_so_far(self) -> dict[str, list[tuple[float, float]]]:
+        """Of every method (gradients spent, held-out score of the best point so far)."""
+        found: dict[str, list[tuple[float, float]]] = {label: [] for label in self.chosen}
+        scores: dict[tuple[str, str, int], list[float]] = {}
+        for row in self.rows:
+            if row["seed"] not in self.used["tuning_seeds"] or row["score"] is None:
+                continue
+            curve, seeds = found[row["method"]], scores.setdefault((row["method"], row["point"], row["rounds"]), [])
+            seeds.append(row["score"])
+            score = statistics.fmean(seeds)
+            if len(seeds) == len(self.used["tuning_seeds"]) and (not curve or score > curve[-1][1]):
+                curve.append((row["spent"], score))
+        return found
+
+    @property
+    def even(self) -> bool:
+        """Whether every method has spent the budget but for less than one of its points."""
+        return all(self.used["budget"] - spent < self.used["one_point"][label] for label, spent in self.spent.items())
+
+    def leaders(self) -> list[tuple[float, str, float]]:
+        """(share of the budget, the best method by then, its held-out score)."""
+        found = []
+        for share in SHARES:
+            by_then = {
+                label: max((y for x, y in curve if x <= share * self.used["budget"]), default=None)
+                for label, curve in self.best_so_far.items()
+            }
+            known = {label: y for label, y in by_then.items() if y is not None}
+            if known:
+                first = max(known, key=lambda label: known[label])
+                found.append((share, first, known[first]))
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        leaders = [{"share": share, "method": label, "score": score} for share, label, score in self.leaders()]
+        return {
+            "used": self.used,
+            "chosen": self.chosen,
+            "held_out_scores": self.scores,
+            "spent": self.spent,
+            "best_at": leaders,
+            "judged": self.judged,
+            "failed": self.failed,
+        }
+
+    def write(self) -> None:
+        """The files beside the runs."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        write(self.out / "tune.json", json.dumps(self.data(), indent=1) + "\n")
+        write(self.out / "trials.csv", csv_text(self.rows))
+        draw(self, self.out / "budget")
+        if self.comparison is not None:
+            self.comparison.write(self.out / "judged")
+
+
+def result(
+    tuning: Tuning,
+    chosen: Mapping[str, Point],
+    runs: Mapping[str, Sequence[Any]],
+    failed: Mapping[str, str],
+    baseline: str = "",
+) -> Tuned:
+    """What all runs came to."""
+    rows = trial_rows(tuning)
+    made = [Row(label, list(found)) for label, found in runs.items() if found]
+    comparison = Comparison(made, (), baseline if baseline in [row.label for row in made] else "") if made else None
+    return Tuned(
+        out=tuning.out,
+        used=used(tuning),
+        chosen={label: dict(point) for label, point in chosen.items()},
+        scores={label: _score(rows, label, point, tuning.rounds) for label, point in chosen.items()},
+        spent={label: sum(row["gradients"] for row in rows if row["method"] == label) for label in tuning.methods},
+        rows=rows,
+        judged=[_judged(row, measured(made)) for row in made],
+        comparison=comparison,
+        failed=dict(failed),
+    )
+
+
+def used(tuning: Tuning) -> dict[str, Any]:
+    """What was used for what, in words and numbers."""
+    further = {seed for known in tuning.known.values() for _, seed, _ in known} - set(tuning.tune_seeds)
+    return {
+        "strategy": tuning.strategy,
+        "budget": tuning.budget,
+        "unit": "gradients of minibatches per method, counted from the records of its trials (grad_evals)",
+        "rounds": tuning.rounds,
+        "held_out": tuning.held_out,
+        "score": "mean held-out accuracy (minus the loss without accuracies) of the last 5 evaluated rounds",
+        "tuning_seeds": list(tuning.tune_seeds),
+        "further_seeds_of_leaders": sorted(further),
+        "judging_seeds": list(tuning.seeds),
+        "test_set": "read by the judged runs only",
+        "spaces": {label: {n: str(axis) for n, axis in space.items()} for label, space in tuning.spaces.items()},
+        "one_point": {label: tuning.price(label) for label in tuning.methods},
+    }
+
+
+def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
+    """Every trial with what it added to the cost; those of halving that went on have a row per rung."""
+    found: list[dict[str, Any]] = []
+    for label, known in tuning.known.items():
+        before: dict[tuple[Point, int], float] = {}
+        spent = 0.0
+        for trial, result in known.items():
+            added = result.gradients - before.get((trial.point, trial.seed), 0.0)
+            before[trial.point, trial.seed] = result.gradients
+            spent += added
+            found.append(
+                {
+                    "method": label,
+                    "point": point_text(trial.point),
+                    **dict(trial.point),
+                    "seed": trial.seed,
+                    "rounds": trial.rounds,
+                    "score": result.score,
+                    "gradients": added,
+                    "spent": spent,
+                    "run": tuning.folder(label, trial.point, trial.seed).relative_to(tuning.out).as_posix(),
+                }
+            )
+    return found
+
+
+def _score(rows: Sequence[Mapping[str, Any]], label: str, point: Point, rounds: int) -> float:
+    """The mean over all seeds that a point was tried with."""
+    own = [row for row in rows if (row["method"], row["point"], row["rounds"]) == (label, point_text(point), rounds)]
+    return statistics.fmean(row["score"] for row in own)
+
+
+def _judged(row: Row, key: str) -> dict[str, Any]:
+    metric = METRICS[key][0]
+    values = row.values(metric)
+    low, high = interval(values)
+    bounds = {"low": low, "high": high} if len(values) > 1 else {"low": None, "high": None}
+    return {
+        "method": row.label,
+        "metric": metric,
+        "mean": statistics.fmean(values) if values else None,
+        **bounds,
+        "seeds": [run.summary["seed"] for run in row.runs],
+        "diverged": row.diverged,
+        "gradients": sum(row.values("grad_evals")),
+    }
+
+
+def draw(tuned: Tuned, stem: Path) -> list[Path]:
+    """Write the figure "best method at budget B", and beside it how the chosen points were judged: `stem`.png, .svg and
+    .pdf, the same bytes every time."""
+    from ...report.figures import MARKERS, new_figure, save, style
+
+    figure, first = new_figure(9.4, 4.0)
+    first.remove()
+    left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
+    curves = tuned.best_so_far
+    scale = 100 if all(y >= 0 for curve in curves.values() for _, y in curve) else 1
+    unit = "accuracy (%)" if scale == 100 else "score (minus the loss)"
+    for i, (label, curve) in enumerate(curves.items()):
+        spent = [x for x, _ in curve] + [tuned.spent[label]]
+        best = [scale * y for _, y in curve] + [scale * curve[-1][1] if curve else 0.0]
+        line = {**style(i), "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "linewidth": 1.6}
+        left.step(spent if curve else [], best if curve else [], where="post", label=label, **line)
+    left.set(xlabel="gradients spent on tuning", ylabel=f"held-out {unit}, best point so far")
+    left.set_title("best method at budget B", fontsize=10)
+    left.set_xlim(0, 1.02 * tuned.used["budget"])
+    _draw_judged(right, tuned)
+    for panel in (left, right):
+        panel.grid(alpha=0.3)
+    handles, names = left.get_legend_handles_labels()
+    left.legend(handles, names, framealpha=0.8, edgecolor="none", handlelength=3.0, fontsize=8, loc="lower right")
+    return save(figure, stem, ("png", "svg", "pdf"))
+
+
+def _draw_judged(panel: Any, tuned: Tuned) -> None:
+    from ...report.figures import MARKERS, style
+
+    places = {label: i for i, label in enumerate(tuned.chosen)}
+    losses = any(one["metric"] == "last_test_loss" for one in tuned.judged)
+    scale = 1 if losses else 100
+    for one in tuned.judged:
+        if one["mean"] is None:
+            continue
+        i = places[one["method"]]
+        mean = scale * one["mean"]
+        ends = None if one["low"] is None else [[mean - scale * one["low"]], [scale * one["high"] - mean]]
+        panel.errorbar([i], [mean], yerr=ends, fmt=MARKERS[i % len(MARKERS)], color=style(i)["color"], capsize=4)
+    panel.set_xticks(range(len(places)), list(places), rotation=20 if len(places) > 2 else 0, fontsize=8)
+    panel.set_xlim(-0.6, len(places) - 0.4)
+    panel.set_ylabel("test loss" if losses else "test accuracy (%), mean of the last five")
+    panel.set_title(f"judged on {len(tuned.used['judging_seeds'])} fresh seeds, 95% interval", fontsize=10)

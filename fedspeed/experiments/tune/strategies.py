@@ -1,0 +1,291 @@
+"""Strategies: which trials to make next, as pure functions of what is known. Optuna is imported when it is asked for.
+
+A strategy is asked with everything that was found so far and answers with trials that it wants and that are not found
+yet; none once it is done. So a search that was killed is the same search: it is asked again from the start, and what
+was found before is there. Costs are gradients; a trial that is not found yet counts with what it will cost at most.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+from ...errors import UserError
+from ...report.trackers import need
+from .space import Axis, Point, Space, Values, size
+
+ETA = 3
+"""Halving keeps one of this many points, and gives those it keeps this many times the rounds."""
+FIRST = 9
+"""Halving looks first after one of this many rounds; sooner a score says little of how a run ends."""
+BEGIN = 10
+"""Points at random before Optuna's estimator has a say."""
+REPEATS = 64
+"""Draws that bring nothing new in a row, after which a space counts as exhausted."""
+
+
+class Trial(NamedTuple):
+    """A point, run with a seed for so many rounds; more rounds of the same point and seed go on with the same run."""
+
+    point: Point
+    seed: int
+    rounds: int
+
+
+class Found(NamedTuple):
+    """What came of a trial: its score on held-out data, larger is better, None if it diverged; its gradients."""
+
+    score: float | None
+    gradients: float
+
+
+Known = Mapping[Trial, Found]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one method may try, and at what cost.
+
+    Args:
+        space: of the method.
+        budget: in gradients.
+        rounds: of a whole run.
+        seeds: of every trial; its score is the mean over them.
+        further: seeds for the leaders where the space is exhausted before the budget is.
+        cost: gradients of a trial if it does not diverge.
+        draw: the i-th point at random, None if it cannot be run; the first may be the usual one.
+        valid: whether a point can be run.
+        every, least: rounds between scores, and the fewest of a run: halving stops at multiples of one, from the other.
+        sampling: the seed of a strategy that draws by itself.
+    """
+
+    space: Space
+    budget: float
+    rounds: int
+    seeds: tuple[int, ...]
+    further: Callable[[int], int]
+    cost: Callable[[Trial], float]
+    draw: Callable[[int], Point | None]
+    valid: Callable[[Point], bool] = lambda point: True
+    every: int = 1
+    least: int = 1
+    sampling: int = 0
+
+    def trials(self, point: Point, rounds: int) -> list[Trial]:
+        """A point with every seed."""
+        return [Trial(point, seed, rounds) for seed in self.seeds]
+
+    def price(self, point: Point, rounds: int, known: Known) -> float:
+        """What a point costs with every seed: as counted where it is known."""
+        return sum(self.paid(trial, known) for trial in self.trials(point, rounds))
+
+    def paid(self, trial: Trial, known: Known) -> float:
+        """What a trial cost, or will."""
+        return known[trial].gradients if trial in known else self.cost(trial)
+
+    def points(self) -> Iterator[Point]:
+        """Points at random, each once; it ends where draws bring nothing new."""
+        seen: set[Point] = set()
+        repeats = 0
+        for i in count():
+            point = self.draw(i)
+            if point is not None and point not in seen:
+                seen.add(point)
+                repeats = 0
+                yield point
+            else:
+                repeats += 1
+            if len(seen) >= size(self.space) or repeats >= REPEATS:
+                return
+
+
+def mean_score(known: Known, trials: list[Trial]) -> float:
+    """Return the mean score of trials; -inf where one diverged."""
+    scores = [known[trial].score for trial in trials]
+    return -math.inf if None in scores else statistics.fmean(one for one in scores if one is not None)
+
+
+def ranked(scores: Mapping[Point, float]) -> list[Point]:
+    """Best first, those that diverged left out; of equals the earlier one first."""
+    return sorted((point for point in scores if scores[point] > -math.inf), key=lambda point: -scores[point])
+
+
+def missing(trials: list[Trial], known: Known) -> list[Trial]:
+    """Those that are not found yet."""
+    return [trial for trial in trials if trial not in known]
+
+
+def random(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+    """Return points at random while the budget pays for one more, and their trials that are not found yet."""
+    spent, points, wanted = 0.0, [], []
+    for point in search.points():
+        spent += search.price(point, search.rounds, known)
+        if spent > search.budget:
+            break
+        points.append(point)
+        wanted += missing(search.trials(point, search.rounds), known)
+    return points, wanted
+
+
+def rungs(rounds: int, every: int = 1, least: int = 1) -> list[int]:
+    """After how many rounds halving looks, `least` or more, the last after all.
+
+    Example:
+        >>> rungs(60), rungs(60, every=10), rungs(60, least=9), rungs(5)
+        ([7, 20, 60], [10, 20, 60], [20, 60], [1, 2, 5])
+    """
+    found = {rounds}
+    part = 1
+    while (part := part * ETA) <= FIRST:
+        found.add(every * math.ceil(rounds / part / every) if every > 1 else max(1, round(rounds / part)))
+    return sorted(r for r in found if least <= r <= rounds)
+
+
+def kept(first: int, levels: int) -> list[int]:
+    """How many points every rung has.
+
+    Example:
+        >>> kept(30, 4), kept(2, 3)
+        ([30, 10, 3, 1], [2, 1, 1])
+    """
+    return [max(1, first // ETA**level) for level in range(levels)]
+
+
+def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+    """Many points for few rounds; the better third goes on, in the runs it has: what was run is never run again."""
+    steps = rungs(search.rounds, search.every, search.least)
+    points = _entrants(search, steps)
+    numbers = kept(len(points), len(steps))
+    for level, rounds in enumerate(steps):
+        wanted = missing([trial for point in points for trial in search.trials(point, rounds)], known)
+        if wanted:
+            return points, wanted
+        if level + 1 < len(steps):
+            scores = {point: mean_score(known, search.trials(point, rounds)) for point in points}
+            points = ranked(scores)[: numbers[level + 1]]
+    return points, []
+
+
+def _entrants(search: Search, steps: list[int]) -> list[Point]:
+    """As many points as the budget pays for, should the dearest go on."""
+    points: list[Point] = []
+    dearest = [0.0] * len(steps)
+    begun = 0.0
+    for point in search.points():
+        costs = [search.price(point, rounds, {}) for rounds in steps]
+        most = [max(pair) for pair in zip(dearest, costs, strict=True)]
+        numbers = kept(len(points) + 1, len(steps))
+        later = sum(n * (most[i] - most[i - 1]) for i, n in enumerate(numbers) if i)
+        if begun + costs[0] + later > search.budget:
+            break
+        points.append(point)
+        dearest, begun = most, begun + costs[0]
+    return points
+
+
+def optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+    """Let Optuna's tree-structured Parzen estimator suggest one point at a time, given the scores of those before it.
+    The study is rebuilt from what is known, so that a search that was killed continues in the same way."""
+    package = need("optuna", "'fedspeed[optuna]'")
+    package.logging.set_verbosity(package.logging.ERROR)
+    sampler = package.samplers.TPESampler(seed=search.sampling, n_startup_trials=BEGIN)
+    study = package.create_study(direction="maximize", sampler=sampler)
+    axes = {name: _distribution(package, axis) for name, axis in search.space.items()}
+    first = search.draw(0)
+    if first is not None:
+        study.enqueue_trial(dict(first))
+    points: list[Point] = []
+    spent, repeats = 0.0, 0
+    while repeats < REPEATS:
+        trial = study.ask(axes)
+        point = tuple((name, _rounded(search.space[name], value)) for name, value in trial.params.items())
+        point = tuple((name, dict(point)[name]) for name in search.space)
+        new = point not in points and search.valid(point)
+        repeats = 0 if new else repeats + 1
+        if new:
+            spent += search.price(point, search.rounds, known)
+            if spent > search.budget:
+                break
+            points.append(point)
+            wanted = missing(search.trials(point, search.rounds), known)
+            if wanted:
+                return points, wanted
+        value = mean_score(known, search.trials(point, search.rounds)) if point in points else -math.inf
+        if value > -math.inf:
+            study.tell(trial, value)
+        else:  # counts as worse than all that have a score
+            study.tell(trial, state=package.trial.TrialState.PRUNED)
+    return points, []
+
+
+def _distribution(package: Any, axis: Axis) -> Any:
+    kinds = package.distributions
+    if isinstance(axis, Values):
+        return kinds.CategoricalDistribution(axis.values)
+    if axis.whole:
+        return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _rounded(axis: Axis, value: Any) -> Any:
+    if isinstance(axis, Values) or axis.whole:
+        return value
+    return min(max(float(f"{value:.3g}"), axis.low), axis.high)
+
+
+def again(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point, list[Trial]], list[Trial]]:
+    """What is left of the budget goes to the leaders, best first, each with a further seed, as often as it lasts.
+
+    Returns:
+        All whole trials of every point that were asked for, and those that are not found yet.
+    """
+    asked = {point: search.trials(point, search.rounds) for point in points}
+    longest = {(trial.point, trial.seed): trial for trial in sorted(known, key=lambda trial: trial.rounds)}
+    spent = sum(known[trial].gradients for trial in longest.values())
+    for turn in count():
+        full = {point: trials for point, trials in asked.items() if len(trials) == len(search.seeds) + turn}
+        leaders = ranked({point: mean_score(known, trials) for point, trials in full.items()})
+        wanted: list[Trial] = []
+        for point in leaders:
+            trial = Trial(point, search.further(turn), search.rounds)
+            if trial not in known:
+                spent += search.cost(trial)
+                if spent > search.budget:
+                    return asked, wanted
+                wanted.append(trial)
+            asked[point] = [*asked[point], trial]
+        if wanted or not leaders:
+            break
+    return asked, wanted
+
+
+def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Point:
+    """The best of the points that were tried with the most seeds, by the mean over them; of equals the earlier."""
+    most = max(map(len, asked.values()), default=0)
+    best = ranked({point: mean_score(known, trials) for point, trials in asked.items() if len(trials) == most})
+    if not best:
+        raise UserError(
+            f"tune: every point of {label} that was left diverged; give it smaller rates, --space lr=0.001..0.1:log"
+        )
+    return best[0]
+
+
+def propose(name: str, search: Search, known: Known) -> tuple[dict[Point, list[Trial]], list[Trial]]:
+    """What a strategy, and after it the further seeds of the leaders, ask for next; nothing once the search is done.
+
+    Returns:
+        When it is done the whole trials of every point that may be chosen; and what is not found yet.
+    """
+    points, wanted = STRATEGIES[name](search, known)
+    return ({}, wanted) if wanted else again(search, known, points)
+
+
+STRATEGIES: dict[str, Callable[[Search, Known], tuple[list[Point], list[Trial]]]] = {
+    "random": random,
+    "halving": halving,
+    "optuna": optuna,
+}

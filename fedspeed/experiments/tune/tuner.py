@@ -1,0 +1,291 @@
+"""`Tuning`: every method's search in one loop. Trials are run directories, so what was found is never lost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...config.config import Config
+from ...config.stopping import RULES
+from ...config.warmup import lengths, shared
+from ...errors import UserError, unknown
+from ...methods import build
+from ...record import Record
+from ...report.run_files import RunFiles
+from ...report.trackers import need
+from ...runs.directory import RunDir
+from ...runs.launch import load_federation
+from ...utils.random import rng
+from ..batch import RunTask, folder_name, is_done
+from .cost import gradients, per_step
+from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
+from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
+
+HELD_OUT = "0.2"
+"""What is held out where nothing is said: this part of every client."""
+LAST = 5
+"""A score is the mean over this many evaluated rounds, the last."""
+MOST = 10_000
+"""Runs of one method beyond which a budget is a slip."""
+
+Make = Callable[[list[RunTask]], Mapping[str, str]]
+"""Makes or continues runs; why, by its label, for every one that failed."""
+
+
+class Tuning:
+    """The searches of all methods, each with the same budget, on data that nobody trains on.
+
+    Args:
+        methods: every method's table by its label; a field that stands in it is not tuned.
+        base: the config of all runs, as tables; `validation` says what is held out while tuning.
+        budget: gradients of minibatches that the trials of each method may take.
+        strategy: one of `STRATEGIES`.
+        space: entries `[METHOD.]FIELD=VALUES` on top of what fields declare.
+        tune_seeds, seeds: of trials, and of the runs by which the chosen points are judged.
+        out: where all of it is kept.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, dict[str, Any]],
+        base: dict[str, Any],
+        budget: float,
+        strategy: str,
+        space: Sequence[str],
+        tune_seeds: Sequence[int],
+        seeds: Sequence[int],
+        out: Path,
+    ) -> None:
+        if strategy == "grid":
+            raise UserError(
+                f"tune: expected one of {', '.join(STRATEGIES)}, got grid; use `fedspeed sweep --grid` for one"
+            )
+        if strategy not in STRATEGIES:
+            raise unknown("strategy", strategy, STRATEGIES)
+        if not methods:
+            raise UserError("tune: expected methods, such as fedavg fedspeed; got none")
+        _require_seeds(tune_seeds, seeds)
+        for name in RULES:
+            if base.get(name):
+                raise UserError(f"tune: expected runs of all their rounds, got {name} = {base[name]}; leave it out")
+        self.methods = dict(methods)
+        self.base = {
+            key: value for key, value in base.items() if key not in ("method", "seed", "validation", "test_set")
+        }
+        self.held_out = str(base.get("validation") or HELD_OUT)
+        self.budget, self.strategy = budget, strategy
+        self.tune_seeds, self.seeds = tuple(tune_seeds), tuple(seeds)
+        self.out = out
+        self.known: dict[str, dict[Trial, Found]] = {label: {} for label in methods}
+        self.spaces = spaces(self.methods, self.base, space)
+        for label, own in self.spaces.items():
+            check(label, self.methods[label], own)
+        self._rivals = {label: build(table) for label, table in self.methods.items()}
+        self.rounds = self.config(next(iter(methods)), (), self.tune_seeds[0]).rounds
+        self._sizes = cache(self._load_sizes)
+        self._costs: dict[tuple[Any, ...], list[float]] = {}
+        if strategy == "optuna":
+            need("optuna", "'fedspeed[optuna]'")
+        self.searches = {label: self._search(label, own) for label, own in self.spaces.items()}
+        self._require_budget()
+
+    def config(self, label: str, point: Point, seed: int, judged: bool = False) -> Config:
+        """Of a trial, which never sees the test set; or of a judged run, which trains on all that is for training."""
+        base = dict(self.base)
+        base |= shared(base, self._rivals[label], self._rivals.values())
+        if not judged:
+            base |= {"validation": self.held_out, "test_set": False, "client_metrics": ""}
+        return Config.from_dict({**point_tables(base, self.methods[label], point), "seed": seed})
+
+    def _search(self, label: str, space: Space) -> Search:
+        usual = self.config(label, (), self.tune_seeds[0])
+        return Search(
+            space=space,
+            budget=self.budget,
+            rounds=self.rounds,
+            seeds=self.tune_seeds,
+            further=self._further,
+            cost=partial(self._cost, label),
+            draw=partial(self._draw, label, space),
+            valid=partial(self._valid, label),
+            every=usual.eval_every,
+            least=max(lengths(usual.warmup).values(), default=1),
+            sampling=self.tune_seeds[0],
+        )
+
+    def _draw(self, label: str, space: Space, i: int) -> Point | None:
+        """The usual point first; then every field by a stream of its own: methods share the draws of a field."""
+        usual = usual_point(space, self.methods[label])
+        if i == 0 and usual is not None:
+            return usual
+        seed = self.tune_seeds[0]
+        point = tuple(
+            (name, axis.at(rng(seed, f"tune {name.rpartition('base.')[2]}", i).random()))
+            for name, axis in space.items()
+        )
+        return point if self._valid(label, point) else None
+
+    def _valid(self, label: str, point: Point) -> bool:
+        try:
+            with warnings.catch_warnings():  # a run says it again
+                warnings.simplefilter("ignore")
+                self.config(label, point, self.tune_seeds[0])
+        except UserError:
+            return False
+        return True
+
+    def _further(self, turn: int) -> int:
+        """Seeds after those of the trials, without those that judge."""
+        seed = max(self.tune_seeds)
+        for _ in range(turn + 1):
+            seed += 1
+            while seed in self.seeds:
+                seed += 1
+        return seed
+
+    def _cost(self, label: str, trial: Trial) -> float:
+        config = self.config(label, trial.point, trial.seed)
+        a_step = per_step(config.method, 1_000_003)  # another for another part of a batch
+        alike = (trial.seed, config.batch_size, config.local_epochs, config.local_steps, a_step)
+        if alike not in self._costs:
+            self._costs[alike] = gradients(config.method, config, self._sizes(trial.seed))
+        return self._costs[alike][trial.rounds - 1]
+
+    def _load_sizes(self, seed: int) -> np.ndarray:
+        """How much every client trains on: the same for all methods."""
+        return load_federation(self.config(next(iter(self.methods)), (), seed))[1].sizes
+
+    def price(self, label: str) -> float:
+        """The gradients of a point: one whole run with every tuning seed."""
+        search = self.searches[label]
+        first = next(search.points(), None)
+        if first is None:
+            self.config(label, tuple((name, axis.at(0.5)) for name, axis in search.space.items()), self.tune_seeds[0])
+            raise UserError(f"space: no point of {label} can be run; give it other values, --space")
+        return search.price(first, self.rounds, {})
+
+    def _require_budget(self) -> None:
+        if not isinstance(self.budget, int | float) or not (math.isfinite(self.budget) and self.budget > 0):
+            raise UserError(f"--budget: expected a number of gradients > 0, got {self.budget!r}")
+        prices = {label: self.price(label) for label in self.methods}
+        label = max(prices, key=lambda label: prices[label])
+        if prices[label] > self.budget:
+            raise UserError(
+                f"--budget: expected at least {math.ceil(prices[label])} gradients, one run of {label} with "
+                f"{_count(len(self.tune_seeds), 'tuning seed')}, got {self.budget:g}; raise it, or take fewer --rounds"
+            )
+        if self.budget / min(prices.values()) > MOST:
+            raise UserError(
+                f"--budget: expected at most {MOST} runs per method, {MOST * min(prices.values()):g} gradients, got "
+                f"{self.budget:g}; lower it"
+            )
+
+    def search(self, make: Make) -> dict[str, Point]:
+        """Make all trials that the searches ask for, those of all methods together; the chosen points."""
+        asked: dict[str, dict[Point, list[Trial]]] = {}
+        while True:
+            tasks: dict[tuple[str, Trial], RunTask] = {}
+            wanted: list[tuple[str, Trial]] = []
+            for label, search in self.searches.items():
+                try:
+                    asked[label], new = propose(self.strategy, search, self.known[label])
+                except UserError as error:
+                    raise UserError(f"{label}: {error}") from None
+                wanted += [(label, trial) for trial in new]
+            if not wanted:
+                break
+            for label, trial in wanted:
+                if self.look(label, trial) is None:
+                    tasks[label, trial] = self._task(label, trial)
+            failed = make(list(tasks.values())) if tasks else {}
+            for label, trial in wanted:
+                found = self.look(label, trial)
+                if found is None:
+                    why = failed.get(tasks[label, trial].label, "it is not done")
+                    raise UserError(f"tune: {tasks[label, trial].label} failed: {why}")
+                self.known[label][trial] = found
+        return {label: choose(label, self.known[label], asked[label]) for label in self.methods}
+
+    def folder(self, label: str, point: Point, seed: int, judged: bool = False) -> Path:
+        """The run of a point: by its values, whatever the strategy that asked for it."""
+        return self.out / ("judged" if judged else "trials") / f"{folder_name(f'{label},{point_text(point)}')}-s{seed}"
+
+    def _task(self, label: str, trial: Trial) -> RunTask:
+        folder = self.folder(label, trial.point, trial.seed)
+        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
+        return RunTask.of(config, folder, f"{label} {point_text(trial.point)} seed {trial.seed}")
+
+    def look(self, label: str, trial: Trial) -> Found | None:
+        """What a trial's run directory says, as if it had ended after the trial's rounds; None if it is not done."""
+        folder = self.folder(label, trial.point, trial.seed)
+        run = RunDir(folder)
+        if not run.config_file.exists():
+            return None
+        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
+        done = is_done(folder, config)
+        records = run.records()
+        if not done and (config.rounds == trial.rounds or len(records) < trial.rounds):
+            return None
+        counted = records[: trial.rounds]
+        whole = len(counted) == trial.rounds
+        return Found(held_out_score(counted) if whole else None, sum(record.grad_evals for record in counted))
+
+    def judge(self, make: Make, chosen: Mapping[str, Point]) -> tuple[dict[str, list[RunFiles]], dict[str, str]]:
+        """Runs of the chosen points with seeds that no trial had, on the test set; and why some failed."""
+        tasks = {
+            (label, seed): RunTask.of(
+                self.config(label, point, seed, judged=True),
+                self.folder(label, point, seed, judged=True),
+                f"{label} judged seed {seed}",
+            )
+            for seed in self.seeds
+            for label, point in chosen.items()
+        }
+        left = [task for task in tasks.values() if not is_done(task.folder, Config.from_dict(task.tables))]
+        failed = dict(make(left)) if left else {}
+        made: dict[str, list[RunFiles]] = {label: [] for label in chosen}
+        for (label, _), task in tasks.items():
+            if task.label not in failed:
+                made[label].append(RunFiles.read(task.folder))
+        return made, failed
+
+
+def held_out_score(records: Sequence[Record]) -> float | None:
+    """The mean held-out accuracy of the last evaluated rounds; minus the loss where there is no accuracy. Larger is
+    better; None where it is not finite."""
+    right = [r.validation_accuracy for r in records if r.validation_accuracy is not None]
+    wrong = [-r.validation_loss for r in records if r.validation_loss is not None]
+    scores = (right or wrong)[-LAST:]
+    mean = statistics.fmean(scores) if scores else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+def _at_least(config: Config, folder: Path) -> Config:
+    """A config with the rounds that its run was given already, if those are more."""
+    run = RunDir(folder)
+    stored = run.config().get("rounds", 0) if run.config_file.exists() else 0
+    return replace(config, rounds=stored) if isinstance(stored, int) and stored > config.rounds else config
+
+
+def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
+    for name, given in (("--tune-seeds", tune_seeds), ("--seeds", seeds)):
+        if not given or len(set(given)) < len(given):
+            raise UserError(f"{name}: expected different seeds, at least one; got {list(given)}")
+    both = sorted(set(tune_seeds) & set(seeds))
+    if both:
+        raise UserError(
+            f"--seeds and --tune-seeds: expected none in common, got {both[0]} in both: points would be judged on what "
+            f"they were tuned with; leave it out of one"
+        )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"

@@ -1,0 +1,129 @@
+"""What server and devices must agree on: method, model, plan, loss, versions; each states its own, one compares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ..client.flat_model import Loss, flat_model
+from ..client.hooks import reports
+from ..client.losses import fitting_loss, loss_name
+from ..client.work import Work
+from ..config.plan import PLACEMENT, Plan
+from ..config.stopping import RULES
+from ..data.federated import Federated
+from ..errors import UserError
+from ..methods import DP
+from ..methods.base import Method, nested
+from ..runs.from_objects import module_digest
+from ..runs.simulate import given_model, given_plan
+from ..utils.devices import pick_device
+from ..utils.environment import environment
+from .messages import cut
+
+LOOSE = (*PLACEMENT, *RULES, "rounds", "eval_every", "client_metrics", "on_client_error", "engine")
+"""Fields of a plan in which server and devices may differ: no bit of a turn depends on them."""
+SHAPE = ("shape", "inputs", "targets", "classes")
+SAME = ("fedspeed", "torch", "method", "plan", "loss", "no_decay", *SHAPE, "model")
+"""Statements in which a device must agree with the server."""
+ALIKE = ("numpy", "cpu", "device", "variables")
+"""Statements on which the last bits depend; a device that differs may take part, and is named in the log."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A run as it stands in an app's file, before there are data."""
+
+    method: Method
+    model: Any
+    plan: Plan
+    loss: Loss | None
+    no_decay: tuple[str, ...]
+
+    def configured(self, config: Mapping[str, Any]) -> Terms:
+        """With those settings of Flower's run config that are fields of a plan."""
+        fields = Plan().fields()
+        named = {key.replace("-", "_"): value for key, value in config.items()}
+        given = {key: value for key, value in named.items() if key in fields}
+        plan = given_plan(self.plan, given)
+        if reports(self.method, "settle"):
+            raise UserError(
+                f"flower: {self.method.label} changes states once the mean is known (settle), when they are on the "
+                f"devices; take another method"
+            )
+        if any(isinstance(inside, DP) for inside in nested(self.method)):
+            raise UserError(
+                f"flower: {self.method.label}: expected a method without dp, found it: its noise is a function of the "
+                f"seed, which every device has and can subtract; leave out +dp"
+            )
+        if self.method.needs.get("on_client_error") == "stop":
+            raise UserError(
+                f"flower: {self.method.label} needs every reply, and a device may be lost; take another method"
+            )
+        if plan.engine == "block":
+            raise UserError("flower: engine must be loop, found block; a device runs one client")
+        if plan.client_metrics.endswith("own"):
+            raise UserError(f"flower: client_metrics must be every=N, found {plan.client_metrics}; leave out `own`")
+        return replace(self, plan=replace(plan, engine="loop", backend="auto", on_client_error="drop"))
+
+    def module(self, data: Federated) -> nn.Module:
+        """The model, built from the seed where it is a name or a class."""
+        return given_model(self.model, data, self.plan.seed)
+
+    def work(self, data: Federated, module: nn.Module) -> Work:
+        """The local work on a device's data, as `Simulation` makes that of all."""
+        plan = replace(self.plan, active=self.plan.cohort_size(data.clients))
+        device = pick_device(plan.device)
+        flat = flat_model(module, data, plan, device, self.no_decay, self.method)
+        return Work(self.method, flat, self.fitting(data), data.to(device, flat.dtype), plan)
+
+    def fitting(self, data: Federated) -> Loss:
+        """The loss that was given, or the usual one of such data."""
+        return fitting_loss(self.loss, data)
+
+    def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:
+        """What one side says of itself, by name."""
+        plan = {key: value for key, value in self.plan.fields().items() if key not in LOOSE}
+        plan["active"] = self.plan.cohort_size(data.clients)
+        about = environment(pick_device(self.plan.device))
+        return {
+            **{name: str(about[name]) for name in ("fedspeed", "torch", *ALIKE)},
+            "method": json.dumps(_stated(self.method), sort_keys=True),
+            "plan": json.dumps(plan, sort_keys=True),
+            "loss": loss_name(self.fitting(data)),
+            "no_decay": ", ".join(self.no_decay),
+            "model": module_digest(module),
+            **shape_of(data),
+        }
+
+
+def _stated(method: Method) -> dict[str, Any]:
+    """A method by its name, its fields and the digest of its code; not by where a file of it lies."""
+    fields = {k: _stated(v) if isinstance(v, Method) else repr(v) for k, v in method.fields().items()}
+    return {"name": method.label, "code": method.code, **fields}
+
+
+def shape_of(data: Federated) -> dict[str, str]:
+    """What inputs and targets look like."""
+    kinds = {"inputs": data.x.dtype, "targets": data.y.dtype}
+    shape = {"shape": json.dumps(list(data.shape)), "classes": str(data.classes)}
+    return shape | {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()}
+
+
+def differs(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The first statement in which a device must agree and does not, in words; "" if there is none.
+
+    Example:
+        >>> ours = dict.fromkeys(SAME, "1")
+        >>> differs(ours, ours | {"torch": "2"})
+        'expected torch 1, found 2'
+    """
+    for name in SAME:
+        if found.get(name) != expected[name]:
+            then, now = (cut(text) for text in (expected[name], found.get(name, "nothing")))
+            return f"expected {name} {then}, found {now}"
+    return ""

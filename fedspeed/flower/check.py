@@ -1,0 +1,111 @@
+"""`fedspeed deploy check`: what an app, a device or its way to the server lacks, in one line each."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, one_line
+from ..utils.files import read_bytes
+from ..utils.registry import load_text
+from .require import require_flwr
+
+PATIENCE = 10.0
+"""Seconds to wait for a server's answer."""
+
+
+def checks(
+    folder: Path, client: int | None, superlink: str | None, root: Path | None, key: Path | None
+) -> Iterator[str]:
+    """A line for everything that is well; raise for the first thing that is not."""
+    yield f"flwr {require_flwr()}"
+    if key is not None:
+        yield private_key(key)
+    if superlink is not None:
+        yield reachable(superlink, root)
+    terms, data, clients, name = app_of(folder)
+    yield f"{folder}: {name}, {terms.method.label}, {terms.plan.rounds} rounds"
+    if client is not None:
+        from .device import loaded, own_part
+
+        if not 0 <= client < clients:
+            raise UserError(f"deploy: expected --client in 0..{clients - 1}, found {client}")
+        found = own_part(loaded(data, client, {"fedspeed-client": client}), client, clients)
+        yield f"client {client}: {found.sizes[client]} samples of shape {found.shape}, {found.classes or 'no'} classes"
+
+
+def app_of(folder: Path) -> tuple[Any, Any, int, str]:
+    """The terms and the data function of an app, how many clients it has, and its name; its code is executed."""
+    try:
+        project = tomllib.loads(read_bytes(folder / "pyproject.toml").decode())
+        components = project["tool"]["flwr"]["app"]["components"]
+        server, client = (str(components[name]).partition(":") for name in ("serverapp", "clientapp"))
+        name = str(project.get("project", {}).get("name", folder.name))
+        terms = {k.replace("-", "_"): v for k, v in project["tool"]["flwr"]["app"].get("config", {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"deploy: expected {folder / 'pyproject.toml'} with [tool.flwr.app.components], found {one_line(error)}; "
+            f"`fedspeed deploy flower DIR` writes one"
+        ) from None
+    path = folder / f"{client[0]}.py"
+    try:
+        module = load_text(path, read_bytes(path), "app")
+        made = getattr(module, client[2]).fedspeed
+        clients = int(getattr(module, server[2]).fedspeed[1].clients)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"deploy: expected {client[2]} = client_app(...) and {server[2]} = server_app(...) in {path}, found "
+            f"{one_line(error)}"
+        ) from None
+    return made[0].configured(terms), made[1], clients, name
+
+
+def reachable(address: str, root: Path | None) -> str:
+    """That a server answers at an address, with a certificate that the authority in `root` signed."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"deploy: expected --superlink HOST:PORT, found {address!r}")
+    try:
+        context = ssl.create_default_context(cafile=None if root is None else str(root))
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"deploy: expected a certificate in {root}, found {one_line(error)}; it is the server's ca.crt"
+        ) from None
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host.strip("[]")) as secure,
+        ):
+            return f"{address}: {secure.version()}, certificate good"
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"deploy: {address} answers with a certificate that is not trusted ({error.verify_message}); give "
+            f"--root-certificates its ca.crt, and the server's name or address to subjectAltName"
+        ) from None
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"deploy: no server answers at {address} ({one_line(error)}); start flower-superlink there, open the port"
+        ) from None
+
+
+def private_key(path: Path) -> str:
+    """That a file holds a key that a SuperNode can have: NIST EC, OpenSSH, no passphrase."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    fix = "make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
+    try:
+        found = load_ssh_private_key(read_bytes(path), None)
+    except OSError as error:
+        raise UserError(f"deploy: expected a private key in {path}, found {error.strerror}; {fix}") from None
+    except Exception as error:
+        raise UserError(f"deploy: expected an OpenSSH private key in {path}, found {one_line(error)}; {fix}") from None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise UserError(f"deploy: expected a key on a NIST curve in {path}, found another kind; {fix}")
+    return f"{path}: a key on {found.curve.name}"

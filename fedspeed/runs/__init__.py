@@ -1,0 +1,1 @@
+"""A run on disk: `simulate(out=)`, resume, checkpoints, verify, fork, replay, diagnosis."""

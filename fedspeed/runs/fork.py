@@ -1,0 +1,279 @@
+"""A run that shares its first rounds with another, bit for bit, and goes on with other settings.
+
+A fork is a run directory like any other. Its config says what the first rounds had (`stretches`), `fork.json` where it
+comes from (`parent`). It starts from the parent's last checkpoint that is not beyond the fork, or from round 0, and
+runs the rounds up to the fork as the parent did.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..client.hooks import reports
+from ..config.config import Config
+from ..config.plan import PLACEMENT
+from ..config.presets import paper_decay
+from ..config.until import ANY_ROUND, FIXED, classes, moved
+from ..errors import UserError
+from ..methods.base import Method, nested
+from ..record import Record, rounds_digest
+from ..server.observers import Observer
+from ..utils.files import flush, write
+from ..utils.tables import flat, otherwise, overlay
+from .config_file import clear_code, config_digest, read_config, withdraw, write_config
+from .directory import RunDir, alone, beside
+from .fork_origin import Parent, write_parent
+from .launch import resume
+
+if TYPE_CHECKING:
+    from .checkpoint import Saved
+
+__all__ = ["fork", "forked"]
+
+
+def fork(
+    run: Path | str,
+    at: int,
+    out: Path | str,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    observers: Iterable[Observer | str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    allow_code: bool = False,
+) -> dict[str, Any]:
+    """Run on from round `at` of another run with some fields changed, in a directory of its own; its summary.
+
+    The first rounds are the other run's, bit for bit; changes count from round `at` + 1 on, as if they had been made
+    there: the rate of round t + 1 is `lr * lr_decay ** t` for every t, and a warm-up counts from the run's first round.
+    Stopped, it can be resumed like any run. Refused changes leave nothing behind.
+
+    Args:
+        run: the run directory to fork, finished or stopped; it is only read.
+        at: how many rounds to share.
+        out: the new run directory.
+        changes: config keys and values, `{"lr": 0.05, "method.rho": 0.2}`; none gives the run's own bits.
+        observers, progress: as for `run_config`.
+        allow_code: also if the run's config names Python files, which are then executed.
+
+    Example:
+        >>> fork("runs/a", 300, "runs/b", {"lr": 0.05})  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        fedspeed.errors.UserError: runs/a holds no run: expected a config.toml; start one with `fedspeed run --out ...`
+    """
+    run, out = Path(run), Path(out)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    branch(run, at, out, changes or {}, allow_code)
+    try:
+        return resume(out, observers=observers, progress=progress, allow_code=allow_code)
+    except UserError:
+        if len(RunDir(out).records()) <= at:  # nothing of its own was run
+            _remove(out, made)
+        raise
+
+
+def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code: bool = False) -> Config:
+    """Make the directory of a fork, which `resume` then runs; its config."""
+    old = read_config(run, allow_code)
+    records = require(run, at, out)
+    new = forked(old, at, changes)
+    files = RunDir(out)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    with beside(run) as going_on:
+        if going_on:
+            raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
+        saved = _start(RunDir(run), at)
+        with alone(out):
+            _require_free(out)  # another process may have made one meanwhile
+            try:
+                files.claim()
+                clear_code(out)
+                told = _changes(old, new)
+                write_parent(files, Parent(str(run.resolve()), at, rounds_digest(records[:at]), told))
+                write_config(out, new)
+                if saved is not None:
+                    _copy(saved, files)
+            except BaseException:
+                _remove(out, made)
+                raise
+    return new
+
+
+def require(run: Path, at: int, out: Path) -> list[Record]:
+    """Return the rounds of a run; raise unless round `at` is one of them, and no run is yet where its fork is to be."""
+    records = RunDir(run).records()
+    if type(at) is not int or not 1 <= at <= len(records):
+        raise UserError(f"at: expected how many rounds of {run} to share, 1 to {len(records)}, found {at!r}")
+    _require_free(out)
+    return records
+
+
+def _require_free(out: Path) -> None:
+    """Raise if a directory holds a run."""
+    new = RunDir(out)
+    cut_off = new.fork_file.exists() and not new.config_file.exists()  # a fork that was killed as it was made
+    if new.holds() and not cut_off:
+        raise UserError(f"{out} already holds a run; choose another --out")
+
+
+def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
+    """The config of a fork: the changed one, which says what the rounds that are over had; what cannot be changed is
+    refused.
+
+    Example:
+        >>> forked(Config(rounds=60), 30, {"lr": 0.05, "method.rho": 0.2}).to_dict()["until"]
+        {'30': {'lr': 0.1, 'method': {'rho': 0.1}}}
+    """
+    over: dict[str, Any] = {}
+    for name, value in changes.items():
+        root, *inner = str(name).split(".")
+        table: Any = dict(value) if isinstance(value, Mapping) else value
+        for key in reversed(inner):
+            table = {key: table}
+        over = overlay(over, {root: table})
+    if isinstance(over.get("method"), str):
+        over["method"] = {"name": over["method"]}
+    if isinstance(over.get("method"), dict) and over["method"].get("name", old.method.name) != old.method.name:
+        raise _refused("the method", f"its states are {old.method.label}'s")
+    for name in over:
+        if name in FIXED and (name in ("until", "format") or over[name] != _full(old).get(name)):
+            raise _refused(name, FIXED[name])
+    plain = {key: value for key, value in old.to_dict().items() if key != "until"}
+    new = Config.from_dict(overlay(plain, over))
+    new = replace(new, lr_decay=new.lr_decay or paper_decay(new.method))
+    if at >= new.rounds:
+        raise UserError(
+            f"a fork at round {at} of {new.rounds} has no round of its own; change rounds too (--set rounds={2 * at}), "
+            f"or fork earlier"
+        )
+    for why in _misfits(old, new):
+        raise why
+    stretches: list[tuple[int, dict[str, Any]]] = []
+    for upto, config in [*old.stretches, (at, old)]:
+        if not stretches or stretches[-1][0] < at:
+            stretches = _with(stretches, min(upto, at), _then(config, new, min(upto, at)))
+    return replace(new, until=tuple(one for i, one in enumerate(stretches) if any(o for _, o in stretches[i:])))
+
+
+def _with(
+    stretches: list[tuple[int, dict[str, Any]]], upto: int, over: dict[str, Any]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Stretches and one more, which is joined to the last if it is like it."""
+    return [*(stretches[:-1] if stretches and stretches[-1][1] == over else stretches), (upto, over)]
+
+
+def _then(config: Config, new: Config, upto: int) -> dict[str, Any]:
+    """What rounds up to one had otherwise than a new config says."""
+    no_matter = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or upto != config.rounds))
+    return otherwise(*({k: v for k, v in _full(one).items() if k not in no_matter} for one in (config, new)))
+
+
+def _full(config: Config) -> dict[str, Any]:
+    """All tables of a config, with the defaults of fields that came later."""
+    later = {f.name: f.default for f in fields(Config) if f.metadata.get("later") and f.name != "until"}
+    return {**later, **config.to_dict()}
+
+
+def _changes(old: Config, new: Config) -> dict[str, list[Any]]:
+    then, now = (flat({k: v for k, v in _full(one).items() if k != "until"}) for one in (old, new))
+    return {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
+
+
+def _refused(name: str, why: str) -> UserError:
+    return UserError(f"a fork cannot change {name}: {why}; start a run of its own, `fedspeed run CONFIG.toml`")
+
+
+def _misfits(old: Config, new: Config) -> Iterator[UserError]:
+    """Why the states of one method cannot be continued by another."""
+    if classes(old.method) != classes(new.method):
+        yield _refused("the method", f"its states are {old.method.label}'s")
+        return
+    if name := moved(old.method, new.method):
+        yield _refused(f"the method's {name}", "what it says counts all rounds together, with one value for all")
+    shapes = [_shapes(config.method) for config in (old, new)]
+    fields_of = [
+        name for name, value in flat(new.method.to_dict()).items() if flat(old.method.to_dict())[name] != value
+    ]
+    if shapes[0] != shapes[1]:
+        yield _refused(f"method.{fields_of[0]}", f"states are {shapes[0]} now and would be {shapes[1]}")
+    means = [_running_mean(config.method) for config in (old, new)]
+    if means[0] != means[1]:
+        yield _refused(f"method.{fields_of[0]}", "what the server keeps as a mean over all clients would not be one")
+    if old.weighting == new.weighting:
+        return
+    if means[0]:
+        kept, of = f"the server's {means[0][1]}", f"the clients' {means[0][0]}"
+        yield _refused("weighting", f"{kept} is a mean of {of} with its weights ({old.method.label})")
+    if reports(old.method, "settle"):
+        yield _refused("weighting", f"{old.method.label}'s clients keep what follows from means with its weights")
+
+
+def _running_mean(method: Method) -> tuple[str, str] | None:
+    """Return the mean over all clients of the innermost method; a wrapper that changes uploads names none."""
+    *_, inner = nested(method)
+    return inner.running_mean
+
+
+def _shapes(method: Method) -> str:
+    """What server and clients keep, in words."""
+    import torch
+
+    from ..client.trees import named
+
+    x0 = torch.zeros(8)
+    kept = {"server": method.init_server(x0.double()), "client": method.init_client(x0)}
+    return ", ".join(f"{name} ({len(a)})" for whose, tree in kept.items() for name, a in named(whose, tree)) or "none"
+
+
+def _start(run: RunDir, at: int) -> Saved | None:
+    """The checkpoint to start from, of the config that the directory has; None for round 0."""
+    from .checkpoint import Checkpoints, nearest
+
+    saved = nearest(run, at)
+    if saved is None or saved.log is None:  # format 1, which is bound to nothing
+        return None
+    Checkpoints(run.path).check(saved, {"config": config_digest(run.config())})
+    return saved
+
+
+def _copy(saved: Saved, to: RunDir) -> None:
+    """A checkpoint, and the rounds up to it, into the directory of a fork; the manifest last."""
+    manifest = saved.manifest
+    for folder in (to.states, to.checkpoints):
+        folder.mkdir(exist_ok=True)
+    for part in (manifest.server, manifest.log, *manifest.grown):
+        if part is not None:
+            _copy_file(saved.run.path / part.name, to.path / part.name, part.length)
+    for client, entry in saved.entries.items():
+        if entry.digest:
+            _share(saved.run.state_path(client, entry.generation), to.state_path(client, entry.generation))
+    flush(to.states)
+    bound = {**manifest.bound, "config": config_digest(to.config())}
+    write(to.manifest_path(saved.t), replace(manifest, bound=bound).text(), durable=True)
+    flush(to.checkpoints)
+
+
+def _copy_file(source: Path, target: Path, length: int | None) -> None:
+    shutil.copyfile(source, target)
+    if length is not None:
+        os.truncate(target, length)
+    flush(target)
+
+
+def _share(source: Path, target: Path) -> None:
+    """A file that is never changed, under another name as well."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+        flush(target)
+
+
+def _remove(out: Path, made: list[Path]) -> None:
+    """Leave nothing of a fork that could not begin."""
+    RunDir(out).claim()
+    withdraw(out, made)

@@ -1,0 +1,183 @@
+"""Run directories of objects given to `simulate`: any module, any data, any loss.
+
+Objects cannot be written down and built again. So the config says what they were, by names and digests, and continuing
+takes the same call with the same objects; others are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+import torch
+
+from ..client.losses import loss_name, place
+from ..config.config import GIVEN, Config, Spec
+from ..config.plan import PLACEMENT, Plan
+from ..config.stopping import RULES
+from ..errors import UserError
+from ..methods import METHODS, WRAPPERS
+from ..utils.tables import flat
+from .checkpoint import Checkpoints
+from .config_file import as_stored, bound_to, clear_code, withdraw, write_config
+from .directory import CONFIG, RunDir, alone
+from .launch import go_on, longer
+from .recorder import Recording
+from .summary import over
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data.federated import Federated
+    from ..server.simulation import Simulation
+
+CURE = {
+    "model.digest": "build the model from the same seed (torch.manual_seed), or give its class, which is",
+    "data.fingerprint": "give the same data",
+    "data.split_fingerprint": "give the same split",
+    "data.pipeline": 'prepare the data in the same way (own pictures that were flipped and cropped: augment="paper")',
+    "loss": "give the same loss=",
+}
+
+
+@dataclass(frozen=True)
+class GivenRun(Config):
+    """The config of a run of given objects: a plan, and what tells the objects from others."""
+
+    loss: str = ""
+    no_decay: tuple[str, ...] = ()
+
+    def _settle_clients(self) -> None:
+        """The data were there before the config."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables; a method from outside this package is named by its class too."""
+        tables = super().to_dict()
+        cls = type(self.method)
+        if not self.method.source and cls not in {**METHODS, **WRAPPERS}.values():
+            tables["method"] = {**tables["method"], "class": place(cls)}
+        return tables
+
+
+def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulation], model: nn.Module) -> Simulation:
+    """A simulation that is written to a directory, from round 0 or from where a run of the same objects stands there.
+
+    Args:
+        make: builds the simulation, given a folder for client states.
+        model: as it was given.
+    """
+    if out is None or not isinstance(out, str | Path) or not isinstance(resume, bool):
+        raise UserError(f"simulate: expected out= a folder and resume= True or False, found {out!r} and {resume!r}")
+    out = Path(out)
+    run = RunDir(out)
+    _refuse(out, resume)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    with alone(out):
+        going_on = _refuse(out, resume)  # another process may have begun one meanwhile
+        if not going_on:
+            run.claim()
+            clear_code(out)
+        simulation = None
+        try:
+            simulation = make(folder=run.states)
+            config = _config(simulation, model)
+            simulation.recorder = (_resumed if going_on else _begun)(out, config, simulation)
+        except BaseException as error:
+            if simulation is not None:
+                simulation.close()
+            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be continued
+            if not going_on and not begun:
+                withdraw(out, made)
+            raise
+    return simulation
+
+
+def _refuse(out: Path, resume: bool) -> bool:
+    """Whether a directory holds a run; raise if that run may not be continued."""
+    found = RunDir(out).holds()
+    if found and not resume:
+        raise UserError(f"{out} already holds a run; resume=True continues it, or choose another out")
+    if found and CONFIG not in found:
+        raise UserError(f"{out} holds {found[0]} but no {CONFIG}: no run to continue; choose another out")
+    return bool(found)
+
+
+def _begun(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
+    write_config(out, config)
+    checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
+    return Recording(out, config, simulation, [], checkpoints, partial(alone, out))
+
+
+def _resumed(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
+    run = RunDir(out)
+    stored = run.config()
+    _require_same(out, stored, config)
+    longer(replace(config, rounds=stored["rounds"], patience=0, min_delta=0.0), config.rounds)
+    checkpoints = Checkpoints(out, config.checkpoint_every)
+    saved = checkpoints.latest()
+    records = run.records(saved.t) if saved else []
+    if saved is not None and over(run, config) is not None:
+        checkpoints.check(saved, bound_to(out, simulation))
+        checkpoints.restore(saved, simulation, records)
+    else:
+        records = go_on(out, config, simulation, checkpoints, saved, records)
+    return Recording(out, config, simulation, records, checkpoints, partial(alone, out))
+
+
+def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
+    """Raise if a run is of another method, plan, model, data or loss: the first that differs is named."""
+    then, now = flat(stored), flat(tomllib.loads(tomli_w.dumps(as_stored(config))))
+    if type(stored.get("rounds")) is not int:
+        raise UserError(f"{RunDir(out).config_file} was changed: expected a number of rounds; put it back")
+    for key in {**now, **then}:
+        if key in (*PLACEMENT, *RULES, "rounds", "targets") or key.endswith("origin") or then.get(key) == now.get(key):
+            continue
+        cure = CURE.get(key, "make the same call as before")
+        raise UserError(
+            f"{out} holds another run: expected {key} {then.get(key, 'nothing')!r}, found {now.get(key, 'nothing')!r}; "
+            f"{cure}, or choose another out"
+        )
+
+
+def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
+    """What a simulation is of, in names and digests."""
+    plan = simulation.plan
+    data = simulation.data
+    work = simulation.work
+    return GivenRun(
+        **{field.name: getattr(plan, field.name) for field in fields(Plan)},
+        method=simulation.method,
+        model=Spec(GIVEN, {"class": place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
+        data=Spec(GIVEN, _told(data)),
+        split=data.split,
+        clients=data.clients,
+        augment=GIVEN,
+        loss=loss_name(work.loss),
+        no_decay=tuple(work.flat.no_decay),
+    )
+
+
+def _told(data: Federated) -> dict[str, Any]:
+    return {
+        "set": data.name,
+        "fingerprint": data.fingerprint,
+        "split_fingerprint": data.split_fingerprint,
+        "pipeline": repr(data.pipeline),
+    }
+
+
+def module_digest(model: nn.Module) -> str:
+    """Of classes, names, shapes and numbers: layers, parameters (and which are trained) and buffers."""
+    found = hashlib.blake2b(digest_size=16)
+    found.update(json.dumps([(name, place(type(part))) for name, part in model.named_modules()]).encode())
+    for name, a in [*model.named_parameters(), *model.named_buffers()]:
+        found.update(json.dumps([name, str(a.dtype), list(a.shape), a.requires_grad]).encode())
+        found.update(a.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

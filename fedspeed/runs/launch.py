@@ -1,0 +1,300 @@
+"""A run: a `Config` -> `simulate` -> a run directory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.config import Config
+from ..config.stopping import changed
+from ..errors import UserError
+from ..server.observers import Observer, Observers
+from .config_file import amend, bound_to, clear_code, read_config, withdraw, write_config
+from .directory import RunDir, alone
+from .recorder import Recording, room
+from .summary import over
+
+if TYPE_CHECKING:
+    from ..data.federated import Federated
+    from ..record import Record
+    from ..server.simulation import Simulation
+    from .checkpoint import Checkpoints, Saved
+
+
+def prepare(
+    config: Config,
+    progress: Callable[[str, int, int], None] | None = None,
+    folder: Path | None = None,
+    new: bool = False,
+) -> Simulation:
+    """Load the data, build the model, and stand at round 0.
+
+    Args:
+        new: nothing was run with this config before, so targets of no clear meaning may be refused.
+    """
+    from torch.nn.functional import cross_entropy, mse_loss
+
+    from ..models import build_with, find_builder, takes_numbers
+    from ..server.simulation import Simulation
+
+    builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
+    config, data = load_federation(config, progress)
+    if takes_numbers(builder):
+        data = data.floats()
+    model = build_with(builder, config.model.name, data, config.seed, config.model.options)
+    if new:
+        _require_targets(data)
+    loss = None if new else mse_loss if data.classes is None else cross_entropy
+    return Simulation(config.method, model, data, config, loss, folder=folder)
+
+
+def _require_targets(data: Federated) -> None:
+    """Raise for targets that only a loss of the user's own can be for."""
+    if data.classes is None and not data.y.is_floating_point():
+        raise UserError(
+            f"data {data.name}: expected one class label per row, or floats for regression, found whole numbers of "
+            f"shape {tuple(data.y.shape)}; train on them from Python, with a loss of your own"
+        )
+
+
+def load_federation(
+    config: Config, progress: Callable[[str, int, int], None] | None = None
+) -> tuple[Config, Federated]:
+    """The data of a config, and the config with the number of clients that they have."""
+    from ..data import load
+
+    given: dict[str, Any] = {
+        "split": config.split,
+        "clients": config.clients or None,
+        "seed": config.seed,
+        "augment": config.augment,
+        "data_dir": config.data_dir or None,
+    }
+    for spec, kind in ((config.data, "data"), (config.model, "model")):
+        for key in spec.options:
+            if key in given or key in ("progress", "data", "validation", "code"):
+                raise UserError(f"config: {kind}.{key} is not an option of the {kind}; set the config's own key")
+    if config.data_dir and not Path(config.data_dir).expanduser().exists():
+        raise UserError(
+            f"data: there is nothing at {config.data_dir}; if the data were moved, give their new place (--data-dir)"
+        )
+    data = load(config.data.name, **given, progress=progress, code=config.data.code, **config.data.options)
+    done = "paper" if data.pipeline.random else "none"
+    config = replace(config, clients=config.clients or data.clients, augment=config.augment or done)
+    if config.validation:
+        data = data.with_validation(config.validation, config.seed)
+    if not config.test_set:
+        data = replace(data, x_test=None, y_test=None)
+    return config, data
+
+
+def run_config(
+    config: Config,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    observers: Iterable[Observer | str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run a config into a directory and return its summary.
+
+    The directory gets `config.toml` before anything slow happens, so that a run killed at any instant can be resumed; a
+    line of `rounds.jsonl` per round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
+    diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
+    earlier run is not overwritten before data and model of the new one stand.
+
+    Args:
+        observers: called as it proceeds, `fedspeed.Observer`s or their names; they are not part of the config.
+        progress: called with (what, done, total) while something slow comes before the rounds, a download for example.
+    """
+    from ..methods import require_name
+    from .checkpoint import Checkpoints
+
+    require_name(config.method)
+
+    out, watching = Path(out), Observers(observers)
+    run = RunDir(out)
+    run.refuse_a_run(overwrite)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    with alone(out):
+        run.refuse_a_run(overwrite)  # another process may have finished one meanwhile
+        fresh = not run.holds()
+        if fresh:
+            run.claim()
+            clear_code(out)
+        try:
+            if fresh:
+                write_config(out, config)
+            simulation = prepare(config, progress, run.states, new=True)
+        except Exception:
+            if fresh:
+                withdraw(out, made)
+            raise
+        with simulation:
+            if not fresh:
+                run.claim()
+                clear_code(out)
+            plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
+            clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
+            config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
+            write_config(out, config)
+            checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
+            return _run(Recording(out, config, simulation, [], checkpoints), watching)
+
+
+def resume(
+    out: Path | str,
+    *,
+    observers: Iterable[Observer | str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    allow_code: bool = False,
+    rounds: int = 0,
+    data_dir: str = "",
+    placement: Mapping[str, Any] | None = None,
+    **rules: Any,
+) -> dict[str, Any]:
+    """Continue a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
+
+    A run that is finished is left as it is, and its summary returned, unless it is given more rounds: then it ends as
+    if it had had them from the start. So is one that a rule has stopped, unless that rule is changed or dropped.
+
+    Args:
+        observers, progress: as for `run_config`.
+        allow_code: also if the directory's config names Python files, which are then executed.
+        rounds: how many the run is to have in all; 0 for as many as its config says.
+        data_dir: where the data are now, if they were moved.
+        placement: where it is computed from now on, `{"backend": "ray", "workers": 8}`; the rest as its config says.
+        rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
+    """
+    out = Path(out)
+    config = config_to_resume(out, allow_code, rounds, data_dir, placement, **rules)
+    return resume_config(out, config, observers, progress, data_dir)
+
+
+def config_to_resume(
+    out: Path,
+    allow_code: bool = False,
+    rounds: int = 0,
+    data_dir: str = "",
+    placement: Mapping[str, Any] | None = None,
+    **rules: Any,
+) -> Config:
+    """Return the config with which `resume` continues a run; see there for the arguments."""
+    config = changed(longer(read_config(out, allow_code), rounds), rules)
+    return replace(config, data_dir=data_dir or config.data_dir, **(placement or {}))
+
+
+def resume_config(
+    out: Path,
+    config: Config,
+    observers: Iterable[Observer | str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    data_dir: str = "",
+) -> dict[str, Any]:
+    """Continue the run in a directory with a config that `config_to_resume` made of it; its summary.
+
+    Args:
+        observers, progress: as for `run_config`.
+        data_dir: where the data are now, if they were moved; it is written down.
+    """
+    watching, run = Observers(observers), RunDir(out)
+    done = over(run, config)
+    if done is not None:
+        return done
+    from .checkpoint import Checkpoints
+
+    with alone(out):
+        checkpoints = Checkpoints(out, config.checkpoint_every)
+        saved = checkpoints.latest()  # before the data, which may take long
+        records = run.records(saved.t) if saved else []
+        with prepare(config, progress, run.states) as simulation:
+            records = go_on(out, config, simulation, checkpoints, saved, records, data_dir)
+            return _run(Recording(out, config, simulation, records, checkpoints), watching)
+
+
+def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
+    """Give a run more rounds, `rounds` in all: it ends as if it had had them from the start. Its summary.
+
+    Args:
+        how: as for `resume`.
+    """
+    if type(rounds) is not int or rounds < 1:
+        raise UserError(f"rounds: expected how many the run is to have in all, found {rounds!r}")
+    return resume(run, rounds=rounds, **how)
+
+
+def go_on(
+    out: Path,
+    config: Config,
+    simulation: Simulation,
+    checkpoints: Checkpoints,
+    saved: Saved | None,
+    records: list[Record],
+    data_dir: str = "",
+) -> list[Record]:
+    """Stand where a run stood at its newest checkpoint, and its directory too: the rounds that count. What does not fit
+    is refused before anything is changed."""
+    with room(out, config):
+        checkpoints.bound = bound_to(out, simulation)
+        if saved is not None:
+            checkpoints.check(saved, checkpoints.bound)
+            if other := checkpoints.other_variables(saved):
+                told = f"environment variables that change the last bits differ ({other})"
+                warnings.warn(f"{told}; the run continues, equal up to rounding", stacklevel=3)
+        again = saved if saved is not None and _scored_as_the_last(out, records[-1], config) else None
+        if again is not None:
+            saved = checkpoints.before(again)
+            if saved is None:
+                raise UserError(
+                    f"{out} cannot be given more rounds as one long run would have them: round {again.t} was "
+                    f"evaluated only because it was the last (eval_every, client_metrics), and there is no "
+                    f"checkpoint before it; start a run with more rounds"
+                )
+            records = records[: saved.t]
+        amend(out, config, data_dir=data_dir)
+        if again is not None:
+            checkpoints.drop(again)
+        if saved is not None:
+            checkpoints.restore(saved, simulation, records)
+        run = RunDir(out)
+        run.drop_results()  # first: they tell of rounds that are cut off below
+        run.clear() if saved is None else checkpoints.go_on(saved, simulation.states)
+        run.sweep()
+        if saved is None or saved.manifest.rounds is None:
+            run.write_records(records)
+    return records
+
+
+def _run(recording: Recording, observers: Observers) -> dict[str, Any]:
+    """All rounds that are left; the summary."""
+    simulation = recording.simulation
+    simulation.observers, simulation.recorder = observers, recording
+    rounds = iter(simulation)  # kept: let go of by the loop, it would end before the error is known
+    with simulation:
+        for _ in rounds:
+            pass
+    return recording.summary
+
+
+def longer(config: Config, rounds: int) -> Config:
+    """The config of a run that is given more rounds, 0 for none; fewer are refused."""
+    if rounds and rounds < config.rounds:
+        raise UserError(
+            f"--rounds: expected at least the {config.rounds} rounds of the run, got {rounds}; rounds can be "
+            f"added, not removed"
+        )
+    return replace(config, rounds=rounds or config.rounds)
+
+
+def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
+    """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
+    config = config.earlier(record.round - 1) or config
+    scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
+    due = record.round % config.eval_every == 0 or record.round >= config.rounds
+    if not due and any(score is not None for score in scores):
+        return True
+    measured = RunDir(out).client_metrics() if not config.measures(record.round) else None
+    return measured is not None and record.round in measured.rounds

@@ -1,0 +1,221 @@
+"""What a run writes: rounds and checkpoints while it lasts; model and summary at its end, however it ends.
+
+This is the one place that writes them, for a config and for objects given to `simulate`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..config.config import GIVEN, Config
+from ..errors import UserError
+from ..server.observers import status_of
+from ..utils.processes import together
+from .directory import RunDir, line, write_split
+from .fork_origin import Parent, read_parent
+from .summary import digests, over, summarise
+
+if TYPE_CHECKING:
+    from ..record import Record
+    from ..server.simulation import RoundResult, Simulation
+    from .checkpoint import Checkpoints
+
+
+@contextmanager
+def room(out: Path, config: Config) -> Iterator[None]:
+    """A disk that is full, or a file that cannot be written, as an error that says how to continue."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out} ({error.strerror or error}); what was written before is kept. Free some space, "
+            f"then {_again(out, config)}"
+        ) from None
+
+
+def _again(out: Path, config: Config) -> str:
+    given = config.model.name == GIVEN
+    return "call simulate(..., resume=True)" if given else f"`fedspeed resume {out}`"
+
+
+class Recording:
+    """A run and the directory it is written to.
+
+    Args:
+        records: of the rounds that were run before.
+        hold: keeps others out of the directory while rounds are run, unless the caller does.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        config: Config,
+        simulation: Simulation,
+        records: list[Record],
+        checkpoints: Checkpoints,
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.out = out
+        self.config = config
+        self.simulation = simulation
+        self.records = records
+        self.checkpoints, self.hold = checkpoints, hold
+        self.files = RunDir(out)
+        self.summary: dict[str, Any] = {}
+        self._here = out.stat().st_ino
+        self._left = self._traces()
+        self._apart = False  # states are of a round that was not written down
+        self._given_up = False  # the last rounds ended from outside, and nobody said why
+        self._written = (simulation.t, simulation.server, simulation.elapsed)  # of the last round that was written
+        self._parent: Parent | None = None
+
+    @contextmanager
+    def session(self, run: Simulation) -> Iterator[Callable[[RoundResult], None] | None]:
+        """Hold the directory while rounds are made, and write how they ended: see `Recorder`."""
+        self._in_place()  # holding a folder makes it
+        with self.hold():
+            self._unchanged()
+            done = over(self.files, self.config)
+            self.summary = done or {}
+            if done is not None:
+                yield None
+                return
+            status = "running"
+            self._written, self._given_up = (run.t, run.server, run.elapsed), False
+            _OPEN.add(run)
+            try:
+                with room(self.out, self.config), self._opened() as lines:
+                    yield partial(self._write, lines)
+                    self._last_checkpoint()
+                status = run.ended
+            except GeneratorExit:
+                status = self._left_alone()
+                raise
+            except BaseException as error:
+                status = status_of(error)
+                raise
+            finally:
+                self._end(status)
+        _OPEN.discard(run)
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        """Open the file of rounds, after results of an earlier end are removed."""
+        self.files.drop_results()
+        write_split(self.files.split_file, self.simulation.data)
+        self._parent = read_parent(self.files)
+        self.simulation.stopping.after = self._parent.at if self._parent else 0
+        with self.files.rounds_file.open("a", encoding="utf-8") as lines:
+            yield lines
+
+    def _write(self, lines: TextIO, result: RoundResult) -> None:
+        """Write a round, and a checkpoint if one is due."""
+        from .uploads import add_uploads
+
+        run, record = self.simulation, result.record
+        self._in_place()
+        with together():  # a signal comes before all of it or after
+            if result.client_metrics is not None:
+                self.files.add_client_metrics(result.client_metrics)
+            add_uploads(self.files, record.round, result.uploads)
+            lines.write(line(record))
+            lines.flush()
+            self.records.append(record.copy())  # others have it too
+            self._written = (run.t, run.server, run.elapsed)
+        if self._parent is not None and run.t == self._parent.at:
+            self._parent.require(self.records)
+        self.checkpoints.offer(run.t, run.server, run.states)
+
+    def _left_alone(self) -> str:
+        """The status of rounds that were given up, by `break` for example; after the last one the run is finished."""
+        cause = self.simulation.cause
+        self._given_up = cause is None
+        if self._given_up and self.simulation.ended:
+            with suppress(Exception):
+                self._last_checkpoint()
+                self._given_up = False
+                return self.simulation.ended
+        return status_of(cause)
+
+    def _end(self, status: str) -> None:
+        """Write model and summary, and stand at the last round that was written."""
+        run = self.simulation
+        with suppress(Exception):  # reported already, or not what stopped the run
+            self.checkpoints.wait()
+        self._apart = run.t != self._written[0]
+        with room(self.out, self.config) if status == run.ended else suppress(Exception):
+            run.restore(*self._written)  # a round that was not written down is not in the model either
+            if self._is_in_place():
+                self._conclude(status)
+        with suppress(OSError):
+            self._left = self._traces()
+        run.observers.ended(status, self.summary)
+
+    def failed(self, error: BaseException) -> None:
+        """Write why rounds were given up: a loop lets go of its rounds before its error is known."""
+        if self._given_up and self._is_in_place():
+            with suppress(Exception), self.hold():
+                self._unchanged()
+                self._conclude(status_of(error))
+
+    def _last_checkpoint(self) -> None:
+        self.checkpoints.write(self.simulation.t, self.simulation.server, self.simulation.states)
+        self.checkpoints.wait()
+        self._in_place()
+
+    def _conclude(self, status: str) -> None:
+        """The model and the summary."""
+        from .model_file import save_model
+
+        save_model(self.simulation, self.files.model_file)
+        self.summary = summarise(self.config, self.simulation, self.records, status) | {
+            "checkpoint_seconds": self.checkpoints.waited,
+            "digests": digests(self.out, self.records),
+            "engine": self.simulation.plan.engine,
+            "backend": self.simulation.placement,
+            "workers": self.simulation.workers,
+        }
+        self.files.write_summary(self.summary)
+
+    def _is_in_place(self) -> bool:
+        """Whether the folder is still where the run began in it, and no other."""
+        return self.out.exists() and self.out.stat().st_ino == self._here
+
+    def _in_place(self) -> None:
+        if not self._is_in_place():
+            how = _again(self.out, self.config).replace(f" {self.out}", "")
+            raise UserError(f"{self.out} was moved during the run; {how} where it is now")
+
+    def _unchanged(self) -> None:
+        """Raise if the directory is not as this run left it: somebody else has continued it, or started over."""
+        if self._apart or self._traces() != self._left:
+            raise UserError(
+                f"{self.out} is not where this simulation left it: expected the same rounds, found others; call "
+                f"simulate(..., resume=True) again to stand where the directory stands"
+            )
+
+    def _traces(self) -> tuple[Any, ...]:
+        """What tells whether somebody else has written to the directory."""
+        found: list[Any] = []
+        for path in (self.out, self.files.config_file, self.files.rounds_file):
+            about = path.stat() if path.exists() else None
+            grown = () if about is None or path == self.out else (about.st_size, about.st_mtime_ns)
+            found.append(about and (about.st_ino, *grown))
+        return tuple(found)
+
+
+_OPEN: weakref.WeakSet[Simulation] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A script that ends, by an error for example, before its rounds do, leaves a run that says so."""
+    for run in list(_OPEN):
+        with suppress(Exception):
+            run.end_rounds()

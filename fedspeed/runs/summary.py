@@ -1,0 +1,97 @@
+"""The summary of a run: what it must hold to stand for a finished one, and whether anything is left to do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..backends import mixture
+from ..config.config import Config
+from ..config.stopping import Stopping, rules
+from ..errors import UserError
+from ..record import cost_to, rounds_digest
+from ..utils.environment import environment
+from .diagnosis import diagnose
+from .directory import RunDir
+
+if TYPE_CHECKING:
+    from ..config.plan import Plan
+    from ..record import Record
+    from ..server.simulation import Simulation
+
+
+def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
+    """Of the model, of the rounds without their times, of scores on clients' data if any: equal for equal runs."""
+    run = RunDir(out)
+    told = {"model": run.model_digest(), "rounds": rounds_digest(records)}
+    try:
+        measured = run.client_metrics()
+    except UserError:
+        return {**told, "client_metrics": None}
+    if measured is not None:
+        told["client_metrics"] = measured.some(measured.rounds <= len(records)).digest()
+    return told
+
+
+def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
+    """The outcome of a run: accuracies, totals, cost to the targets, and where it was made."""
+    chosen_on = "test" if simulation.data.validation is None else "validation"
+    best = best_record(records, chosen_on)
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    last5 = accuracies[-5:]
+    plain = [record.to_dict() for record in records]
+    virtual = {"virtual_seconds": plain[-1].get("virtual_seconds", 0.0) if plain else 0.0}
+    due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
+    data, ills = simulation.data, {one.title: one.since for one in diagnose(records)}
+    stopping = Stopping(config)
+    fired = stopping.replay(records) if status.startswith("stopped: ") or config.max_time else None
+    return {
+        "status": status,
+        **({"stopped": fired.told} if fired and status.startswith("stopped: ") else {}),
+        "rounds": len(records),
+        "last_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": best and best.test_accuracy,
+        "best_round": best and best.round,
+        "chosen_on": chosen_on,
+        "mean_last5_accuracy": math.fsum(last5) / len(last5) if last5 else None,
+        "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
+        "last_train_loss": plain[-1]["train_loss"] if plain else None,
+        "targets": {str(target): cost_to(plain, target) for target in config.targets},
+        "bytes_down": sum(r.bytes_down for r in records),
+        "bytes_up": sum(r.bytes_up for r in records),
+        "grad_evals": sum(r.grad_evals for r in records),
+        "seconds": sum(r.seconds for r in records),
+        "eval_seconds": sum(r.eval_seconds for r in records),
+        **(virtual if config.network else {}),
+        **({"wall_seconds": stopping.used} if config.max_time else {}),
+        "seed": config.seed,
+        **({"warmup": config.warmup} if config.warmup else {}),
+        **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
+        **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
+        "settings": simulation.told,
+        "parameters": simulation.work.flat.d,
+        "data_fingerprint": data.fingerprint,
+        "split_fingerprint": data.split_fingerprint,
+        "environment": environment(simulation.work.flat.device) | mixture(simulation.backend),
+    } | ({"illnesses": ills} if ills else {})
+
+
+def best_record(records: list[Record], chosen_on: str) -> Record | None:
+    """The first round with the highest accuracy on the `test` or `validation` set; without accuracies, with the lowest
+    finite loss there."""
+    right, wrong = f"{chosen_on}_accuracy", f"{chosen_on}_loss"
+    scored = [r for r in records if getattr(r, right) is not None]
+    if scored:
+        return max(scored, key=lambda r: getattr(r, right))
+    finite = [r for r in records if getattr(r, wrong) is not None and math.isfinite(getattr(r, wrong))]
+    return min(finite, key=lambda r: getattr(r, wrong), default=None)
+
+
+def over(run: RunDir, plan: Plan) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do: finished, or stopped by a rule that the plan still has."""
+    done, summary = run.finished(plan.rounds), run.summary()
+    told = summary.get("stopped")
+    if done is not None or not isinstance(told, dict) or not str(summary.get("status")).startswith("stopped: "):
+        return done
+    return summary if (told.get("by"), told.get("rule")) in list(rules(plan).items()) else None

@@ -1,0 +1,1 @@
+"""The rounds: which clients take part, the mean of their uploads, client states, observers, simulated time."""

@@ -1,0 +1,81 @@
+"""What clients spend in a round, for simulated time (`network.py`): operations of their gradients, bytes they send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..client.flat_model import copied
+from ..client.work import Facts, Reply, Work
+from ..config.network import Clock
+from ..errors import UserError, one_line
+from ..record import Record
+
+
+class Meter:
+    """Completes the records of a run whose plan names a network."""
+
+    def __init__(self, work: Work) -> None:
+        plan = work.plan
+        self.batch_size = plan.batch_size
+        self.clock = Clock(plan.network, plan.devices, plan.seed)
+        self.flops = gradient_flops(work.flat.model, work.data.batch(work.data.rows(0)[:1])[0])
+
+    def stamped(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
+        """A record with what its clients spent, and the virtual time at its end.
+
+        Args:
+            replies: those that were counted.
+            elapsed: virtual seconds before this round.
+        """
+        replies = sorted(replies, key=lambda reply: reply.job.client)  # as in the cohort
+        spent = replace(
+            record,
+            client_flops=[round(self.flops * samples(reply.facts, self.batch_size)) for reply in replies],
+            client_bytes_up=[reply.facts.sent for reply in replies],
+        )
+        return replace(spent, virtual_seconds=elapsed + self.clock.round(spent))
+
+
+def samples(facts: Facts, batch_size: int) -> float:
+    """Samples of which a client took the gradient: its gradients times the mean size of its batches.
+
+    Example:
+        >>> samples(Facts(K=3, n=15, train_loss=0.0, drift=0.0, grad_evals=6.0), batch_size=10)  # 10, 5, 10
+        50.0
+    """
+    epochs, rest = divmod(facts.K, -(-facts.n // batch_size))
+    return facts.grad_evals * (epochs * facts.n + min(rest * batch_size, facts.n)) / facts.K
+
+
+def gradient_flops(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Operations of one sample's gradient: three times those of matrix products and convolutions going forward.
+
+    They are counted on shapes alone, so the package's quick layers count as the stock ones they stand for; a model
+    that looks at numbers on its way is given the sample itself. One without products counts two per parameter.
+
+    Example:
+        >>> gradient_flops(nn.Linear(5, 2), torch.zeros(1, 5))  # 3 * 2 * 5 * 2
+        60
+    """
+    try:
+        forward = _forward_flops(copied(model).to("meta"), inputs.to("meta"))
+    except Exception:
+        try:
+            forward = _forward_flops(copied(model), inputs)
+        except Exception as error:
+            raise UserError(
+                f"network: the model's operations cannot be counted, its pass over one sample failed "
+                f"({one_line(error)}); leave the network out"
+            ) from error
+    return 3 * (forward or 2 * sum(p.numel() for p in model.parameters() if p.requires_grad))
+
+
+def _forward_flops(model: nn.Module, inputs: torch.Tensor) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(inputs)
+    return int(counter.get_total_flops())

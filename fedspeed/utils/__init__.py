@@ -1,0 +1,1 @@
+"""Files, locks, hashes, processes, registries, random streams, devices."""
