@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UserError
-from ...files import write
+from ...utils.files import write
 
 FILES = {"pyproject.toml": "pyproject.toml", "app.py": "app.py.txt", "README.md": "README.md"}
 """Name in an app -> name here."""
