@@ -29,7 +29,7 @@ from fedspeed.config.config import Config
 from fedspeed.data.augment import Pipeline
 from fedspeed.methods import METHODS
 from fedspeed.runs.launch import resume, run_config
-from fedspeed.utils.devices import exact, pick_device
+from fedspeed.utils.devices import deterministic, pick_device
 from fedspeed.utils.environment import environment
 
 NO_GPU = 3
@@ -104,7 +104,7 @@ def _parts(report: Report, device: torch.device, quick: bool) -> None:
     for name, value in environment(device).items():
         report.say(f"{name}: {value}")
     if device.type == "cuda":
-        with exact(device):
+        with deterministic(device):
             cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
             flags = f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}, TF32 {cudnn.allow_tf32}"
             report.say(f"while computing: cuDNN {flags}; matrix products: TF32 {products.allow_tf32}")
@@ -206,7 +206,7 @@ def _speed(report: Report, device: torch.device, quick: bool) -> None:
             oracle.calls = 0
             oracle(x)
 
-        with exact(device):
+        with deterministic(device):
             took = _milliseconds(gradient, device, 3 if quick else 20)
         size = f"{run.work.flat.d:,} parameters, batch {batch}"
         report.say(f"{name}, {precision}: {took:.2f} ms per gradient ({size}); memory {_memory(device)}")

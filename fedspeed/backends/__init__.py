@@ -52,7 +52,7 @@ class Backend(Protocol):
         """Stop what was started; may be called twice."""
 
 
-class Whole(Backend, Protocol):
+class FullBackend(Backend, Protocol):
     """A back end as a run has it: one from outside the package is completed by `held.Held`."""
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
@@ -62,17 +62,17 @@ class Whole(Backend, Protocol):
 class Opened(NamedTuple):
     """A back end, its name, how many workers it was given, and the work with its engine decided."""
 
-    backend: Whole
+    backend: FullBackend
     name: str
     workers: int
     work: Work
 
 
-class Place(NamedTuple):
+class CustomBackend(NamedTuple):
     """A back end of the caller's own: its name, and what makes it, called as the class of one is."""
 
     name: str
-    make: Callable[[Work, int, Container[int]], Whole]
+    make: Callable[[Work, int, Container[int]], FullBackend]
 
 
 def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
@@ -89,7 +89,7 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
     return fit
 
 
-def open_backend(work: Work, touched: Container[int] = (), place: Place | None = None) -> Opened:
+def open_backend(work: Work, touched: Container[int] = (), place: CustomBackend | None = None) -> Opened:
     """Decide where a run goes: which engine, which back end, how many workers; `place` decides the last two itself.
 
     `auto` takes processes where they save more time than they need to start, and everything can be sent to them without
@@ -97,7 +97,7 @@ def open_backend(work: Work, touched: Container[int] = (), place: Place | None =
     """
     from ..client.engines import resolve_engine
     from ..utils.environment import cores
-    from .external import Held
+    from .external import CheckedBackend
     from .packing import can_be_sent
 
     plan = work.plan
@@ -110,7 +110,7 @@ def open_backend(work: Work, touched: Container[int] = (), place: Place | None =
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
     workers = 1 if name == "serial" else workers
     make = partial(find_backend(name), work, workers, touched)
-    whole = cast("Whole", make()) if name in _OURS else Held(name, make, work)
+    whole = cast("FullBackend", make()) if name in _OURS else CheckedBackend(name, make, work)
     return Opened(whole, name, getattr(whole, "size", workers), work)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Held:
+class CheckedBackend:
     """A back end around a back end.
 
     Args:

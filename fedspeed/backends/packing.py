@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..methods import find_method, from_text
 from ..methods.base import Method
 from ..utils.registry import LOADED, TEXTS, load_text
-from .shared_memory import ALIGN, Place, lay_out
+from .shared_memory import ALIGN, Slot, lay_out
 
 TENSORS = ("x", "y", "x_test", "y_test")
 
@@ -132,7 +132,7 @@ def check_picklable(name: str, value: Any, backend: str = "process") -> bytes:
     return pickled
 
 
-def seal(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+def pack_tensors(tensors: Sequence[torch.Tensor]) -> np.ndarray:
     """The bytes of some tensors, one after the other, each at a place of `lay_out`."""
     places, size = lay_out(list(tensors))
     raw = torch.empty(max(size, ALIGN), dtype=torch.uint8)
@@ -142,11 +142,11 @@ def seal(tensors: Sequence[torch.Tensor]) -> np.ndarray:
     return whole
 
 
-class Parcel:
+class PackedTensors:
     """Tensors in an array of bytes, which may be memory that others read too: they must not be written to.
 
     Args:
-        raw: what `seal` made. Its address is looked at: one that is not aligned would give other bits, and is copied.
+        raw: what `pack_tensors` made. An address that is not aligned would give other bits: such bytes are copied.
     """
 
     def __init__(self, raw: np.ndarray) -> None:
@@ -166,7 +166,7 @@ def tree_of(like: Any, leaves: Iterable[torch.Tensor]) -> Any:
     return tree_map(lambda _: next(remaining), like)
 
 
-def _at(raw: torch.Tensor, place: Place) -> torch.Tensor:
+def _at(raw: torch.Tensor, place: Slot) -> torch.Tensor:
     if not place.size:
         return torch.empty(place.shape, dtype=place.dtype)
     return raw[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)

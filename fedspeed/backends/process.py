@@ -27,7 +27,7 @@ from ..client.work import Facts, Failed, Job, Reply, Work
 from ..errors import ClientFailed, Diverged, UserError
 from ..utils.processes import end_with_parent, in_main_thread, safe_path
 from .packing import pack, without_main
-from .shared_memory import Place, Segment, at, lay_out, put
+from .shared_memory import Segment, Slot, at, lay_out, put
 from .worker import ClientPlaces, RemoteError, Setup
 
 SLOTS = 2
@@ -278,7 +278,7 @@ def end(workers: list[Worker]) -> None:
         each.process.join()
 
 
-def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Place]]:
+def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Slot]]:
     """Tensors in shared memory, and where each lies."""
     places, size = lay_out(list(tensors.values()))
     segment, named = Segment.create(size), dict(zip(tensors, places, strict=True))

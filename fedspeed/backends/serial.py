@@ -12,7 +12,7 @@ from ..client.engines import make_engine
 from ..client.evaluate import Score, Sums, client_slices, evaluate, score_clients
 from ..client.trees import one_thread
 from ..client.work import Failed, Job, Reply, Work
-from ..utils.devices import exact, own_randomness
+from ..utils.devices import deterministic, preserve_rng
 
 
 class Serial:
@@ -59,5 +59,5 @@ def keep_freed() -> None:
 def alone(work: Work) -> Iterator[None]:
     """Compute with settings of our own, and leave those of the program around, and its generators, as they were."""
     device = work.flat.device
-    with one_thread(), own_randomness(device), exact(device):
+    with one_thread(), preserve_rng(device), deterministic(device):
         yield

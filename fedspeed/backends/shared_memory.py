@@ -26,7 +26,7 @@ PASSED_ON = hasattr(os, "memfd_create")
 """Whether reading and writing a segment like a file agrees with its mapped pages, as it does on Linux."""
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a tensor lies in a segment."""
 
     offset: int
@@ -76,14 +76,14 @@ class Segment:
         handle = os.open(path, os.O_RDWR)
         return cls(handle, path, size)
 
-    def tensor(self, place: Place) -> torch.Tensor:
+    def tensor(self, place: Slot) -> torch.Tensor:
         """The tensor at a place, sharing memory."""
         if not place.size:
             return torch.empty(place.shape, dtype=place.dtype)
         flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
         return flat.view(place.shape)
 
-    def write(self, place: Place, a: torch.Tensor) -> None:
+    def write(self, place: Slot, a: torch.Tensor) -> None:
         """Copy a tensor to a place."""
         if not PASSED_ON:
             self.tensor(place).copy_(a)
@@ -92,7 +92,7 @@ class Segment:
         while len(left):
             left = left[os.pwrite(self.handle, left, place.offset + place.size - len(left)) :]
 
-    def read(self, place: Place) -> torch.Tensor:
+    def read(self, place: Slot) -> torch.Tensor:
         """A copy of the tensor at a place."""
         if not PASSED_ON:
             return self.tensor(place).clone()
@@ -102,7 +102,7 @@ class Segment:
             left = left[os.preadv(self.handle, [left], place.offset + place.size - len(left)) :]
         return a
 
-    def leave(self, places: list[Place]) -> None:
+    def leave(self, places: list[Slot]) -> None:
         """Keep no page of these places mapped; what is in them stays."""
         if PASSED_ON and places and "map" in self.__dict__:
             start = places[0].offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -116,29 +116,29 @@ class Segment:
             self.path.unlink(missing_ok=True)
 
 
-def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Place], int]:
+def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Slot], int]:
     """Places one after the other, aligned, and where they end."""
     places = []
     for a in tensors:
         start = -(-start // ALIGN) * ALIGN
-        places.append(Place(start, a.dtype, tuple(a.shape)))
+        places.append(Slot(start, a.dtype, tuple(a.shape)))
         start += a.numel() * a.element_size()
     return places, -(-start // ALIGN) * ALIGN
 
 
-def at(segment: Segment, prototype: Any, places: list[Place]) -> Any:
+def at(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
     """A tree like the prototype whose tensors are the segment's."""
     remaining = iter(places)
     return tree_map(lambda _: segment.tensor(next(remaining)), prototype)
 
 
-def put(segment: Segment, places: list[Place], tree: Any) -> None:
+def put(segment: Segment, places: list[Slot], tree: Any) -> None:
     """Copy a tree's tensors to their places."""
     for place, a in zip(places, tree_leaves(tree), strict=True):
         segment.write(place, a)
 
 
-def take(segment: Segment, prototype: Any, places: list[Place]) -> Any:
+def take(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
     """A copy of the tree at some places."""
     remaining = iter(places)
     return tree_map(lambda _: segment.read(next(remaining)), prototype)

@@ -21,22 +21,22 @@ from ..client.work import Facts, Failed, Job
 from ..errors import ClientFailed, Diverged, UserError
 from ..methods.source import reason
 from .packing import unpack
-from .shared_memory import Place, Segment, at, put, take
+from .shared_memory import Segment, Slot, at, put, take
 
 
 class ClientPlaces(NamedTuple):
     """Where a client's state lies, in and out, and its upload."""
 
-    state: list[Place]
-    upload: list[Place]
+    state: list[Slot]
+    upload: list[Slot]
 
 
 class Setup(NamedTuple):
     """Where everything lies."""
 
     segments: list[tuple[Path, int]]  # of the data, and of the vectors
-    data: dict[str, Place]
-    vectors: list[Place]  # a vector to evaluate, then what the server sends
+    data: dict[str, Slot]
+    vectors: list[Slot]  # a vector to evaluate, then what the server sends
     slots: list[list[ClientPlaces]]  # each holds a chunk
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ..experiments.batch import BLINK, Shown
+from ..experiments.batch import BLINK, Progress
 from ..report.run_files import minutes, score_of, short
 from ..server.observers import Observer
 
@@ -167,7 +167,7 @@ class Costly(Protocol):
     def cost(self) -> float: ...
 
 
-class ManyRunsProgress(Display, Shown):
+class ManyRunsProgress(Display, Progress):
     """One bar for several runs, side by side or not: runs done, time left by the work that is left.
 
     Args:

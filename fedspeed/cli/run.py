@@ -15,7 +15,7 @@ from ..runs.config_file import placement, read_config, same_run, trusted
 from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir
 from ..runs.launch import resume, run_config
-from ..runs.summary import over
+from ..runs.summary import final_summary
 from . import method_syntax, options, preset_line
 from .progress import Live
 
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def tell_done(console: Console, config: Config, out: Path) -> None:
     """Says so if a run that is to go on is over."""
-    done = over(RunDir(out), config)
+    done = final_summary(RunDir(out), config)
     if done is not None and done["status"] == "finished":
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
     elif done is not None:

@@ -114,7 +114,7 @@ def refuse_tracking(model: nn.Module) -> None:
         )
 
 
-class Carried(NamedTuple):
+class WithStatistics(NamedTuple):
     """A tree of a method's, and statistics."""
 
     base: Any
@@ -127,18 +127,18 @@ class Carried(NamedTuple):
         return x
 
 
-def of_method(tree: Any) -> Any:
+def method_part(tree: Any) -> Any:
     """What of a tree is the method's."""
-    return tree.base if isinstance(tree, Carried) else tree
+    return tree.base if isinstance(tree, WithStatistics) else tree
 
 
-def whole(server: Any) -> torch.Tensor:
+def full_vector(server: Any) -> torch.Tensor:
     """The server's model as `FlatModel.load` takes it: its vector, then its statistics if there are any."""
     x: torch.Tensor = server.x
-    return torch.cat([x, server.statistics]) if isinstance(server, Carried) else x
+    return torch.cat([x, server.statistics]) if isinstance(server, WithStatistics) else x
 
 
-class Carrying(Hooks):
+class BatchNormHooks(Hooks):
     """The hooks of a method for a model with running statistics.
 
     Args:
@@ -156,32 +156,32 @@ class Carrying(Hooks):
 
     def init_server(self, x0: torch.Tensor) -> Any:
         """The method's, and the model's first statistics."""
-        return Carried(super().init_server(x0), self.held.first.to(x0, copy=True))
+        return WithStatistics(super().init_server(x0), self.held.first.to(x0, copy=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
         """The method's, and the model's first statistics if clients keep their own."""
         client = super().init_client(x0)
-        return Carried(client, self.held.first.to(x0, copy=True)) if self.local else client
+        return WithStatistics(client, self.held.first.to(x0, copy=True)) if self.local else client
 
     def broadcast(self, server: Any) -> Any:
         """What the method sends, and the server's statistics unless clients have their own."""
         down = super().broadcast(server.base)
-        return down if self.local else Carried(down, server.statistics)
+        return down if self.local else WithStatistics(down, server.statistics)
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
         """Where local work begins; the layers are given the statistics they begin with."""
         self.held.put((client if self.local else down).statistics)
-        return super().start(of_method(down), of_method(client))
+        return super().start(method_part(down), method_part(client))
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
         """The method's."""
-        return super().direction(x, grad, of_method(down), of_method(client))
+        return super().direction(x, grad, method_part(down), method_part(client))
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
         """What the method sends and keeps, and the layers' statistics."""
-        up, kept = super().upload(xK, of_method(down), of_method(client), run)
+        up, kept = super().upload(xK, method_part(down), method_part(client), run)
         found = self.held.read()
-        return Carried(up, found), Carried(kept, found.clone()) if self.local else kept
+        return WithStatistics(up, found), WithStatistics(kept, found.clone()) if self.local else kept
 
     def sent(self, up: Any) -> int:
         """Bytes of the method's part; of the statistics if they are sent."""
@@ -190,20 +190,20 @@ class Carrying(Hooks):
 
     def received(self, mean: Any, round: Round) -> Any:
         """The method's part as the server goes on with it, and the mean of the statistics."""
-        return Carried(super().received(mean.base, round), mean.statistics)
+        return WithStatistics(super().received(mean.base, round), mean.statistics)
 
     def settle(self, client: Any, mean: Any, round: Round) -> Any:
         """The method's part; a client's own statistics are as they were."""
-        kept = super().settle(of_method(client), mean.base, round)
-        return Carried(kept, client.statistics) if self.local else kept
+        kept = super().settle(method_part(client), mean.base, round)
+        return WithStatistics(kept, client.statistics) if self.local else kept
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
         """The method's next state, and the mean of the statistics."""
-        return Carried(super().update(server.base, mean.base, round), mean.statistics)
+        return WithStatistics(super().update(server.base, mean.base, round), mean.statistics)
 
     def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
         """The method's."""
-        return super().client_metrics(xK, of_method(down), of_method(client), run)
+        return super().client_metrics(xK, method_part(down), method_part(client), run)
 
     def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
         """The method's."""

@@ -23,11 +23,11 @@ from ..utils.files import key
 from ..utils.random import batch_orders, rng, seed_device
 from .block_check import watch
 from .block_gradients import mapped_gradient, outputs_at, stacked_gradient
-from .distillation import PASSES, Pull, is_taught
+from .distillation import PASSES, TeacherTerm, check_teacher
 from .divergence import blamed
 from .failures import diverged, failed
 from .local_loop import own_model, step_
-from .trees import accurate, all_finite, arithmetic, clip_, has_leaves, tree_leaves, tree_map
+from .trees import all_finite, clip_, has_leaves, precision, sum_dtype, tree_leaves, tree_map
 from .upload_digest import upload_digests
 from .work import Facts, Failed, Job, Reply, Work
 
@@ -45,7 +45,7 @@ class Block:
     def __init__(self, work: Work) -> None:
         refuse_unsafe(work.method)
         refuse_statistics(work)
-        self.work, self.dtype = work, accurate(work.flat.device)
+        self.work, self.dtype = work, sum_dtype(work.flat.device)
         self.oracle = BlockOracle(work)
         self.most = max(1, min(ROWS, FLOATS // work.flat.d))
         self.blocks = 0  # of several clients that were run
@@ -147,7 +147,7 @@ class BlockOracle:
         self.flat = work.flat
         self.clip = work.gradient_clip
         self.precision = work.plan.precision
-        self.taught = partial(is_taught, work.flat, work.data.classes, type(work.method).__name__)
+        self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
         self.gradient = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
 
     def begin(self) -> None:
@@ -177,11 +177,11 @@ class BlockOracle:
         inputs, targets, held = self.inputs[:, :used], self.targets[:, :used], None
         if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
-            with arithmetic(self.precision, self.flat.device):
-                held = Pull(outputs_at(self.flat, teacher, inputs), pull, tau)
+            with precision(self.precision, self.flat.device):
+                held = TeacherTerm(outputs_at(self.flat, teacher, inputs), pull, tau)
             self.passes += used / rows
         seed_device(self.flat.device, self.mask_seed)
-        with arithmetic(self.precision, self.flat.device):
+        with precision(self.precision, self.flat.device):
             g, loss = self.gradient(x, inputs, targets, held)
         if self.first:
             self.losses.append(loss.detach())
@@ -204,13 +204,13 @@ def _gather(
 def squared_distances(x: torch.Tensor, y: torch.Tensor) -> list[float]:
     """||x_i - y||^2 of every row, summed in float64."""
     some = x.split(max(1, PIECE // x.shape[1]))  # type: ignore[no-untyped-call]
-    return torch.cat([torch.linalg.vector_norm(a - y, dim=-1, dtype=accurate(x)) for a in some]).square().tolist()
+    return torch.cat([torch.linalg.vector_norm(a - y, dim=-1, dtype=sum_dtype(x)) for a in some]).square().tolist()
 
 
 def mean_row(a: torch.Tensor) -> torch.Tensor:
     """The mean of the rows, in float64."""
     some = a.split(max(1, PIECE // len(a)), dim=1)  # type: ignore[no-untyped-call]
-    return torch.cat([columns.to(accurate(a)).mean(0) for columns in some])
+    return torch.cat([columns.to(sum_dtype(a)).mean(0) for columns in some])
 
 
 def stack(trees: list[Any]) -> Any:

@@ -69,24 +69,24 @@ class Playback:
         tau: float = 1.0,
     ) -> torch.Tensor:
         if self.used == len(self.calls):
-            raise Mixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
+            raise RowsMixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
         call = self.calls[self.used]
         self.used += 1
         if fraction != call.fraction:
-            raise Mixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
+            raise RowsMixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
         if (teacher is None) != (call.teacher is None) or (pull, tau) != call.pulled:
-            raise Mixed(f"asks for another teacher's pull in gradient {self.used}")
+            raise RowsMixed(f"asks for another teacher's pull in gradient {self.used}")
         if teacher is not None and call.teacher is not None:
             _compare(f"the teacher of gradient {self.used}", call.teacher, teacher)
         _compare(f"the point of gradient {self.used}", call.points[self.at], x, call.gradients[self.at])
         return call.gradients[self.at].clone()
 
 
-class Mixed(Exception):
+class RowsMixed(Exception):
     """A row alone does not do what it did in its block."""
 
 
-class Watched:
+class CheckedHooks:
     """The hooks of a block, some rows of which are run alone as well.
 
     Args:
@@ -124,7 +124,7 @@ class Watched:
                 playback = Playback(recorder.calls, at)
                 found = self.hooks.direction(points[at], playback, down, own)
                 if playback.used < len(recorder.calls):
-                    raise Mixed(f"asks for {playback.used} of {len(recorder.calls)} gradients")
+                    raise RowsMixed(f"asks for {playback.used} of {len(recorder.calls)} gradients")
                 _compare("the direction", direction[i], found, points[at])
                 _compare_trees("Client", row(client, i), own)
         return direction
@@ -167,7 +167,7 @@ class _Refusing:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         torch.set_rng_state(self.state)
         if isinstance(error, Exception):
-            told = str(error) if isinstance(error, Mixed | UserError) else reason(error)
+            told = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
             method = self.hooks.method
             raise UserError(
                 f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
@@ -177,10 +177,10 @@ class _Refusing:
             ) from error
 
 
-def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | Watched:
+def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | CheckedHooks:
     """The hooks for a block: every method is watched in its first block, one of the user's in all, the first wholly."""
     own = not built_in(hooks.method)
-    return Watched(hooks, clients, own, everything=own and first, turn=turn) if own or first else hooks
+    return CheckedHooks(hooks, clients, own, everything=own and first, turn=turn) if own or first else hooks
 
 
 def row(tree: Any, i: int) -> Any:
@@ -198,8 +198,8 @@ def _compare(what: str, block: torch.Tensor, alone: torch.Tensor, *scale: torch.
     if torch.equal(block, alone):
         return
     if block.shape != alone.shape:
-        raise Mixed(f"{what} has shape {tuple(alone.shape)}, not {tuple(block.shape)}")
+        raise RowsMixed(f"{what} has shape {tuple(alone.shape)}, not {tuple(block.shape)}")
     size = max(float(a.double().norm()) for a in (block, alone, *scale))
     apart = float((block.double() - alone.double()).norm())
     if apart > torch.finfo(block.dtype).eps ** (2 / 3) * size:  # False for NaN, which ends the run by itself
-        raise Mixed(f"{what} is off by {apart:.2g}, of {size:.2g}")
+        raise RowsMixed(f"{what} is off by {apart:.2g}, of {size:.2g}")

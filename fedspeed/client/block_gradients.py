@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from .distillation import Pull
+from .distillation import TeacherTerm
 from .flat_model import FlatModel, Loss
 
 
@@ -22,7 +22,7 @@ class Gradient(Protocol):
     gradients, not the losses, hold a teacher's pull if there is one."""
 
     def __call__(
-        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -36,7 +36,7 @@ def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
         return loss(_call(flat, v, inputs), targets)
 
     def gradient(
-        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if pull is None:
             found: tuple[torch.Tensor, torch.Tensor] = alone(x, inputs, targets)
@@ -113,7 +113,7 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
     steps = [_linear(m, flat) if isinstance(m, nn.Linear) else m for m in layers]
 
     def gradient(
-        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: Pull | None = None
+        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y, seen = inputs, []
         for step in steps:

@@ -15,13 +15,13 @@ PASSES = 3
 """Passes forward that a gradient costs, which goes forward and back; `metering.gradient_flops` counts the same."""
 
 
-class Pull(NamedTuple):
+class TeacherTerm(NamedTuple):
     """weight tau^2 KL(softmax(logits / tau) || softmax(outputs / tau)), the mean over the minibatch.
 
     Classes are the axis after the minibatch's, as cross-entropy has them.
 
     Example:
-        >>> pull = Pull(torch.tensor([[0.0, 1.0]]), weight=2.0, tau=3.0)
+        >>> pull = TeacherTerm(torch.tensor([[0.0, 1.0]]), weight=2.0, tau=3.0)
         >>> bool(pull.term(torch.tensor([[5.0, 6.0]])).abs() < 1e-6)  # probabilities know no shift
         True
     """
@@ -55,7 +55,7 @@ def require_logits(outputs: Any) -> None:
         )
 
 
-def is_taught(flat: FlatModel, classes: int | None, method: str, teacher: Any, pull: Any, tau: Any) -> bool:
+def check_teacher(flat: FlatModel, classes: int | None, method: str, teacher: Any, pull: Any, tau: Any) -> bool:
     """Whether a teacher has any pull; raise for one that makes no sense.
 
     Args:

@@ -33,7 +33,7 @@ def blamed(work: Work, job: Job, down: Any, state: Callable[[int], Any], error: 
     if built_in(work.method):
         return error
     again = copy.copy(work)
-    again.__dict__["hooks"] = Watched(work.hooks, job)
+    again.__dict__["hooks"] = NanHooks(work.hooks, job)
     client = state(job.client)
     for hook, made in (("broadcast", down), ("init_client", client)):  # servers and stored states are always finite
         if not all_finite(made) and wrote(work.method, hook):
@@ -72,7 +72,7 @@ class Found(Diverged):
     """The hook that made NaN or Inf of finite values, and when; `run_client` lets it through."""
 
 
-class Watched:
+class NanHooks:
     """The hooks of a client's turn; the first that makes NaN or Inf of finite values raises `Found`."""
 
     def __init__(self, hooks: Hooks, job: Job) -> None:
@@ -81,9 +81,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.hooks, name)
 
-    def of(self, method: Method) -> Watched:
+    def of(self, method: Method) -> NanHooks:
         """As `Hooks.of`."""
-        return Watched(self.hooks.of(method), self.job)
+        return NanHooks(self.hooks.of(method), self.job)
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
         """`Hooks.start`, watched."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import ClientFailed, Diverged
 from ..methods.source import reason
-from ..utils.devices import placed
-from .batch_norm import of_method
+from ..utils.devices import to_device
+from .batch_norm import method_part
 from .trees import all_finite, grown, large
 from .work import Job, Work
 
@@ -30,7 +30,7 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     """
     name, rows, plan = type(work.method).__name__, work.data.rows(job.client), work.plan
     for what, a in (("inputs", work.data.x), ("targets", work.data.y)):
-        own = a[placed(rows, a.device)] if a.is_floating_point() else None
+        own = a[to_device(rows, a.device)] if a.is_floating_point() else None
         if own is not None and not all_finite((own,)):
             bad = rows[int((~own.reshape(len(rows), -1).isfinite()).any(1).nonzero()[0, 0])]
             return Diverged(
@@ -41,7 +41,7 @@ def diverged(work: Work, job: Job, steps: int, losses: list[float], down: Any, c
     clip = 10.0 if not plan.clip or plan.clip > 10 else plan.clip / 10
     cure = f"try a lower --lr (now {job.lr:.4g}), fewer local steps (now {steps}) or --clip {clip:g}"
     most = large(work.flat.x)
-    found = {**grown("the server's", of_method(down), most), **grown("its own", of_method(client), most)}
+    found = {**grown("the server's", method_part(down), most), **grown("its own", method_part(client), most)}
     worst = max((what for what in found if found[what] < math.inf), key=lambda what: found[what], default="")
     if worst:
         return Diverged(

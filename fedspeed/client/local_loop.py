@@ -11,13 +11,13 @@ import torch
 
 from ..errors import Diverged, UserError
 from ..methods.base import Local
-from ..utils.devices import own_randomness
+from ..utils.devices import preserve_rng
 from ..utils.files import key
 from ..utils.random import batch_order, rng, seed_device
-from .distillation import PASSES, Pull, is_taught
+from .distillation import PASSES, TeacherTerm, check_teacher
 from .evaluate import Score, own_score
 from .failures import diverged, failed
-from .trees import all_finite, arithmetic, clip_, squared_distance
+from .trees import all_finite, clip_, precision, squared_distance
 from .upload_digest import upload_digests
 from .work import Facts, Job, Reply, Work
 
@@ -30,7 +30,7 @@ class Oracle:
         self.loss = work.loss
         self.precision = work.plan.precision
         self.clip = work.gradient_clip
-        self.taught = partial(is_taught, work.flat, work.data.classes, type(work.method).__name__)
+        self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
         self.buffers = buffers  # one a call of a step, made when it is needed
         self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
         self.evals = 0.0
@@ -61,14 +61,14 @@ class Oracle:
         if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
             with (
-                arithmetic(self.precision, self.flat.device),
+                precision(self.precision, self.flat.device),
                 self.flat.statistics.kept(),
             ):  # autocast remembers weights
-                term = Pull(self.flat.outputs(teacher, inputs), pull, tau).term
+                term = TeacherTerm(self.flat.outputs(teacher, inputs), pull, tau).term
             self.passes += used / rows
         seed_device(self.flat.device, self.mask_seed)
         later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
-        with arithmetic(self.precision, self.flat.device), later:  # a step counts once in running statistics
+        with precision(self.precision, self.flat.device), later:  # a step counts once in running statistics
             loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
         if self.calls == 0:
             self.losses.append(loss)
@@ -128,7 +128,7 @@ def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
     """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
     if not work.plan.measures(job.t + 1, own=True):
         return None
-    with own_randomness(work.flat.device):  # an upload that draws draws the same, asked or not
+    with preserve_rng(work.flat.device):  # an upload that draws draws the same, asked or not
         return own_score(work.flat, x, work.data, work.loss, job.client)
 
 

@@ -13,7 +13,7 @@ from ..data.federated import Federated
 from ..utils.random import rng
 from .evaluate import SLICE
 from .flat_model import FlatModel, Loss
-from .trees import accurate
+from .trees import sum_dtype
 
 
 class Eigenvalue(NamedTuple):
@@ -37,7 +37,7 @@ def mean_gradient(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss) -
     flat.model.eval()
     n = sum(len(targets) for _, targets in data)
     value = 0.0
-    total_gradient = torch.zeros_like(x, dtype=accurate(x))
+    total_gradient = torch.zeros_like(x, dtype=sum_dtype(x))
     part = torch.empty_like(x)
     for inputs, targets in data:
         value += float(flat.gradient(x, inputs, targets, loss, part)) * len(targets) / n
@@ -74,7 +74,7 @@ def top_eigenvalue(
     n = sum(len(targets) for _, targets in data)
 
     def product(v: torch.Tensor, shift: float) -> torch.Tensor:
-        out = torch.zeros_like(v, dtype=accurate(v))
+        out = torch.zeros_like(v, dtype=sum_dtype(v))
         for inputs, targets in data:
             out.add_(flat.hvp(x, v, inputs, targets, loss), alpha=len(targets) / n)
         return out.to(v.dtype) - shift * v

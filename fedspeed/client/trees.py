@@ -33,7 +33,7 @@ def has_leaves(tree: tuple[Any, ...]) -> bool:
     return next(tree_leaves(tree), None) is not None
 
 
-def outline(a: torch.Tensor) -> torch.Tensor:
+def meta_like(a: torch.Tensor) -> torch.Tensor:
     """Shape and dtype without the numbers."""
     return torch.empty_like(a, device="meta")
 
@@ -43,14 +43,14 @@ def tree_bytes(tree: tuple[Any, ...]) -> int:
     return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
 
 
-def accurate(a: torch.Tensor | torch.device) -> torch.dtype:
+def sum_dtype(a: torch.Tensor | torch.device) -> torch.dtype:
     """The dtype of running sums: float64, but float32 on mps, which has no other."""
     device = a if isinstance(a, torch.device) else a.device
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
-def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+def precision(precision: str, device: torch.device) -> Iterator[None]:
     """Forward and backward passes in `full` precision, under `bfloat16` autocast, or with `tf32` matrix products."""
     if precision == "bfloat16":
         with torch.autocast(device.type, torch.bfloat16):
@@ -91,17 +91,17 @@ def pieces(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Te
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """||x - y||, summed in float64."""
-    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) for a, b in pieces(x, y)))
+    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) for a, b in pieces(x, y)))
 
 
 def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """||x - y||^2, summed in float64, a piece at a time: a whole vector in float64 would be the largest of all."""
-    return sum(float(torch.linalg.vector_norm(a - b, dtype=accurate(x))) ** 2 for a, b in pieces(x, y))
+    return sum(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) ** 2 for a, b in pieces(x, y))
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
     """Scale v in place to a norm of at most `limit` (over the last axis); the norm's square may not overflow."""
-    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=accurate(v))
+    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=sum_dtype(v))
     return v.mul_((limit / norm.clamp_(min=limit)).to(v.dtype))
 
 
@@ -203,4 +203,4 @@ def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
 
 def norm(a: torch.Tensor) -> float:
     """The norm of a tensor, summed as accurately as its device can."""
-    return float(torch.linalg.vector_norm(a, dtype=accurate(a)))
+    return float(torch.linalg.vector_norm(a, dtype=sum_dtype(a)))

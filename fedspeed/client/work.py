@@ -13,11 +13,11 @@ from ..config.presets import paper_decay
 from ..data.federated import Federated
 from ..errors import ClientFailed, Diverged
 from ..methods.base import Local, Method
-from .batch_norm import Carrying
+from .batch_norm import BatchNormHooks
 from .evaluate import Score
 from .flat_model import FlatModel, Loss
 from .hooks import Hooks
-from .trees import outline, tree_map
+from .trees import meta_like, tree_map
 
 
 class Shapes(NamedTuple):
@@ -42,7 +42,7 @@ class Work:
     def hooks(self) -> Hooks:
         """The method's hooks, each call checked."""
         if self.flat.statistics:
-            return Carrying(self.method, self.flat, local=self.plan.batch_norm == "local")
+            return BatchNormHooks(self.method, self.flat, local=self.plan.batch_norm == "local")
         return Hooks(self.method, self.flat.d, self.flat.dtype)
 
     @cached_property
@@ -52,7 +52,7 @@ class Work:
         down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
         with hooks.hook("upload"):
             up, kept = hooks.upload(x0.clone(), down, tree_map(torch.clone, client), Local(1, 1.0, 1, active=1))
-        return Shapes(*(tree_map(outline, tree) for tree in (down, kept, up)))
+        return Shapes(*(tree_map(meta_like, tree) for tree in (down, kept, up)))
 
     def at(self, t: int) -> Work:
         """The work of round t = 0, 1, ...: with the method of that round, where a schedule changes it."""

@@ -18,11 +18,11 @@ from ..methods.base import Method
 from ..utils.files import read_toml as read_toml
 from ..utils.files import refuse_depth
 from ..utils.registry import file_of, read_code
-from ..utils.tables import overlay
+from ..utils.tables import merged
 from .plan import OURS_TO_SAY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
-from .until import Until, classes, moved, read_until
+from .until import Until, changed_lasting_field, class_chain, read_until
 from .validation import clients_that_train
 
 GIVEN = "given"
@@ -161,11 +161,11 @@ class Config(Plan):
     def stretches(self) -> list[tuple[int, Config]]:
         """The configs that a fork's first rounds had, each up to a round; none of another run."""
         tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
-        found = [(upto, Config.from_dict(overlay(tables, over))) for upto, over in self.until]
+        found = [(upto, Config.from_dict(merged(tables, over))) for upto, over in self.until]
         for upto, config in found:
-            if classes(config.method) != classes(self.method):
+            if class_chain(config.method) != class_chain(self.method):
                 raise UserError(f"config: until.{upto}.method: expected numbers of {self.method.name}, found another")
-            if name := moved(config.method, self.method):
+            if name := changed_lasting_field(config.method, self.method):
                 raise UserError(f"config: until.{upto}.method: expected the same {name} in all rounds, found another")
         return found
 

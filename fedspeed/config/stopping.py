@@ -266,7 +266,7 @@ def rules(plan: Plan) -> dict[str, str]:
     return {name: rule for name, rule in found.items() if rule}
 
 
-def changed(plan: P, given: Mapping[str, Any]) -> P:
+def with_rules(plan: P, given: Mapping[str, Any]) -> P:
     """A plan with other rules; those given as None stay, `none` and 0 are dropped."""
     for name in given:
         if name not in RULES:

@@ -69,12 +69,12 @@ def _fields_alone(method: Any) -> bool:
     return not named and ("base" not in method or _fields_alone(method["base"]))
 
 
-def classes(method: Method) -> list[tuple[str, str, str]]:
+def class_chain(method: Method) -> list[tuple[str, str, str]]:
     """What a method and those inside it are, whatever their fields: name, file and its digest."""
     return [(type(each).__name__, each.source, each.code) for each in nested(method)]
 
 
-def moved(then: Method, now: Method) -> str:
+def changed_lasting_field(then: Method, now: Method) -> str:
     """The first field that a method, or one inside it, has another value of, though its class says that none may."""
     pairs = zip(nested(then), nested(now), strict=True)
     return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")

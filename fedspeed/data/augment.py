@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import unknown
-from ..utils.devices import placed
+from ..utils.devices import to_device
 
 AUGMENTATIONS = ("paper", "released", "flip", "none")
 
@@ -85,7 +85,7 @@ class Pipeline:
         height, width = x.shape[-2:]
         if self.flip:
             chosen = np.arange(n) + n * (stream.random(n) < self.flip)
-            x = torch.cat([x, x.flip(-1)]).index_select(0, placed(chosen, x.device))
+            x = torch.cat([x, x.flip(-1)]).index_select(0, to_device(chosen, x.device))
         if not p:
             return x
         place = stream.integers(0, 2 * p + 1, (2, n))
@@ -93,7 +93,7 @@ class Pipeline:
             place = np.where(stream.random(n) < self.crop, place, p)
         wide = x.new_zeros((*x.shape[:-2], height + 2 * p, width + 2 * p))
         wide[..., p : p + height, p : p + width] = x
-        down, right = placed(place, x.device)
+        down, right = to_device(place, x.device)
         windows = wide.unfold(-2, height, 1).unfold(-2, width, 1)  # a view: n, channels, 2p+1, 2p+1, height, width
         return windows[torch.arange(n, device=x.device), :, down, right]
 

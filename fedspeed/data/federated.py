@@ -13,7 +13,7 @@ import torch
 
 from ..config.validation import parse_validation
 from ..errors import UserError
-from ..utils.devices import placed
+from ..utils.devices import to_device
 from ..utils.random import rng
 from .augment import Pipeline
 from .convert import client_rows, convert, hold_out
@@ -145,7 +145,7 @@ class Federated:
 
     def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of some rows, augmented when a random stream is given."""
-        index = placed(rows, self.x.device)
+        index = to_device(rows, self.x.device)
         return self.pipeline(self.x.index_select(0, index), stream), self.y.index_select(0, index)
 
     def test_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

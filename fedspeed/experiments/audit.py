@@ -18,7 +18,7 @@ from ..data.problems import Quadratic, random_quadratic
 from ..errors import UserError
 from ..methods.base import Local, Method, Round
 from ..methods.source import reason
-from ..runs.simulate import given_method
+from ..runs.simulate import as_method
 from ..utils.params import Params, param
 from ..utils.registry import file_of, load_code, require_part
 
@@ -425,7 +425,7 @@ def audit(adapter: Any, method: Method | type[Method] | str = "fedavg", **settin
         >>> print(audit(Mine, "fedavg").first.key)
         round 1, client 0, x_K
     """
-    setting, ours = Setting.from_fields(settings), given_method(method)
+    setting, ours = Setting.from_fields(settings), as_method(method)
     ours.check(setting.lr, setting.active, setting.clients)
     thing, name = found(adapter)
     reference = Reference(ours, setting)

@@ -26,8 +26,8 @@ from ..errors import Diverged, UserError
 from ..report.run_files import RunFiles, score_of
 from ..runs.config_file import as_stored, named_code, placement, read_config, same_run, trusted
 from ..runs.diagnosis import WarnObserver
-from ..runs.directory import RunDir, alone
-from ..runs.summary import over
+from ..runs.directory import RunDir, exclusive
+from ..runs.summary import final_summary
 from ..server.observers import Observer
 from ..utils.tables import flat
 from . import pool
@@ -112,7 +112,7 @@ def one_command(out: Path) -> Iterator[None]:
     """
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        with alone(out):
+        with exclusive(out):
             yield
     finally:
         with suppress(OSError):  # there is something in it
@@ -140,7 +140,7 @@ def is_done(folder: Path, config: Config) -> bool:
             f"command that made it, or --overwrite it"
         )
     diverged = str(run.summary().get("status")).startswith("diverged")
-    return diverged or over(run, config) is not None
+    return diverged or final_summary(run, config) is not None
 
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
     return f"it differs in {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}" if keys else "it differs"
 
 
-class Shown:
+class Progress:
     """What is told while runs are made; this one tells nobody."""
 
     def on_part(self, run: Any, part: float, note: str = "") -> None:
@@ -169,7 +169,7 @@ class Shown:
 
 
 def make_runs(
-    tasks: Sequence[RunTask], jobs: int = 1, shown: Shown | None = None, traceback: bool = False
+    tasks: Sequence[RunTask], jobs: int = 1, shown: Progress | None = None, traceback: bool = False
 ) -> dict[str, str]:
     """Make or continue runs, `jobs` at a time; why it failed, by the label, for every run that did.
 
@@ -179,7 +179,7 @@ def make_runs(
     Args:
         traceback: give the whole traceback of a failure, not its last line.
     """
-    shown = shown or Shown()
+    shown = shown or Progress()
     failed: dict[str, str] = {}
     by_itself = jobs == 1 or len(tasks) == 1
     begun = False
@@ -223,7 +223,7 @@ def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
     config = Config.from_dict(task.tables)
     if beside_others and config.backend == "auto":
         config = replace(config, backend="serial")  # the same bits
-    watch = Watch(config.rounds, tell)
+    watch = ProgressObserver(config.rounds, tell)
     observers: list[Observer | str] = [watch, WarnObserver(tell), *task.log]
     return make_run(config, task.folder, observers, watch.on_progress, overwrite=task.overwrite)
 
@@ -252,7 +252,7 @@ def make_run(
     return ""
 
 
-class Watch(Observer):
+class ProgressObserver(Observer):
     """Turns what a run says into (part done, words)."""
 
     def __init__(self, rounds: int, tell: pool.Tell) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs.simulate import given_method, given_plan, require_loss
-from .agreement import Terms
+from ..runs.simulate import as_method, as_plan, require_loss
+from .agreement import Agreement
 from .require import require_flwr
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def client_app(
     return make_client_app(_terms(method, model, plan, loss, no_decay, settings), data)
 
 
-def _terms(method: Any, model: Any, plan: Any, loss: Any, no_decay: Sequence[str], settings: dict[str, Any]) -> Terms:
+def _terms(
+    method: Any, model: Any, plan: Any, loss: Any, no_decay: Sequence[str], settings: dict[str, Any]
+) -> Agreement:
     require_loss(loss)
-    return Terms(given_method(method), model, given_plan(plan, settings), loss, tuple(no_decay))
+    return Agreement(as_method(method), model, as_plan(plan, settings), loss, tuple(no_decay))

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..methods import DP
 from ..methods.base import Method, nested
 from ..runs.from_objects import module_digest
-from ..runs.simulate import given_model, given_plan
+from ..runs.simulate import as_model, as_plan
 from ..utils.devices import pick_device
 from ..utils.environment import environment
 from .messages import cut
@@ -35,7 +35,7 @@ ALIKE = ("numpy", "cpu", "device", "variables")
 
 
 @dataclass(frozen=True)
-class Terms:
+class Agreement:
     """A run as it stands in an app's file, before there are data."""
 
     method: Method
@@ -44,12 +44,12 @@ class Terms:
     loss: Loss | None
     no_decay: tuple[str, ...]
 
-    def configured(self, config: Mapping[str, Any]) -> Terms:
+    def configured(self, config: Mapping[str, Any]) -> Agreement:
         """With those settings of Flower's run config that are fields of a plan."""
         fields = Plan().fields()
         named = {key.replace("-", "_"): value for key, value in config.items()}
         given = {key: value for key, value in named.items() if key in fields}
-        plan = given_plan(self.plan, given)
+        plan = as_plan(self.plan, given)
         if reports(self.method, "settle"):
             raise UserError(
                 f"flower: {self.method.label} changes states once the mean is known (settle), when they are on the "
@@ -72,7 +72,7 @@ class Terms:
 
     def module(self, data: Federated) -> nn.Module:
         """The model, built from the seed where it is a name or a class."""
-        return given_model(self.model, data, self.plan.seed)
+        return as_model(self.model, data, self.plan.seed)
 
     def work(self, data: Federated, module: nn.Module) -> Work:
         """The local work on a device's data, as `Simulation` makes that of all."""

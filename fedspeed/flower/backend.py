@@ -21,17 +21,17 @@ from ..backends.serial import Serial
 from ..client.evaluate import Score, Sums
 from ..client.work import Failed, Job, Reply, Work
 from ..errors import ClientFailed, Diverged
-from .clients_file import Book
+from .clients_file import ClientsFile
 from .messages import Refused, Vector, cut, failure, pulled, read_reply, read_sums, refusal, server_metrics, to_arrays
 from .roster import Node, Roster
-from .server_states import Counted
+from .server_states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 TRIES = 3
 """How often a job is sent to a device that answers with an error of Flower's."""
 
 
-class Grid:
+class FlowerBackend:
     """Runs jobs on devices, evaluates the server's test set here.
 
     Args:
@@ -41,10 +41,12 @@ class Grid:
         poll: seconds between two looks.
     """
 
-    def __init__(self, work: Work, counted: Counted, grid: Any, roster: Roster, timeout: float, poll: float) -> None:
+    def __init__(
+        self, work: Work, counted: CountedRounds, grid: Any, roster: Roster, timeout: float, poll: float
+    ) -> None:
         self.work, self.counted, self.grid, self.roster = work, counted, grid, roster
         self.timeout, self.poll = timeout, poll
-        self.book: Book = roster.book
+        self.book: ClientsFile = roster.book
         self.here = Serial(work)
         self.t = 0
 
@@ -52,7 +54,7 @@ class Grid:
         """Replies in job order; states are on the devices, so `state` is not asked."""
         self.book.begin()
         self.t = jobs[0].t if jobs else self.t
-        errand = Errand(self, {job.client: job for job in jobs}, "train", to_arrays(down), self._told, self._read)
+        errand = Exchange(self, {job.client: job for job in jobs}, "train", to_arrays(down), self._told, self._read)
         for job in jobs:
             yield errand.result(job.client)
 
@@ -63,7 +65,7 @@ class Grid:
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
         """Sums over every client's data, computed on the devices; NaN for one that does not answer."""
         jobs = {i: Job(i, self.t, 0.0) for i in range(self.book.clients)}
-        errand = Errand(self, jobs, "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
+        errand = Exchange(self, jobs, "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
         found = [errand.result(i) for i in jobs]
         none = Sums(0, np.array([math.nan]), np.array([math.nan]))
         return [none._replace(first=i) if isinstance(f, Failed) else f for i, f in zip(jobs, found, strict=True)]
@@ -91,7 +93,7 @@ class Grid:
         return Sums(job.client, np.array([loss]), np.array([right]))
 
 
-class Errand:
+class Exchange:
     """The same message to some clients, sent until each has answered, failed or run out of time.
 
     Args:
@@ -102,7 +104,7 @@ class Errand:
 
     def __init__(
         self,
-        at: Grid,
+        at: FlowerBackend,
         jobs: dict[int, Job],
         kind: str,
         arrays: Any,

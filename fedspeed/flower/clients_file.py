@@ -24,7 +24,7 @@ MOST_N, MOST_IN_ALL = 2**28, 2**31
 """Samples that a client may claim, and all together."""
 
 
-class Book:
+class ClientsFile:
     """The facts of a deployed run that outlive its processes.
 
     Args:

@@ -17,15 +17,15 @@ from ..client.trees import has_leaves, tree_map
 from ..client.work import Failed, Job, Work
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError, one_line
-from .agreement import Terms
-from .device_states import NEVER, Kept
+from .agreement import Agreement
+from .device_states import NEVER, DeviceStates
 from .messages import Refused, Vector, from_arrays, to_failure, to_reply
 
 CLIENT, STATES = "fedspeed-client", "fedspeed-states"
 Data = Callable[[int, Mapping[str, Any]], Federated]
 
 
-def make_client_app(terms: Terms, data: Data) -> Any:
+def make_client_app(terms: Agreement, data: Data) -> Any:
     """The ClientApp of these terms."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -45,7 +45,7 @@ def make_client_app(terms: Terms, data: Data) -> Any:
     return app
 
 
-def answered(action: Callable[[Device, Any], Any], terms: Terms, data: Data, content: Any, context: Any) -> Any:
+def answered(action: Callable[[Device, Any], Any], terms: Agreement, data: Data, content: Any, context: Any) -> Any:
     """What an action replies; what goes wrong is a reply too, in one line."""
     try:
         return action(Device(terms.configured(context.run_config), data, context.node_config, content), content)
@@ -63,7 +63,7 @@ class Device:
         content: the message's; its record `job` says of which run it is and how many clients there are.
     """
 
-    def __init__(self, terms: Terms, data: Data, config: Mapping[str, Any], content: Any) -> None:
+    def __init__(self, terms: Agreement, data: Data, config: Mapping[str, Any], content: Any) -> None:
         self.terms = terms
         self.client = _index(config)
         self.job: Mapping[str, Any] = content["job"]
@@ -98,7 +98,7 @@ class Device:
         job = Job(self.client, int(told["round"]), float(told["lr"]), int(told["K"]))
         down = tree_map(lambda a: a.to(work.flat.device), from_arrays(content["down"], work.shapes.down))
         dtype = None if work.plan.state_dtype == "same" else getattr(torch, work.plan.state_dtype)
-        kept = Kept(self.folder, str(told["run"]), self.client, dtype)
+        kept = DeviceStates(self.folder, str(told["run"]), self.client, dtype)
         first = work.hooks.init_client(work.flat.x)
         counted, stateful = int(told["counted"]), has_leaves(first)
         state = kept.read(counted, first) if stateful and counted != NEVER else None

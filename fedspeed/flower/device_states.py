@@ -26,7 +26,7 @@ RUN = re.compile("[0-9a-f]{32}")
 """What a run is called on devices; it becomes the name of a folder."""
 
 
-class Kept:
+class DeviceStates:
     """The states of one client in one run.
 
     Args:
@@ -37,7 +37,7 @@ class Kept:
     Example:
         >>> from tempfile import mkdtemp
         >>> from fedspeed.methods.scaffold import Client
-        >>> kept = Kept(Path(mkdtemp()), "0" * 32, client=3)
+        >>> kept = DeviceStates(Path(mkdtemp()), "0" * 32, client=3)
         >>> kept.write(0, Client(torch.ones(2)))
         >>> kept.read(0, Client(torch.empty(2))), kept.read(7, Client(torch.empty(2)))
         (Client(c=tensor([1., 1.])), None)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .agreement import ALIKE, differs
-from .clients_file import MOST_N, NAME, Book
+from .clients_file import MOST_N, NAME, ClientsFile
 from .messages import Refused, cut, failure, pulled, refusal
 
 log = logging.getLogger("flwr.fedspeed")
@@ -40,7 +40,7 @@ class Roster:
         ttl: seconds for which a question is valid.
     """
 
-    def __init__(self, grid: Any, book: Book, bind: bool, ttl: float) -> None:
+    def __init__(self, grid: Any, book: ClientsFile, bind: bool, ttl: float) -> None:
         self.grid, self.book, self.bind, self.ttl = grid, book, bind, ttl
         self.expected: Mapping[str, str] | None = None  # the server's statements, once it has a model
         self.at: dict[int, Node] = {}  # client -> its node
@@ -180,7 +180,7 @@ class Roster:
                 log.warning("fedspeed: client %d has %s %s, the server %s: other last bits", client, name, theirs, ours)
 
 
-def _introduced(content: Any, book: Book) -> tuple[int, int, dict[str, str]]:
+def _introduced(content: Any, book: ClientsFile) -> tuple[int, int, dict[str, str]]:
     """Index, samples and statements of a device; raise unless they are such."""
     from flwr.app import ConfigRecord
 

@@ -18,21 +18,21 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import nn
 
-from ..backends import Place
+from ..backends import CustomBackend
 from ..client.trees import has_leaves
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError
 from ..record import Record
 from ..runs.directory import RunDir, Split
 from ..runs.from_objects import recorded
-from ..runs.recorder import Recording
+from ..runs.recorder import RunRecorder
 from ..server.simulation import Simulation
 from ..utils.files import write
-from .agreement import SHAPE, Terms
-from .backend import Grid
-from .clients_file import MOST_IN_ALL, Book
+from .agreement import SHAPE, Agreement
+from .backend import FlowerBackend
+from .clients_file import MOST_IN_ALL, ClientsFile
 from .roster import Roster, listed
-from .server_states import Counted
+from .server_states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 KINDS = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -60,7 +60,7 @@ class ServerSide:
             )
 
 
-def make_server_app(terms: Terms, side: ServerSide) -> Any:
+def make_server_app(terms: Agreement, side: ServerSide) -> Any:
     """The ServerApp of these terms."""
     from flwr.serverapp import ServerApp
 
@@ -84,10 +84,10 @@ def in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def run_rounds(grid: Any, terms: Terms, side: ServerSide) -> None:
+def run_rounds(grid: Any, terms: Agreement, side: ServerSide) -> None:
     """Wait for the devices, then run what is left of the run in `side.out`."""
     terms.plan.require_clients(terms.method, side.clients)
-    book = Book(side.out, side.clients)
+    book = ClientsFile(side.out, side.clients)
     roster = Roster(grid, book, side.bind_keys, side.timeout)
     shape = meet(roster, side)
     data = remote_data(book, side.test() if side.test else None, shape)
@@ -99,9 +99,10 @@ def run_rounds(grid: Any, terms: Terms, side: ServerSide) -> None:
             f"{book.lines}); install the same versions and run the same app everywhere"
         )
     first = terms.work(data, module)
-    counted = Counted(has_leaves(first.hooks.init_client(first.flat.x)))
-    place = Place(
-        "flower", lambda work, _, touched: Grid(work, cast("Counted", touched), grid, roster, side.timeout, side.poll)
+    counted = CountedRounds(has_leaves(first.hooks.init_client(first.flat.x)))
+    place = CustomBackend(
+        "flower",
+        lambda work, _, touched: FlowerBackend(work, cast("CountedRounds", touched), grid, roster, side.timeout, side.poll),
     )
     make = partial(make_simulation, terms, module, data, counted, place)
     with recorded(side.out, True, make, module) as run:
@@ -136,7 +137,7 @@ def meet(roster: Roster, side: ServerSide) -> dict[str, str]:
         time.sleep(side.poll)
 
 
-def remote_data(book: Book, test: Federated | None, shape: dict[str, str]) -> Federated:
+def remote_data(book: ClientsFile, test: Federated | None, shape: dict[str, str]) -> Federated:
     """The federation as the server knows it: sizes, what an input looks like, and its own test set; no sample."""
     sizes = book.sizes() or []
     if sum(sizes) > MOST_IN_ALL:
@@ -171,7 +172,12 @@ def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | No
 
 
 def make_simulation(
-    terms: Terms, module: nn.Module, data: Federated, counted: Counted, place: Place, folder: Path | None = None
+    terms: Agreement,
+    module: nn.Module,
+    data: Federated,
+    counted: CountedRounds,
+    place: CustomBackend,
+    folder: Path | None = None,
 ) -> Simulation:
     """The run, its clients elsewhere."""
     return Simulation(
@@ -181,7 +187,7 @@ def make_simulation(
 
 def keep(run: Simulation) -> None:
     """A checkpoint of this round on the disk, before any device hears that it was counted."""
-    assert isinstance(run.recorder, Recording)
+    assert isinstance(run.recorder, RunRecorder)
     run.recorder.checkpoints.write(run.t, run.server, run.states)
     run.recorder.checkpoints.wait()
 

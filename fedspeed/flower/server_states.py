@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..server.states import SavedStates
 
 
-class Counted(ClientStates):
+class CountedRounds(ClientStates):
     """In the place of states: the round in which each client was counted last, staged and committed as states are, so
     that checkpoints hold it.
 

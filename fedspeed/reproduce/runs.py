@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.config import Config
 from ..errors import UserError
 from ..experiments import pool
-from ..experiments.batch import Watch, cost_of, make_run
+from ..experiments.batch import ProgressObserver, cost_of, make_run
 from ..report.run_files import RunFiles
 from ..runs.directory import RunDir
 from ..server.observers import Observer
@@ -95,7 +95,7 @@ def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
             return None
         found = store.later(run.key, since)
         if found is None or not all(name in found["measures"] for name in run.measure):
-            found = make_result(run, store.work / run.key, Watch(run.config.rounds, tell))
+            found = make_result(run, store.work / run.key, ProgressObserver(run.config.rounds, tell))
             store.put(found)
     return found
 

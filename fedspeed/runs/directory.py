@@ -252,7 +252,7 @@ class RunDir:
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says if it has all that it must, each of its kind; else nothing."""
         summary = self.told() or {}
-        return summary if is_whole(summary) else {}
+        return summary if is_complete(summary) else {}
 
     def finished(self, rounds: int = 0) -> dict[str, Any] | None:
         """The summary of a finished run, None for one that can continue, as one with fewer than `rounds` rounds can."""
@@ -322,7 +322,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def exclusive(out: Path) -> Iterator[None]:
     """Make the folder, and keep other processes from running in it until the end (where locks exist)."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -405,7 +405,7 @@ REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "
             "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
 
 
-def is_whole(summary: dict[str, Any]) -> bool:
+def is_complete(summary: dict[str, Any]) -> bool:
     """Whether it has all that it must, each of its kind, and all of the accuracies or none."""
     whole = all(key in summary and _fits(key, summary[key]) for key in REPORTED)
     return whole and len({summary[key] is None for key in REPORTED if key.endswith("accuracy")}) == 1

@@ -18,16 +18,16 @@ from ..client.hooks import reports
 from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..config.presets import paper_decay
-from ..config.until import ANY_ROUND, FIXED, classes, moved
+from ..config.until import ANY_ROUND, FIXED, changed_lasting_field, class_chain
 from ..errors import UserError
 from ..methods.base import Method, nested
 from ..record import Record, rounds_digest
 from ..server.observers import Observer
 from ..utils.files import flush, write
-from ..utils.tables import flat, otherwise, overlay
+from ..utils.tables import difference, flat, merged
 from .config_file import clear_code, config_digest, read_config, withdraw, write_config
-from .directory import RunDir, alone, beside
-from .fork_origin import Parent, write_parent
+from .directory import RunDir, beside, exclusive
+from .fork_origin import Origin, write_parent
 from .launch import resume
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
         if going_on:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
         saved = _start(RunDir(run), at)
-        with alone(out):
+        with exclusive(out):
             _require_free(out)  # another process may have made one meanwhile
             try:
                 files.claim()
                 clear_code(out)
                 told = _changes(old, new)
-                write_parent(files, Parent(str(run.resolve()), at, rounds_digest(records[:at]), told))
+                write_parent(files, Origin(str(run.resolve()), at, rounds_digest(records[:at]), told))
                 write_config(out, new)
                 if saved is not None:
                     _copy(saved, files)
@@ -134,7 +134,7 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
         table: Any = dict(value) if isinstance(value, Mapping) else value
         for key in reversed(inner):
             table = {key: table}
-        over = overlay(over, {root: table})
+        over = merged(over, {root: table})
     if isinstance(over.get("method"), str):
         over["method"] = {"name": over["method"]}
     if isinstance(over.get("method"), dict) and over["method"].get("name", old.method.name) != old.method.name:
@@ -143,7 +143,7 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
         if name in FIXED and (name in ("until", "format") or over[name] != _full(old).get(name)):
             raise _refused(name, FIXED[name])
     plain = {key: value for key, value in old.to_dict().items() if key != "until"}
-    new = Config.from_dict(overlay(plain, over))
+    new = Config.from_dict(merged(plain, over))
     new = replace(new, lr_decay=new.lr_decay or paper_decay(new.method))
     if at >= new.rounds:
         raise UserError(
@@ -169,7 +169,7 @@ def _with(
 def _then(config: Config, new: Config, upto: int) -> dict[str, Any]:
     """What rounds up to one had otherwise than a new config says."""
     no_matter = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or upto != config.rounds))
-    return otherwise(*({k: v for k, v in _full(one).items() if k not in no_matter} for one in (config, new)))
+    return difference(*({k: v for k, v in _full(one).items() if k not in no_matter} for one in (config, new)))
 
 
 def _full(config: Config) -> dict[str, Any]:
@@ -189,10 +189,10 @@ def _refused(name: str, why: str) -> UserError:
 
 def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     """Why the states of one method cannot be continued by another."""
-    if classes(old.method) != classes(new.method):
+    if class_chain(old.method) != class_chain(new.method):
         yield _refused("the method", f"its states are {old.method.label}'s")
         return
-    if name := moved(old.method, new.method):
+    if name := changed_lasting_field(old.method, new.method):
         yield _refused(f"the method's {name}", "what it says counts all rounds together, with one value for all")
     shapes = [_shapes(config.method) for config in (old, new)]
     fields_of = [

@@ -13,7 +13,7 @@ from .directory import FORK, RunDir
 FORMAT = 1
 
 
-class Parent(NamedTuple):
+class Origin(NamedTuple):
     """What a fork shares with another run.
 
     Args:
@@ -32,7 +32,7 @@ class Parent(NamedTuple):
         """In a line: where from, and what is new.
 
         Example:
-            >>> Parent("runs/a", 300, "", {"lr": [0.1, 0.05]}).text()
+            >>> Origin("runs/a", 300, "", {"lr": [0.1, 0.05]}).text()
             'fork of runs/a at round 300: lr 0.1 -> 0.05'
         """
         new = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in self.changes.items())
@@ -55,26 +55,26 @@ class Parent(NamedTuple):
             raise UserError(f"{wrong}; fork where that run was made, or start a run with its config")
 
 
-def read_parent(run: RunDir) -> Parent | None:
+def read_parent(run: RunDir) -> Origin | None:
     """Where a run comes from, if it is a fork; a file that does not say so is refused."""
     if not run.fork_file.exists():
         return None
     plain = read_json(run.fork_file)
     holds = seal_holds(read_text(run.fork_file).removesuffix("\n"), indent=1) if plain else None
-    folder, at, rounds, changes = (plain.get(name) for name in Parent._fields)
+    folder, at, rounds, changes = (plain.get(name) for name in Origin._fields)
     pairs = changes.values() if isinstance(changes, dict) else [None]
     if (
         plain.get("format") != FORMAT
-        or plain.keys() - {SEAL} != {"format", *Parent._fields}
+        or plain.keys() - {SEAL} != {"format", *Origin._fields}
         or holds is False
         or not (isinstance(folder, str) and isinstance(rounds, str) and type(at) is int and at > 0)
         or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     ):
         raise UserError(f"{run.fork_file} is not a {FORK} of format {FORMAT} as it was written; put it back")
     assert isinstance(changes, dict)
-    return Parent(folder, at, rounds, changes)
+    return Origin(folder, at, rounds, changes)
 
 
-def write_parent(run: RunDir, parent: Parent) -> None:
+def write_parent(run: RunDir, parent: Origin) -> None:
     """Write `fork.json`."""
     write(run.fork_file, sealed({"format": FORMAT, **parent._asdict()}, indent=1) + "\n", durable=True)

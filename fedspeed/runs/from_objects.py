@@ -27,10 +27,10 @@ from ..methods import METHODS, WRAPPERS
 from ..utils.tables import flat
 from .checkpoint import Checkpoints
 from .config_file import as_stored, bound_to, clear_code, withdraw, write_config
-from .directory import CONFIG, RunDir, alone
-from .launch import go_on, longer
-from .recorder import Recording
-from .summary import over
+from .directory import CONFIG, RunDir, exclusive
+from .launch import continue_run, with_rounds
+from .recorder import RunRecorder
+from .summary import final_summary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ CURE = {
 
 
 @dataclass(frozen=True)
-class GivenRun(Config):
+class ObjectsConfig(Config):
     """The config of a run of given objects: a plan, and what tells the objects from others."""
 
     loss: str = ""
@@ -79,7 +79,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
     run = RunDir(out)
     _refuse(out, resume)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    with alone(out):
+    with exclusive(out):
         going_on = _refuse(out, resume)  # another process may have begun one meanwhile
         if not going_on:
             run.claim()
@@ -109,29 +109,29 @@ def _refuse(out: Path, resume: bool) -> bool:
     return bool(found)
 
 
-def _begun(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
+def _begun(out: Path, config: ObjectsConfig, simulation: Simulation) -> RunRecorder:
     write_config(out, config)
     checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
-    return Recording(out, config, simulation, [], checkpoints, partial(alone, out))
+    return RunRecorder(out, config, simulation, [], checkpoints, partial(exclusive, out))
 
 
-def _resumed(out: Path, config: GivenRun, simulation: Simulation) -> Recording:
+def _resumed(out: Path, config: ObjectsConfig, simulation: Simulation) -> RunRecorder:
     run = RunDir(out)
     stored = run.config()
     _require_same(out, stored, config)
-    longer(replace(config, rounds=stored["rounds"], patience=0, min_delta=0.0), config.rounds)
+    with_rounds(replace(config, rounds=stored["rounds"], patience=0, min_delta=0.0), config.rounds)
     checkpoints = Checkpoints(out, config.checkpoint_every)
     saved = checkpoints.latest()
     records = run.records(saved.t) if saved else []
-    if saved is not None and over(run, config) is not None:
+    if saved is not None and final_summary(run, config) is not None:
         checkpoints.check(saved, bound_to(out, simulation))
         checkpoints.restore(saved, simulation, records)
     else:
-        records = go_on(out, config, simulation, checkpoints, saved, records)
-    return Recording(out, config, simulation, records, checkpoints, partial(alone, out))
+        records = continue_run(out, config, simulation, checkpoints, saved, records)
+    return RunRecorder(out, config, simulation, records, checkpoints, partial(exclusive, out))
 
 
-def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
+def _require_same(out: Path, stored: dict[str, Any], config: ObjectsConfig) -> None:
     """Raise if a run is of another method, plan, model, data or loss: the first that differs is named."""
     then, now = flat(stored), flat(tomllib.loads(tomli_w.dumps(as_stored(config))))
     if type(stored.get("rounds")) is not int:
@@ -146,12 +146,12 @@ def _require_same(out: Path, stored: dict[str, Any], config: GivenRun) -> None:
         )
 
 
-def _config(simulation: Simulation, model: nn.Module) -> GivenRun:
+def _config(simulation: Simulation, model: nn.Module) -> ObjectsConfig:
     """What a simulation is of, in names and digests."""
     plan = simulation.plan
     data = simulation.data
     work = simulation.work
-    return GivenRun(
+    return ObjectsConfig(
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,
         model=Spec(GIVEN, {"class": place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),

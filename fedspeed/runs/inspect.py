@@ -129,7 +129,7 @@ def _local_models(
     simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray, t: int
 ) -> list[torch.Tensor]:
     """The local models after one more round of FedAvg, when t are done."""
-    from ..client.batch_norm import of_method
+    from ..client.batch_norm import method_part
     from ..client.local_loop import run_client
     from ..client.work import Job
     from ..methods import FedAvg
@@ -139,7 +139,7 @@ def _local_models(
     down = hooks.broadcast(hooks.init_server(x))
     lr = config.rate(max(t - 1, 0), paper_decay(config.method))
     replies = (run_client(work, Job(int(i), t, lr), down, hooks.init_client(x)) for i in chosen)
-    return [of_method(reply.up).D for reply in replies]
+    return [method_part(reply.up).D for reply in replies]
 
 
 def _spread(vectors: list[torch.Tensor]) -> float:

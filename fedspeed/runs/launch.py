@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
-from ..config.stopping import changed
+from ..config.stopping import with_rules
 from ..errors import UserError
 from ..server.observers import Observer, Observers
 from .config_file import amend, bound_to, clear_code, read_config, withdraw, write_config
-from .directory import RunDir, alone
-from .recorder import Recording, room
-from .summary import over
+from .directory import RunDir, exclusive
+from .recorder import RunRecorder, disk_errors
+from .summary import final_summary
 
 if TYPE_CHECKING:
     from ..data.federated import Federated
@@ -119,7 +119,7 @@ def run_config(
     run = RunDir(out)
     run.refuse_a_run(overwrite)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    with alone(out):
+    with exclusive(out):
         run.refuse_a_run(overwrite)  # another process may have finished one meanwhile
         fresh = not run.holds()
         if fresh:
@@ -142,7 +142,7 @@ def run_config(
             config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
             write_config(out, config)
             checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
-            return _run(Recording(out, config, simulation, [], checkpoints), watching)
+            return _run(RunRecorder(out, config, simulation, [], checkpoints), watching)
 
 
 def resume(
@@ -183,7 +183,7 @@ def config_to_resume(
     **rules: Any,
 ) -> Config:
     """Return the config with which `resume` continues a run; see there for the arguments."""
-    config = changed(longer(read_config(out, allow_code), rounds), rules)
+    config = with_rules(with_rounds(read_config(out, allow_code), rounds), rules)
     return replace(config, data_dir=data_dir or config.data_dir, **(placement or {}))
 
 
@@ -201,18 +201,18 @@ def resume_config(
         data_dir: where the data are now, if they were moved; it is written down.
     """
     watching, run = Observers(observers), RunDir(out)
-    done = over(run, config)
+    done = final_summary(run, config)
     if done is not None:
         return done
     from .checkpoint import Checkpoints
 
-    with alone(out):
+    with exclusive(out):
         checkpoints = Checkpoints(out, config.checkpoint_every)
         saved = checkpoints.latest()  # before the data, which may take long
         records = run.records(saved.t) if saved else []
         with prepare(config, progress, run.states) as simulation:
-            records = go_on(out, config, simulation, checkpoints, saved, records, data_dir)
-            return _run(Recording(out, config, simulation, records, checkpoints), watching)
+            records = continue_run(out, config, simulation, checkpoints, saved, records, data_dir)
+            return _run(RunRecorder(out, config, simulation, records, checkpoints), watching)
 
 
 def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
     return resume(run, rounds=rounds, **how)
 
 
-def go_on(
+def continue_run(
     out: Path,
     config: Config,
     simulation: Simulation,
@@ -237,7 +237,7 @@ def go_on(
 ) -> list[Record]:
     """Stand where a run stood at its newest checkpoint, and its directory too: the rounds that count. What does not fit
     is refused before anything is changed."""
-    with room(out, config):
+    with disk_errors(out, config):
         checkpoints.bound = bound_to(out, simulation)
         if saved is not None:
             checkpoints.check(saved, checkpoints.bound)
@@ -268,7 +268,7 @@ def go_on(
     return records
 
 
-def _run(recording: Recording, observers: Observers) -> dict[str, Any]:
+def _run(recording: RunRecorder, observers: Observers) -> dict[str, Any]:
     """All rounds that are left; the summary."""
     simulation = recording.simulation
     simulation.observers, simulation.recorder = observers, recording
@@ -279,7 +279,7 @@ def _run(recording: Recording, observers: Observers) -> dict[str, Any]:
     return recording.summary
 
 
-def longer(config: Config, rounds: int) -> Config:
+def with_rounds(config: Config, rounds: int) -> Config:
     """The config of a run that is given more rounds, 0 for none; fewer are refused."""
     if rounds and rounds < config.rounds:
         raise UserError(

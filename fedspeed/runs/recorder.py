@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..config.config import GIVEN, Config
 from ..errors import UserError
 from ..server.observers import status_of
-from ..utils.processes import together
+from ..utils.processes import delay_signals
 from .directory import RunDir, line, write_split
-from .fork_origin import Parent, read_parent
-from .summary import digests, over, summarise
+from .fork_origin import Origin, read_parent
+from .summary import digests, final_summary, summarise
 
 if TYPE_CHECKING:
     from ..record import Record
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def room(out: Path, config: Config) -> Iterator[None]:
+def disk_errors(out: Path, config: Config) -> Iterator[None]:
     """A disk that is full, or a file that cannot be written, as an error that says how to continue."""
     try:
         yield
@@ -44,7 +44,7 @@ def _again(out: Path, config: Config) -> str:
     return "call simulate(..., resume=True)" if given else f"`fedspeed resume {out}`"
 
 
-class Recording:
+class RunRecorder:
     """A run and the directory it is written to.
 
     Args:
@@ -73,7 +73,7 @@ class Recording:
         self._apart = False  # states are of a round that was not written down
         self._given_up = False  # the last rounds ended from outside, and nobody said why
         self._written = (simulation.t, simulation.server, simulation.elapsed)  # of the last round that was written
-        self._parent: Parent | None = None
+        self._parent: Origin | None = None
 
     @contextmanager
     def session(self, run: Simulation) -> Iterator[Callable[[RoundResult], None] | None]:
@@ -81,7 +81,7 @@ class Recording:
         self._in_place()  # holding a folder makes it
         with self.hold():
             self._unchanged()
-            done = over(self.files, self.config)
+            done = final_summary(self.files, self.config)
             self.summary = done or {}
             if done is not None:
                 yield None
@@ -90,7 +90,7 @@ class Recording:
             self._written, self._given_up = (run.t, run.server, run.elapsed), False
             _OPEN.add(run)
             try:
-                with room(self.out, self.config), self._opened() as lines:
+                with disk_errors(self.out, self.config), self._opened() as lines:
                     yield partial(self._write, lines)
                     self._last_checkpoint()
                 status = run.ended
@@ -120,7 +120,7 @@ class Recording:
 
         run, record = self.simulation, result.record
         self._in_place()
-        with together():  # a signal comes before all of it or after
+        with delay_signals():  # a signal comes before all of it or after
             if result.client_metrics is not None:
                 self.files.add_client_metrics(result.client_metrics)
             add_uploads(self.files, record.round, result.uploads)
@@ -149,7 +149,7 @@ class Recording:
         with suppress(Exception):  # reported already, or not what stopped the run
             self.checkpoints.wait()
         self._apart = run.t != self._written[0]
-        with room(self.out, self.config) if status == run.ended else suppress(Exception):
+        with disk_errors(self.out, self.config) if status == run.ended else suppress(Exception):
             run.restore(*self._written)  # a round that was not written down is not in the model either
             if self._is_in_place():
                 self._conclude(status)

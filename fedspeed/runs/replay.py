@@ -16,17 +16,17 @@ from torch import nn
 from ..client.block_check import row as row_of
 from ..client.engines import make_engine
 from ..client.hooks import Hooks
-from ..client.trees import accurate, one_thread
+from ..client.trees import one_thread, sum_dtype
 from ..client.upload_digest import upload_digests
 from ..client.work import Failed, Job, Reply, Work
 from ..data.federated import Federated
 from ..errors import UserError
 from ..methods.base import Grad, Local
 from ..record import Record
-from ..server.round import turns
-from ..server.segments import alike
+from ..server.round import plan_round
+from ..server.segments import sibling
 from ..server.simulation import Simulation
-from ..utils.devices import exact, own_randomness
+from ..utils.devices import deterministic, preserve_rng
 from ..utils.files import key
 from ..utils.locks import scratch
 from ..utils.random import batch_order
@@ -122,7 +122,7 @@ class Traced(Hooks):
 
 
 def _norm(a: torch.Tensor | None) -> float:
-    return 0.0 if a is None else float(torch.linalg.vector_norm(a, dtype=accurate(a)))
+    return 0.0 if a is None else float(torch.linalg.vector_norm(a, dtype=sum_dtype(a)))
 
 
 @dataclass
@@ -256,7 +256,7 @@ def _again(
     plan = replace(plan, backend=backend or ("serial" if few else plan.backend))
     states = RunDir(stack.enter_context(scratch("fedspeed-replay-"))).states
     if given is not None:
-        again = stack.enter_context(alike(given, given.method, plan, folder=states))
+        again = stack.enter_context(sibling(given, given.method, plan, folder=states))
     else:
         again = stack.enter_context(prepare(plan, progress, states))  # type: ignore[arg-type]
     if saved is not None:
@@ -267,7 +267,7 @@ def _again(
 
 def _chunk(by: Simulation, client: int) -> list[Job]:
     """The jobs that are computed together with a client's in the next round."""
-    turn = turns(by.work, by.t)
+    turn = plan_round(by.work, by.t)
     for chunk in make_engine(by.work).chunks(turn.jobs):
         if any(job.client == client for job in chunk):
             return chunk
@@ -289,7 +289,7 @@ def _turn(by: Simulation, chunk: list[Job], client: int) -> tuple[Trace, Reply |
     work.__dict__["hooks"] = Traced.around(by.work.hooks, trace)
     engine, down = make_engine(work), by.down(by.work.at(by.t))
     device = work.flat.device
-    with one_thread(), own_randomness(device), exact(device):
+    with one_thread(), preserve_rng(device), deterministic(device):
         reply = engine.run(chunk, down, by.client_state)[at]
     if trace.up is None and len(chunk) > 1:  # the block failed, and was run client by client
         return _turn(by, [chunk[at]], client)

@@ -64,20 +64,20 @@ def simulate(
         [1, 2]
     """
     watching = Observers(observers)
-    plan, data = given_plan(plan, settings), federated(data)
+    plan, data = as_plan(plan, settings), federated(data)
     require_loss(loss)
-    module = given_model(model, data, plan.seed)
-    make = partial(Simulation, given_method(method), module, data, plan, loss, no_decay, observers=watching)
+    module = as_model(model, data, plan.seed)
+    make = partial(Simulation, as_method(method), module, data, plan, loss, no_decay, observers=watching)
     if out is None and not resume:
         return make()
     return recorded(out, resume, make, module)
 
 
-def given_method(value: Any) -> Method:
+def as_method(value: Any) -> Method:
     """A method; a name, a table or a class stands for one with its defaults.
 
     Example:
-        >>> given_method("fedprox") == given_method(METHODS["fedprox"]) == METHODS["fedprox"]()
+        >>> as_method("fedprox") == as_method(METHODS["fedprox"]) == METHODS["fedprox"]()
         True
     """
     if isinstance(value, Method):
@@ -93,7 +93,7 @@ def given_method(value: Any) -> Method:
     )
 
 
-def given_model(value: Any, data: Federated, seed: int) -> nn.Module:
+def as_model(value: Any, data: Federated, seed: int) -> nn.Module:
     """A module; a name of `MODELS`, or a class or function without arguments, is built as a function of the seed."""
     if isinstance(value, nn.Module):
         return value
@@ -113,7 +113,7 @@ def given_model(value: Any, data: Federated, seed: int) -> nn.Module:
     )
 
 
-def given_plan(base: Any, settings: dict[str, Any]) -> Plan:
+def as_plan(base: Any, settings: dict[str, Any]) -> Plan:
     """The plan with the settings on top; an unknown one is an error that names the nearest."""
     if base is not None and not isinstance(base, Plan):
         raise UserError(f"plan: expected a Plan, found {_a(base)}; give settings by name, simulate(..., rounds=60)")

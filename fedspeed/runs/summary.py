@@ -88,7 +88,7 @@ def best_record(records: list[Record], chosen_on: str) -> Record | None:
     return min(finite, key=lambda r: getattr(r, wrong), default=None)
 
 
-def over(run: RunDir, plan: Plan) -> dict[str, Any] | None:
+def final_summary(run: RunDir, plan: Plan) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do: finished, or stopped by a rule that the plan still has."""
     done, summary = run.finished(plan.rounds), run.summary()
     told = summary.get("stopped")

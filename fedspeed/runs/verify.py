@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..client.batch_norm import of_method
+from ..client.batch_norm import method_part
 from ..client.tree_bytes import read_state
 from ..client.trees import has_leaves
 from ..config.stopping import Stopping
@@ -430,8 +430,8 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
     x0 = simulation.x0.cpu()
     weights = sizes / sizes.sum() if simulation.plan.weighting == "samples" else 0 * sizes + 1 / len(sizes)
     start = simulation.work.hooks.init_client(x0)
-    at_first = client_part(of_method(start)).double()
-    value = server_part(of_method(read_state(saved.server, simulation.server)))
+    at_first = client_part(method_part(start)).double()
+    value = server_part(method_part(read_state(saved.server, simulation.server)))
     mean = torch.zeros_like(at_first)
     largest = float(value.abs().max())
     turns = 0.0
@@ -439,7 +439,7 @@ def sums(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[s
     for i in range(len(sizes)):
         state = at_first
         if i in saved.entries:
-            state = client_part(of_method(saved.state(i, start))).double()
+            state = client_part(method_part(saved.state(i, start))).double()
         mean += float(weights[i]) * state
         largest = max(largest, float(state.abs().max()))
         turns += float(weights[i]) * often[i]

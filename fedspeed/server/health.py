@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..client.batch_norm import of_method, whole
+from ..client.batch_norm import full_vector, method_part
 from ..client.evaluate import Score, slices
 from ..client.losses import is_entropy
-from ..client.trees import accurate, all_finite, grown, large, named, norm, one_thread
+from ..client.trees import all_finite, grown, large, named, norm, one_thread, sum_dtype
 from ..errors import Diverged
-from ..utils.devices import placed
+from ..utils.devices import to_device
 from ..utils.random import torch_seed
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class HealthMonitor:
         data = work.data
         self.validation = not slices(data, False)
         held = data.validation if self.validation else None
-        labels = data.y_test if held is None else data.y[placed(held, data.y.device)]
+        labels = data.y_test if held is None else data.y[to_device(held, data.y.device)]
         self.labels = 0 if labels is None or data.classes is None else labels.numel()
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
         self.likely = max(shares, default=0.0)
@@ -66,7 +66,7 @@ class HealthMonitor:
         """The new state of a client whose reply is counted; of a round only the first is looked at."""
         if first:
             with one_thread():
-                self._client = self._large("client", of_method(state))
+                self._client = self._large("client", method_part(state))
 
     def round(
         self, t: int, server: Any, train_loss: float, scores: tuple[Score | None, Score | None]
@@ -75,11 +75,11 @@ class HealthMonitor:
         score = scores[1 if self.validation else 0]
         found, self._client = self._client, {}
         with one_thread():
-            found |= self._large("server", of_method(server))
+            found |= self._large("server", method_part(server))
             if t >= 4 and t & (t - 1) == 0:
                 found |= self._untrained(server)
             if score is not None and t > FIRST and self._suspicious(score):
-                found |= self._inside(whole(server))
+                found |= self._inside(full_vector(server))
         if t > EARLY:
             found |= self._guessing(train_loss, score)
         return {name: float(f"{value:.4g}") for name, value in found.items()}
@@ -95,7 +95,7 @@ class HealthMonitor:
         most = max((m for m in moved if m < math.inf), default=math.inf)
         layers = zip(flat.names, flat.shapes, moved, strict=True)
         still = {name: m for name, shape, m in layers if len(shape) > 1 and m <= min(STILL, 1e-3 * most)}
-        unreached = self._unreached(whole(server), list(still)) if still else []
+        unreached = self._unreached(full_vector(server), list(still)) if still else []
         return {f"untrained {name}": still[name] for name in unreached}
 
     def _unreached(self, x: torch.Tensor, names: list[str]) -> list[str]:
@@ -193,7 +193,7 @@ class HealthMonitor:
 
 def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
     """What to say when the server's step in round t + 1 gives NaN or Inf; what clients send was checked before."""
-    bad = [name for name, a in named("", of_method(server)) if not all_finite((a,))]
+    bad = [name for name, a in named("", method_part(server)) if not all_finite((a,))]
     what = "the server model" if "x" in bad else f"the server's {bad[0]}"
     rate = method.fields().get("eta_g")
     server_rate = f" (eta_g, now {rate:g})" if rate else ""
@@ -213,7 +213,7 @@ def spread(logits: torch.Tensor) -> float:
     """
     if logits.ndim != 2:
         return math.inf
-    centred = logits.to(accurate(logits))
+    centred = logits.to(sum_dtype(logits))
     centred = centred - centred.mean(1, keepdim=True)
     return float((centred - centred.mean(0)).square().mean().sqrt())
 

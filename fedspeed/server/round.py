@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..client.evaluate import Score, slices
-from ..client.trees import Mean, accurate, one_thread
+from ..client.trees import Mean, one_thread, sum_dtype
 from ..client.upload_digest import Uploads
 from ..client.work import Failed, Job, Reply, Work
 from ..config.plan import Plan
@@ -23,13 +23,13 @@ from .client_metrics import ClientMetrics
 if TYPE_CHECKING:
     import torch
 
-    from ..backends import Whole
+    from ..backends import FullBackend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
     from .simulation import Simulation
 
 
-class Turns(NamedTuple):
+class RoundJobs(NamedTuple):
     """The turns of one round.
 
     Args:
@@ -45,14 +45,14 @@ class Turns(NamedTuple):
     jobs: list[Job]
 
 
-def turns(work: Work, t: int) -> Turns:
+def plan_round(work: Work, t: int) -> RoundJobs:
     """The turns of round t = 0, 1, ..."""
     plan = work.plan
     lr = plan.rate(t, paper_decay(work.method))
     active = cohort(plan.seed, t, work.data.clients, plan.active, plan.cohort)
     lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
     jobs = make_jobs(work, [i for i in active if i not in lost], t, lr)
-    return Turns(lr, [int(i) for i in active], lost, jobs)
+    return RoundJobs(lr, [int(i) for i in active], lost, jobs)
 
 
 def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
@@ -78,9 +78,9 @@ class Collected(NamedTuple):
     bytes_up: int
 
 
-def collect(run: Simulation, jobs: list[Job], down: Any, lost: set[int], active: int) -> Collected:
+def collect_replies(run: Simulation, jobs: list[Job], down: Any, lost: set[int], active: int) -> Collected:
     """Have the jobs done; new client states are staged, and who failed is added to `lost`."""
-    mean = Mean(accurate(run.work.flat.device))
+    mean = Mean(sum_dtype(run.work.flat.device))
     replies: list[Reply] = []
     bytes_up = 0
     run.states.discard()
@@ -119,7 +119,7 @@ class Scored(NamedTuple):
     clients: ClientMetrics | None = None
 
 
-def score_round(backend: Whole, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
+def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
     """Scores of the server's vector after t rounds (`carried.whole`), and of the clients' own, in their replies."""
     plan, data = work.plan, work.data
     due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.measures(t)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .simulation import Simulation
 
 
-def alike(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
+def sibling(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
     """A simulation of the same model, data and loss, at round 0."""
     flat = simulation.work.flat
     with flat.apart():
@@ -39,7 +39,7 @@ class Segments:
         if self._other is None:
             self._other = (
                 config,
-                alike(simulation, config.method, config, observers=simulation.observers, states=simulation.states),
+                sibling(simulation, config.method, config, observers=simulation.observers, states=simulation.states),
             )
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import nn
 
-from ..backends import Place, open_backend
-from ..client.batch_norm import of_method, whole
+from ..backends import CustomBackend, open_backend
+from ..client.batch_norm import full_vector, method_part
 from ..client.divergence import made_nan, server_blamed
 from ..client.flat_model import Loss, flat_model
 from ..client.hooks import require_hooks
 from ..client.losses import fitting_loss, loss_name, require_outputs
-from ..client.trees import accurate, all_finite, distance, one_thread, tree_bytes, tree_map
+from ..client.trees import all_finite, distance, one_thread, sum_dtype, tree_bytes, tree_map
 from ..client.upload_digest import Uploads
 from ..client.work import Work
 from ..config.config import Config
@@ -35,11 +35,11 @@ from ..methods.base import Method, Round
 from ..record import Record
 from ..utils.devices import pick_device
 from ..utils.notebook import card
-from ..utils.processes import together
+from ..utils.processes import delay_signals
 from .client_metrics import ClientMetrics
 from .health import HealthMonitor, server_diverged
 from .observers import Observers
-from .round import average, collect, merged, norms, score_round, sent, steps_of, turns, weight
+from .round import average, collect_replies, merged, norms, plan_round, score_round, sent, steps_of, weight
 from .segments import Segments
 from .simulated_time import Meter
 from .states import ClientStates, DiskStates, choose_states, settle
@@ -93,7 +93,7 @@ class Simulation:
         folder: Path | None = None,
         observers: Observers | None = None,
         states: ClientStates | DiskStates | None = None,
-        place: Place | None = None,
+        place: CustomBackend | None = None,
     ) -> None:
         plan = fitting_plan(plan, data, method)
         require_hooks(method)
@@ -118,7 +118,7 @@ class Simulation:
         self._first = work.hooks.init_client(self.x0)  # every client's: a method sees x^0 alone
         touched = min(data.clients, plan.active * plan.rounds)
         self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
-        self.server = work.hooks.init_server(self.x0.to(accurate(device), copy=True))
+        self.server = work.hooks.init_server(self.x0.to(sum_dtype(device), copy=True))
         if not all_finite(self.server) and all_finite((self.x0,)):
             raise made_nan(method, "init_server", "the server's first state")
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
@@ -137,7 +137,7 @@ class Simulation:
     @property
     def model(self) -> nn.Module:
         """The module at the current vector, in evaluation mode; the simulation's own, copy it to keep it."""
-        self.work.flat.load(whole(self.server).to(self.work.flat.dtype, copy=True))
+        self.work.flat.load(full_vector(self.server).to(self.work.flat.dtype, copy=True))
         return self.work.flat.model.eval()
 
     @property
@@ -227,7 +227,7 @@ class Simulation:
             self.states.discard()
             raise
         result = result._replace(record=self.stopping.stamped(result.record))
-        with together():  # states and server are of the same round, whenever a signal comes
+        with delay_signals():  # states and server are of the same round, whenever a signal comes
             self.states.commit()
             self.server, self.t = result.server, result.record.round
             self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
@@ -242,11 +242,11 @@ class Simulation:
         """Compute the next round from the present state, which stays; new client states are staged."""
         started = time.perf_counter()
         t, plan = self.t, self.plan
-        lr, active, lost, jobs = turns(self.work, t)
+        lr, active, lost, jobs = plan_round(self.work, t)
         work = self.work.at(t)
         down = self.down(work)
         bytes_down = len(active) * tree_bytes(down)
-        mean, replies, bytes_up = collect(self, jobs, down, lost, len(active))
+        mean, replies, bytes_up = collect_replies(self, jobs, down, lost, len(active))
         del down  # vectors are large: none is kept longer than it is needed
         K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
         told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
@@ -259,11 +259,11 @@ class Simulation:
                 blame = server_blamed(self.method, t, self.server, came, result)
                 raise blame or server_diverged(self.method, server, t, lr)
             told_of = merged(self.method, work.hooks.metrics(server, result, told), replies)
-            metrics = norms(self.method, of_method(server)) | told_of
+            metrics = norms(self.method, method_part(server)) | told_of
             del mean, came, result
             update_norm = distance(server.x, self.server.x)
         trained = time.perf_counter()
-        score, validation, measured = score_round(self.backend, self.work, whole(server), t + 1, replies)
+        score, validation, measured = score_round(self.backend, self.work, full_vector(server), t + 1, replies)
         train_loss = average(replies, "train_loss")
         signs = self.health.round(t + 1, server, train_loss, (score, validation))
         evaluated = time.perf_counter()

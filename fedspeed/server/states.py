@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..client.tree_bytes import read_state, state_name, write_state
-from ..client.trees import has_leaves, outline, tree_bytes, tree_leaves, tree_map
+from ..client.trees import has_leaves, meta_like, tree_bytes, tree_leaves, tree_map
 from ..utils.locks import Scratch
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class DiskStates(_States):
         if not has_leaves(state):
             return
         if self._like is None:
-            self._like = tree_map(outline, state)
+            self._like = tree_map(meta_like, state)
         self._staged[client] = t  # first: what is half written when somebody interrupts is dropped too
         write_state(self.path(client, t), state, self.dtype if last else None)
 
@@ -190,7 +190,7 @@ class DiskStates(_States):
 
     def restore(self, saved: SavedStates, like: Any) -> None:
         """Take over the states of a checkpoint: files lie in this folder already, others get one."""
-        self._like = tree_map(outline, like)
+        self._like = tree_map(meta_like, like)
         self.generations, self._staged = saved.generations, {}
         self._unsaved = {i for i, entry in saved.entries.items() if not entry.digest}
         for client in self._unsaved:

@@ -19,7 +19,7 @@ import torch
 from ..errors import UserError
 
 
-def ready(device: torch.device) -> None:
+def configure_cublas(device: torch.device) -> None:
     """Before the first tensor is on it: cuBLAS reads once how it may work, and gives the same bits only so."""
     if device.type == "cuda" and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        ready(torch.device(name))
+        configure_cublas(torch.device(name))
         device = torch.zeros(1, device=name).device
         if device.type != "meta":  # whose tensors hold no numbers
             return device
@@ -43,7 +43,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def exact(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """On CUDA, algorithms that give the same bits each time, and no TF32, whatever the program around has set.
 
     Convolutions would take TF32 by default. An operation that has no such algorithm warns, and goes on.
@@ -74,7 +74,7 @@ def convolutions(tf32: bool) -> Iterator[None]:
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
+def preserve_rng(device: torch.device) -> Iterator[None]:
     """Leave the caller's random generators as they were, the device's too."""
     before = torch.mps.get_rng_state() if device.type == "mps" else None
     try:
@@ -85,7 +85,7 @@ def own_randomness(device: torch.device) -> Iterator[None]:
             torch.mps.set_rng_state(before)
 
 
-def placed(a: np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(a: np.ndarray, device: torch.device) -> torch.Tensor:
     """A small array on a device, without waiting for it: to CUDA it goes from pinned memory."""
     here = torch.from_numpy(np.ascontiguousarray(a))
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -74,7 +74,7 @@ def _end_after(sentinel: int) -> None:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """What is done in here is done whole: Ctrl-C and SIGTERM are held back until the end. For a moment only."""
     main = threading.current_thread() is threading.main_thread()  # signals reach no other
     held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}

@@ -18,27 +18,27 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def overlay(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merged(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Tables with other values for some fields.
 
     Example:
-        >>> overlay({"lr": 0.1, "method": {"name": "fedspeed", "rho": 0.1}}, {"method": {"rho": 0.2}})
+        >>> merged({"lr": 0.1, "method": {"name": "fedspeed", "rho": 0.1}}, {"method": {"rho": 0.2}})
         {'lr': 0.1, 'method': {'name': 'fedspeed', 'rho': 0.2}}
     """
-    inner = {key: overlay(tables[key], value) for key, value in over.items() if _both(tables.get(key), value)}
+    inner = {key: merged(tables[key], value) for key, value in over.items() if _both(tables.get(key), value)}
     return {**tables, **over, **inner}
 
 
-def otherwise(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def difference(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What tables said otherwise than others do: `overlay(now, otherwise(then, now))` says what `then` did.
 
     Example:
-        >>> otherwise({"lr": 0.1, "method": {"rho": 0.1, "lam": 10}}, {"lr": 0.1, "method": {"rho": 0.2, "lam": 10}})
+        >>> difference({"lr": 0.1, "method": {"rho": 0.1, "lam": 10}}, {"lr": 0.1, "method": {"rho": 0.2, "lam": 10}})
         {'method': {'rho': 0.1}}
     """
     found = {}
     for key, value in then.items():
-        differs = otherwise(value, now[key]) if _both(value, now.get(key)) else value
+        differs = difference(value, now[key]) if _both(value, now.get(key)) else value
         if differs != now.get(key) and (differs or not isinstance(differs, dict)):
             found[key] = differs
     return found

@@ -23,8 +23,8 @@ from torch import nn
 
 from fedspeed import simulate
 from fedspeed.backends import mixture
-from fedspeed.backends.packing import Parcel, seal
-from fedspeed.backends.ray.fingerprint import Bits, bits, differences, judge
+from fedspeed.backends.packing import PackedTensors, pack_tensors
+from fedspeed.backends.ray.fingerprint import Fingerprint, admit, bits, differences
 from fedspeed.backends.ray.session import require_reachable
 from fedspeed.cli import main
 from fedspeed.config.config import Config
@@ -87,37 +87,37 @@ def test_bits_are_equal_in_another_process_and_not_on_another_cpu():
     """A worker with other instructions is found by what it says, and by what it computes."""
     tell = "from fedspeed.backends.ray.fingerprint import bits; import json; print(json.dumps(bits()))"
     here = bits()
-    alike = Bits(*json.loads(python(tell, OMP_NUM_THREADS="3").stdout))
+    alike = Fingerprint(*json.loads(python(tell, OMP_NUM_THREADS="3").stdout))
     assert differences(here, alike) == {}
     if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
         pytest.skip("these are the lowest instructions already: no process can have others")
-    other = Bits(*json.loads(python(tell, ATEN_CPU_CAPABILITY="default").stdout))
+    other = Fingerprint(*json.loads(python(tell, ATEN_CPU_CAPABILITY="default").stdout))
     found = differences(here, other)
     assert {"cpu", "variables", "job"} <= set(found)
     assert other.code == here.code
 
 
-HERE = Bits("0.1", "c0de", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d1ge57")
+HERE = Fingerprint("0.1", "c0de", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d1ge57")
 
 
 def test_who_may_join():
-    assert judge(HERE, "n1", HERE, "", allow_mixed=False) == (True, "")
+    assert admit(HERE, "n1", HERE, "", allow_mixed=False) == (True, "")
     slower = HERE._replace(cpu="AVX2", job="0ther")
-    assert judge(HERE, "n1", slower, "", False) == (
+    assert admit(HERE, "n1", slower, "", False) == (
         False,
         "node n1: cpu AVX2 instead of AVX512, job 0ther instead of d1ge57: its bits are not the driver's; use nodes "
         "that are alike, or --allow-mixed",
     )
-    assert judge(HERE, "n1", slower, "", True) == (
+    assert admit(HERE, "n1", slower, "", True) == (
         True,
         "node n1: cpu AVX2 instead of AVX512, job 0ther instead of d1ge57",
     )
     newer = HERE._replace(fedspeed="0.2")
     for allow_mixed in (False, True):  # it is another program
-        welcome, told = judge(HERE, "n1", newer, "", allow_mixed)
+        welcome, told = admit(HERE, "n1", newer, "", allow_mixed)
         assert not welcome
         assert told == "node n1: fedspeed 0.2 instead of 0.1; install the same version there as here"
-        assert not judge(HERE, "n1", None, "ModuleNotFoundError: fedspeed", allow_mixed).welcome
+        assert not admit(HERE, "n1", None, "ModuleNotFoundError: fedspeed", allow_mixed).welcome
 
 
 def test_a_node_without_the_package_says_so():
@@ -130,13 +130,13 @@ def test_a_node_without_the_package_says_so():
 
 def test_a_parcel_holds_what_was_sealed_at_aligned_addresses():
     tensors = [torch.arange(5.0), torch.zeros(0), torch.arange(3), torch.ones(2, 2, dtype=torch.bfloat16)]
-    raw = seal(tensors)
+    raw = pack_tensors(tensors)
     odd = np.empty(len(raw) + 65, np.uint8)
     start = next(i for i in range(1, 66) if (odd.ctypes.data + i) % 64 == 8)
     odd[start : start + len(raw)] = raw
     for given in (raw, odd[start : start + len(raw)]):
         given.flags.writeable = False
-        opened = Parcel(given).tensors(tensors)
+        opened = PackedTensors(given).tensors(tensors)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, opened, strict=True))
         assert all(a.data_ptr() % 64 == 0 for a in opened)
 

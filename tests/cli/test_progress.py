@@ -154,11 +154,11 @@ def test_the_proposed_command_runs_in_the_same_setting(tmp_path, monkeypatch, ca
 def test_a_run_that_goes_on_is_shown_where_it_stands(monkeypatch):
     from types import SimpleNamespace
 
-    from fedspeed.experiments.batch import Watch
+    from fedspeed.experiments.batch import ProgressObserver
 
     told = []
     monkeypatch.setattr("fedspeed.experiments.batch.BLINK", 0.0)
-    watch = Watch(80, told.append)
+    watch = ProgressObserver(80, told.append)
     watch.started(SimpleNamespace(t=46), {})
     watch.client(1, 10)
     assert told == [((46 + 0.1) / 80, "round 47/80, client 1/10")]

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedspeed import Config, FedAvg, Federated, FedInit, FedSpeed, Scaffold, UserError, fork, simulate
 from fedspeed.cli import main
-from fedspeed.client.batch_norm import Carrying, with_group_norm
+from fedspeed.client.batch_norm import BatchNormHooks, with_group_norm
 from fedspeed.client.hooks import Hooks
 from fedspeed.client.trees import one_thread
 from fedspeed.methods import DP, FedGMT
@@ -22,7 +22,7 @@ from fedspeed.runs.inspect import inspect_run
 from fedspeed.runs.launch import run_config
 from fedspeed.runs.replay import replay
 from fedspeed.runs.verify import verify
-from fedspeed.server.segments import alike
+from fedspeed.server.segments import sibling
 
 CLIENTS, K, LR = 5, 3, 0.2
 NUMBERS = 2 * (3 + 4) + 2  # means and variances of two layers, and their counts
@@ -302,7 +302,7 @@ def test_a_simulation_made_alike_after_some_rounds_begins_with_the_first_statist
     with simulate(FedAvg(), net(), data, **settings(batch_norm=choice)) as run:
         first = run.work.flat.statistics.first
         run.step()
-        with alike(run, run.method, run.plan) as other:
+        with sibling(run, run.method, run.plan) as other:
             assert torch.equal(other.work.flat.statistics.first, first)
             assert torch.equal(other.x0, run.x0)
 
@@ -346,7 +346,7 @@ def test_a_run_made_from_another_begins_with_its_first_statistics(data):
         first = run.work.flat.statistics.first.clone()
         list(run)
         assert not torch.equal(run.work.flat.statistics.read(), first)
-        assert torch.equal(alike(run, run.method, run.plan).work.flat.statistics.first, first)
+        assert torch.equal(sibling(run, run.method, run.plan).work.flat.statistics.first, first)
 
 
 def test_a_teachers_pass_is_not_counted(data):
@@ -366,4 +366,4 @@ def test_statistics_are_no_part_of_what_dp_bounds(data):
 
 def test_every_hook_has_its_part_beside_statistics():
     hooks = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
-    assert hooks - vars(Carrying).keys() == {"of", "rates", "hook"}  # which see no tree
+    assert hooks - vars(BatchNormHooks).keys() == {"of", "rates", "hook"}  # which see no tree

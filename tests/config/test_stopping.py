@@ -25,7 +25,7 @@ from fedspeed.report.comparison import Comparison, told_targets
 from fedspeed.report.run_files import RunFiles, collect
 from fedspeed.reproduce.recipes import run_key
 from fedspeed.runs.launch import resume, run_config
-from fedspeed.runs.summary import over
+from fedspeed.runs.summary import final_summary
 
 SMALL = {"rounds": 10, "clients": 12, "active": 4, "local_steps": 2, "batch_size": 10, "backend": "serial"}
 QUICK = ["--rounds", "6", "--clients", "8", "--active", "2", "--local-epochs", "1", "--quiet", "--out", "run"]
@@ -420,11 +420,11 @@ def test_an_odd_summary_does_not_stand_for_a_stopped_run(tmp_path):
     plan = Plan(rounds=10, stop_at="accuracy=0.6")
     for told in (None, 3, [], {}, {"by": [], "rule": 1}, {"by": "patience", "rule": None}):
         run = made_run(tmp_path / "a", status="stopped: so", summary={"stopped": told})
-        assert over(run, plan) is None
+        assert final_summary(run, plan) is None
         assert isinstance(RunFiles.read(run.path).stopped, str)
     run = made_run(tmp_path / "a", status="stopped: so", summary={"stopped": STOPPED})
-    assert over(run, plan) is not None
-    assert over(run, SimpleNamespace(**{**plan.fields(), "stop_at": "accuracy=0.7"})) is None
+    assert final_summary(run, plan) is not None
+    assert final_summary(run, SimpleNamespace(**{**plan.fields(), "stop_at": "accuracy=0.7"})) is None
 
 
 # --- a mean of scores ---

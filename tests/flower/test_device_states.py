@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedspeed.errors import UserError
-from fedspeed.flower.device_states import NEVER, Kept
-from fedspeed.flower.server_states import Counted
+from fedspeed.flower.device_states import NEVER, DeviceStates
+from fedspeed.flower.server_states import CountedRounds
 from fedspeed.methods.base import Nothing
 from fedspeed.methods.scaffold import Client
 
@@ -23,7 +23,7 @@ def state(value: float) -> Client:
 
 @pytest.fixture
 def kept(tmp_path):
-    return Kept(tmp_path, RUN, client=7)
+    return DeviceStates(tmp_path, RUN, client=7)
 
 
 def value(kept, counted):
@@ -116,7 +116,7 @@ def test_what_a_kill_left_is_removed(kept):
 
 
 def test_only_what_nobody_can_ask_for_is_removed(kept, tmp_path):
-    other = Kept(tmp_path, RUN, client=77)
+    other = DeviceStates(tmp_path, RUN, client=77)
     other.write(0, state(0.0))
     for t in range(5):
         kept.write(t, state(t))
@@ -127,11 +127,11 @@ def test_only_what_nobody_can_ask_for_is_removed(kept, tmp_path):
 @pytest.mark.parametrize("run", ["", "../../etc", "AB" * 16, "ab" * 15, "ab" * 16 + "/x"])
 def test_a_run_is_no_path(tmp_path, run):
     with pytest.raises(UserError, match="expected a run of 32 hexadecimal digits"):
-        Kept(tmp_path, run, client=0)
+        DeviceStates(tmp_path, run, client=0)
 
 
 def test_the_server_knows_what_was_counted_and_what_may_be_asked_for():
-    counted = Counted(stateful=True)
+    counted = CountedRounds(stateful=True)
     assert counted.of(7) == (NEVER, NEVER)
     counted.stage(7, Nothing(), 2)
     counted.discard()  # the round failed
@@ -145,7 +145,7 @@ def test_the_server_knows_what_was_counted_and_what_may_be_asked_for():
 
 
 def test_a_method_without_states_has_nothing_to_count():
-    counted = Counted(stateful=False)
+    counted = CountedRounds(stateful=False)
     counted.stage(7, Nothing(), 2)
     counted.commit()
     assert list(counted) == []

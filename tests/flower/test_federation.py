@@ -16,7 +16,7 @@ from flowerlink import Federation, until
 from safetensors.torch import load_file
 
 import fedspeed
-from fedspeed.backends import Place
+from fedspeed.backends import CustomBackend
 from fedspeed.backends.serial import Serial
 from fedspeed.client.work import Failed
 from fedspeed.errors import ClientFailed
@@ -93,7 +93,7 @@ def simulated(clients, method, active, failing=()):
     how = {"batch_size": 10, "local_epochs": 1, "lr": 0.1, "seed": 0, "engine": "loop", "on_client_error": "drop"}
     plan = fedspeed.Plan(rounds=ROUNDS, active=active, **how)
     model = fedspeed.build_model("mlp", data, seed=0)
-    run = Simulation(method, model, data, plan, place=Place("without", lambda work, *_: Without(work)))
+    run = Simulation(method, model, data, plan, place=CustomBackend("without", lambda work, *_: Without(work)))
     return run, list(run)
 
 

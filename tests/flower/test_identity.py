@@ -13,7 +13,7 @@ flwr = pytest.importorskip("flwr", reason="make test-flower has it")
 from flowerrun import N, Run, alone  # noqa: E402
 
 import fedspeed  # noqa: E402
-from fedspeed.flower.clients_file import MOST_IN_ALL, MOST_N, Book  # noqa: E402
+from fedspeed.flower.clients_file import MOST_IN_ALL, MOST_N, ClientsFile  # noqa: E402
 from fedspeed.flower.server import remote_data  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*", "ignore::DeprecationWarning:flwr.*")
@@ -50,7 +50,7 @@ def test_two_servers_that_begin_in_one_directory(tmp_path, data):
 def test_a_book_that_was_edited_is_one_line(tmp_path, known):
     (tmp_path / "flower.json").write_text(json.dumps({"run": "ab" * 16, "clients": 2, "known": known}))
     with pytest.raises(fedspeed.UserError, match="expected a run of 2 clients, found another"):
-        Book(tmp_path, 2)
+        ClientsFile(tmp_path, 2)
 
 
 def test_a_wrong_index_is_corrected_before_the_run_begins(tmp_path, data):

@@ -36,7 +36,7 @@ from fedspeed.methods import METHODS
 from fedspeed.record import MOST, older, rounds_digest
 from fedspeed.report.diff import differences
 from fedspeed.runs.checkpoint import unlike
-from fedspeed.runs.fork_origin import Parent
+from fedspeed.runs.fork_origin import Origin
 from fedspeed.runs.launch import resume
 from fedspeed.runs.verify import verify
 from fedspeed.server.round import merged
@@ -408,6 +408,6 @@ def test_a_run_that_is_older_than_the_norms_can_be_forked(tmp_path):
     run_config(Config.from_dict({"method": "fedspeed", "model": "linear", "rounds": 4, "clients": 6, "active": 2,
                                  "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
     records = [Record.from_dict(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    parent = Parent(str(out), 2, rounds_digest(older(r) for r in records[:2]), {})
+    parent = Origin(str(out), 2, rounds_digest(older(r) for r in records[:2]), {})
     assert parent.unlike(records) == []
     assert parent.unlike([replace(records[0], lr=0.2), *records[1:]]) != []

@@ -20,7 +20,7 @@ from made_runs import made_run
 
 from fedspeed.cli import main
 from fedspeed.report.live import Server
-from fedspeed.runs.directory import RunDir, alone
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.server.client_metrics import ClientMetrics
 
 pytestmark = pytest.mark.slow
@@ -192,7 +192,7 @@ def going(tmp_path) -> Iterator[tuple[RunDir, str]]:
     run = made_run(tmp_path / "runs/b", "fedspeed", 0, 20, config={"rounds": 40})
     run.summary_file.unlink()
     command = [sys.executable, "-m", "fedspeed", "watch", str(tmp_path / "runs")]
-    with alone(run.path), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with exclusive(run.path), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         url = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
         try:
             yield run, url

@@ -25,7 +25,7 @@ from fedspeed.report import page_data as embedding
 from fedspeed.report.comparison import Comparison, targets_of, told_targets
 from fedspeed.report.run_files import collect, finished, read_any
 from fedspeed.report.statistics import Gap, interval
-from fedspeed.runs.directory import RunDir, alone, read_split
+from fedspeed.runs.directory import RunDir, exclusive, read_split
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u202e"
 
@@ -321,7 +321,7 @@ def test_rounds_that_were_cut_off_between_two_lines_are_missed(runs):
 
 def test_a_run_that_goes_on(runs):
     RunDir(runs / "a-s1").summary_file.unlink()
-    with alone(runs / "a-s1"):
+    with exclusive(runs / "a-s1"):
         assert read_any(runs / "a-s1").summary["status"] == "running"
         assert "a-s1: running" in report("runs")
 

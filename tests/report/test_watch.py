@@ -22,7 +22,7 @@ from fedspeed.errors import Terminated
 from fedspeed.report import live
 from fedspeed.report.live import Server, Watched, standing, standings
 from fedspeed.report.run_files import read_any
-from fedspeed.runs.directory import RunDir, alone
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.utils.locks import locked
 
 
@@ -210,7 +210,7 @@ def test_an_empty_folder_that_fills(runs, tmp_path):
         assert ask.rounds() == {}
         (tmp_path / "new/x").mkdir()
         assert ask.rounds() == {}
-        with alone(tmp_path / "new/x"):
+        with exclusive(tmp_path / "new/x"):
             run = made_run(tmp_path / "new/x")
             grow(run, 0)
             assert ask.rounds() == {"x": ("running", 0)}
@@ -224,7 +224,7 @@ def test_an_empty_folder_that_fills(runs, tmp_path):
 
 def test_a_line_that_is_being_written(ask, runs):
     run = RunDir(runs / "b")
-    with alone(run.path):
+    with exclusive(run.path):
         grow(run, 4, '{"round": 5, "cohort": [1, 2')
         assert ask.rounds()["b"] == ("running", 4)
         grow(run, 5)
@@ -242,7 +242,7 @@ def test_a_line_that_is_being_written(ask, runs):
 
 def test_a_run_that_is_killed_is_interrupted(ask, runs):
     grow(RunDir(runs / "b"), 4)
-    with alone(runs / "b"):
+    with exclusive(runs / "b"):
         assert ask.rounds()["b"] == ("running", 4)
     assert ask.rounds()["b"] == ("interrupted after 4 rounds", 4)
 
@@ -258,7 +258,7 @@ def test_whoever_looks_does_not_keep_a_run_from_beginning(tmp_path):
     thread = threading.Thread(target=look)
     thread.start()
     begun.wait()
-    with alone(tmp_path):
+    with exclusive(tmp_path):
         thread.join()
 
 
@@ -273,7 +273,7 @@ def steady(fields: dict[str, Any]) -> dict[str, Any]:
 def test_time_left_is_by_the_last_rounds(tmp_path):
     run = made_run(tmp_path / "a", rounds=30, config={"rounds": 50}, record=steady)
     grow(run, 30)
-    with alone(run.path):
+    with exclusive(run.path):
         found = standing(read_any(run.path), "fedavg")
     assert (found.state, found.rounds, found.of) == ("running", 30, 50)
     assert found.left == pytest.approx(20 * 2.5)
@@ -317,7 +317,7 @@ def test_names_cannot_break_out(ask, runs):
 def test_the_terminal(runs, capsys):
     made_run(runs / "c\x1b[31m", "scaffold", status="failed: no more disk")
     grow(RunDir(runs / "b"), 4)
-    with alone(runs / "b"):
+    with exclusive(runs / "b"):
         assert main(["watch", "runs", "--terminal"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()

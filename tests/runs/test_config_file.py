@@ -395,7 +395,7 @@ def test_a_run_that_was_terminated_verifies(here):
 def test_signals_come_after_what_belongs_together(number):
     import signal
 
-    from fedspeed.utils.processes import together
+    from fedspeed.utils.processes import delay_signals
 
     done, which = [], getattr(signal, number)
 
@@ -404,7 +404,7 @@ def test_signals_come_after_what_belongs_together(number):
 
     before = signal.signal(which, handler)
     try:
-        with pytest.raises(KeyboardInterrupt), together():  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), delay_signals():  # noqa: PT012
             done.append(1)
             signal.raise_signal(which)
             done.append(2)

@@ -33,7 +33,7 @@ from fedspeed.report.diff import differences
 from fedspeed.report.run_files import Row, RunFiles
 from fedspeed.report.tables import table
 from fedspeed.runs.diagnosis import ADVICE, CHANGES, MEANING, WarnObserver, advise, diagnose
-from fedspeed.runs.directory import RunDir, alone
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.runs.launch import resume
 from fedspeed.runs.verify import verify
 from fedspeed.server.health import HealthMonitor, spread
@@ -343,7 +343,7 @@ def test_explain_of_a_run_in_progress_of_a_killed_and_of_a_failed_one(ill, capsy
     summary = json.loads((ill / "summary.json").read_text())
     (ill / "summary.json").unlink()
     assert "interrupted without a summary, 8 of 8 rounds" in explained(capsys, "ill")
-    with alone(ill):
+    with exclusive(ill):
         out = explained(capsys, "ill")
     assert "running, 8 of 8 rounds so far" in out
     assert "constant outputs" in out

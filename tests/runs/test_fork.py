@@ -21,13 +21,13 @@ from fedspeed.record import TIMES
 from fedspeed.report.diff import differences
 from fedspeed.report.labels import kind_of, labels
 from fedspeed.report.run_files import gather
-from fedspeed.runs.directory import RunDir, alone
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.runs.fork import forked
 from fedspeed.runs.launch import prepare, resume, run_config
 from fedspeed.runs.verify import verify
 from fedspeed.server.observers import Observer
 from fedspeed.utils.files import sealed
-from fedspeed.utils.tables import otherwise, overlay
+from fedspeed.utils.tables import difference, merged
 
 SMALL = {"model": "linear", "rounds": 7, "clients": 12, "active": 4, "local_steps": 2, "batch_size": 10,
          "eval_every": 3, "split": "dirichlet-class:0.5", "backend": "serial", "checkpoint_every": 2,
@@ -272,7 +272,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(parents, tmp_path, capsys, mon
 
 
 def test_a_run_that_goes_on_is_not_forked(parents, tmp_path):
-    with alone(parents / "fedspeed"), pytest.raises(UserError, match="is in progress; fork it when it has ended"):
+    with exclusive(parents / "fedspeed"), pytest.raises(UserError, match="is in progress; fork it when it has ended"):
         fedspeed.fork(parents / "fedspeed", 4, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
@@ -356,9 +356,9 @@ def test_a_config_says_what_its_first_rounds_had_or_is_refused(until):
 def test_what_was_otherwise_laid_over_gives_it_back():
     then = {"a": 1, "t": {"b": 2, "c": [3], "u": {"d": 4}}, "e": ""}
     now = {"a": 1, "t": {"b": 5, "c": [3], "u": {"d": 6}}, "e": "x"}
-    assert otherwise(then, now) == {"t": {"b": 2, "u": {"d": 4}}, "e": ""}
-    assert overlay(now, otherwise(then, now)) == then
-    assert otherwise(then, then) == {}
+    assert difference(then, now) == {"t": {"b": 2, "u": {"d": 4}}, "e": ""}
+    assert merged(now, difference(then, now)) == then
+    assert difference(then, then) == {}
 
 
 def test_fields_that_came_later_and_placement():

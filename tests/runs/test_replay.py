@@ -20,7 +20,7 @@ from fedspeed.client.upload_digest import PRIME, SPAN, WEIGHTS, upload_digests
 from fedspeed.config.config import Config
 from fedspeed.errors import UserError
 from fedspeed.methods.scaffold import Up
-from fedspeed.runs.directory import RunDir, alone
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.runs.launch import prepare, resume, run_config
 from fedspeed.runs.uploads import read_uploads
 from fedspeed.runs.verify import verify
@@ -184,9 +184,9 @@ def test_the_turn_that_diverged(tmp_path, capsys, engine):
         run_config(config("fedavg", engine, lr=1e30), tmp_path / "a")
     done = len(RunDir(tmp_path / "a").records())
     with prepare(config("fedavg", engine)) as run:
-        from fedspeed.server.round import turns
+        from fedspeed.server.round import plan_round
 
-        client = turns(run.work, done).jobs[0].client
+        client = plan_round(run.work, done).jobs[0].client
     found = fedspeed.replay(tmp_path / "a", done + 1, client)
     assert "diverged" in found.error
     assert found.steps
@@ -227,7 +227,7 @@ def test_what_cannot_be_replayed(runs, tmp_path):
     run = tmp_path / "a"
     shutil.copytree(runs / "fedspeed-loop", run)
     client = RunDir(run).records()[5].cohort[0]
-    with alone(run), pytest.raises(UserError, match="is in progress"):
+    with exclusive(run), pytest.raises(UserError, match="is in progress"):
         fedspeed.replay(run, 6, client)
     state = sorted(run.glob("states/[0-9]*@[0-2]"))[0]
     state.write_bytes(state.read_bytes()[:-1] + b"x")

@@ -18,7 +18,7 @@ from fedspeed.client.trees import named, tree_leaves, tree_map
 from fedspeed.experiments.audit import Key, Reference, Setting, Subject, Trace, first_difference
 from fedspeed.methods import FedAvg
 from fedspeed.methods.base import Local, Method, Round
-from fedspeed.runs.simulate import given_method
+from fedspeed.runs.simulate import as_method
 
 KINDS = {
     "denominator": "a sum divided by the wrong number: S, N, K or nothing",
@@ -392,7 +392,7 @@ def _with(tree: Any, name: str, value: Any) -> Any:
 def explain(adapter: Any, method: Method | str, **settings: Any) -> tuple[tuple[Cause, ...], Cause | None]:
     """The faults that give all numbers of an implementation, and where none does the one that does so longest."""
     setting = Setting.from_fields(settings)
-    reference = Reference(given_method(method), setting)
+    reference = Reference(as_method(method), setting)
     theirs = Subject("toy", reference).run(adapter)
     first = first_difference(theirs, reference.run(), setting.tolerance)
     assert first is not None

@@ -11,15 +11,15 @@ from flowerloop import Loop
 from safetensors.torch import load_file
 
 import fedspeed
-from fedspeed.backends import Place
+from fedspeed.backends import CustomBackend
 from fedspeed.backends.serial import Serial
 from fedspeed.client.trees import tree_map
 from fedspeed.client.work import Failed
 from fedspeed.errors import ClientFailed
 from fedspeed.flower import client_app
-from fedspeed.flower.agreement import Terms
+from fedspeed.flower.agreement import Agreement
 from fedspeed.flower.server import ServerSide, run_rounds
-from fedspeed.runs.simulate import given_method, given_plan
+from fedspeed.runs.simulate import as_method, as_plan
 from fedspeed.server.simulation import Simulation
 
 N = 4
@@ -46,7 +46,7 @@ class Run:
     def __init__(self, tmp_path, data, method, fault=None, **settings):
         self.out, self.states, self.data = tmp_path / "run", tmp_path / "states", data
         self.settings = SETTINGS | {"rounds": 4} | settings
-        self.method = given_method(method)
+        self.method = as_method(method)
         self.loop = Loop(fault)
         for i in range(N):
             self.join(i)
@@ -61,8 +61,8 @@ class Run:
         self.loop.join(100 + i if node is None else node, app or self.app(), config, key, run_config)
 
     def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, config=None, **settings):
-        plan = given_plan(None, self.settings | settings)
-        terms = Terms(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
+        plan = as_plan(None, self.settings | settings)
+        terms = Agreement(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
         side = ServerSide(N, (lambda: self.data) if test else None, self.out, timeout, wait, 0.01, bind_keys)
         run_rounds(self.loop, terms, side)
         return self
@@ -87,9 +87,9 @@ class Run:
                     bad = (reply.job.t, reply.job.client) in failing
                     yield Failed(reply.job, ClientFailed("dropped")) if bad else reply
 
-        plan = given_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"} | settings)
+        plan = as_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"} | settings)
         model = fedspeed.build_model("mlp", self.data, seed=plan.seed)
-        place = Place("without", lambda work, *_: Without(work))
+        place = CustomBackend("without", lambda work, *_: Without(work))
         run = Simulation(self.method, model, self.data, replace(plan), place=place)
         return run, list(run)
 

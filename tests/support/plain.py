@@ -2,8 +2,8 @@
 
 From the package it takes the random numbers alone (`fedspeed.utils.random`: who is active, in which order batches
 come, who is late, who is lost, the noise), since a stream is defined by its name. Steps, weights, means over all
-clients, schedules, batch norm, rounding of states, scores, stop rules and forks are written here again, with the methods of
-`plainmethods`.
+clients, schedules, batch norm, rounding of states, scores, stop rules and forks are written here again, with the
+methods of `plainmethods`.
 """
 
 from __future__ import annotations

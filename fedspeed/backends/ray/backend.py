@@ -17,18 +17,18 @@ import torch
 from ...client.engines import make_engine
 from ...client.evaluate import Score, Sums, client_slices, slices, total
 from ...client.tree_bytes import state_name
-from ...client.trees import has_leaves, outline, tree_leaves
+from ...client.trees import has_leaves, meta_like, tree_leaves
 from ...client.work import Failed, Job, Reply, Work
 from ...errors import ClientFailed, Diverged, UserError
-from ..packing import Parcel, pack, seal, tree_of
+from ..packing import PackedTensors, pack, pack_tensors, tree_of
 from ..process import as_error, called
 from ..worker import RemoteError
-from .pool import Crew, Worker
+from .pool import Worker, WorkerPool
 from .session import Joined, import_ray, join, leave
 from .worker import Answer, Missing, Request, Setup, reply_leaves
 
 
-class Kept(NamedTuple):
+class StatesOnNodes(NamedTuple):
     """Where a client's state lies beside the driver's own: whose file, on which node, of which round."""
 
     owner: Worker
@@ -62,21 +62,21 @@ class Ray:
         self.touched = touched
         self.engine = make_engine(work)
         self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(work.flat.x)))
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, StatesOnNodes] = {}
         self._drops: dict[Worker, list[str]] = {}  # files that nobody will ask for, told with the next request
         keep = has_leaves(work.shapes.client) and plan.state_dtype == "same" and "settle" not in work.hooks.reporting
         private = [] if type(work.flat.model).__module__.startswith("fedspeed.") else ["x_test"]
-        named = {name: outline(a) for name, a in packed.data.items()}
+        named = {name: meta_like(a) for name, a in packed.data.items()}
         setup = Setup(named, [name for name in private if name in named], str(device), keep)
         joined = join(plan.ray_address, workers * plan.ray_gpus)
         try:
-            self.crew = Crew(ray, plan, workers, alone=joined.alone)
+            self.crew = WorkerPool(ray, plan, workers, alone=joined.alone)
         except BaseException:
             leave(joined)
             raise
         self._finalizer = weakref.finalize(self, close, self.crew, joined)
         self._gather: Callable[[], None] | None = lambda: self.crew.gather(
-            packed.work, seal(list(packed.data.values())), setup
+            packed.work, pack_tensors(list(packed.data.values())), setup
         )
         if not getattr(plan, "until", ()):  # else another may need all of the cluster before us: `stretches`
             self._begin()
@@ -106,7 +106,7 @@ class Ray:
         if not jobs:
             return
         self._begin()
-        broadcast = self.crew.put(seal(list(tree_leaves(down))))
+        broadcast = self.crew.put(pack_tensors(list(tree_leaves(down))))
         queue = list(self.engine.chunks(jobs))
         for client in [i for i, kept in self._kept.items() if kept.t >= jobs[0].t]:  # of a round that failed
             self._drop(client)
@@ -114,7 +114,7 @@ class Ray:
         def send(worker: Worker, index: int) -> Any:
             request = self._request(worker, queue[index], self._drops.pop(worker, []))
             leaves = [leaf for i in request.sent for leaf in tree_leaves(state(i))]
-            return worker.actor.run.remote(broadcast, self.crew.put(seal(leaves)), request)
+            return worker.actor.run.remote(broadcast, self.crew.put(pack_tensors(leaves)), request)
 
         def fits(worker: Worker, answer: Any) -> bool:
             if isinstance(answer, Missing):
@@ -138,7 +138,7 @@ class Ray:
     def _replies(self, chunk: list[Job], answer: Answer) -> Iterator[Reply | Failed]:
         shapes, device = self.work.shapes, self.work.flat.device
         looks = list(reply_leaves(self.work, self.engine.dtype, answer.told))
-        tensors = iter(Parcel(answer.raw).tensors(a for look in looks for a in look))
+        tensors = iter(PackedTensors(answer.raw).tensors(a for look in looks for a in look))
         for job, told, look in zip(chunk, answer.told, looks, strict=True):
             if isinstance(told, RemoteError):
                 error = as_error(told)
@@ -150,7 +150,7 @@ class Ray:
             client = tree_of(shapes.client, leaves)
             yield Reply(job, tree_of(shapes.up, leaves) if told.share else None, client, told)
 
-    def _at_hand(self, client: int) -> Kept | None:
+    def _at_hand(self, client: int) -> StatesOnNodes | None:
         """Where a node has the very state that a client has now."""
         kept = self._kept.get(client)
         wanted = getattr(self.touched, "generations", {}).get(client)
@@ -173,7 +173,7 @@ class Ray:
         """Remember where states are; files that they replace may go."""
         for client in answer.kept:
             self._drop(client)
-            self._kept[client] = Kept(worker, str(Path(worker.folder) / state_name(client, t)), t)
+            self._kept[client] = StatesOnNodes(worker, str(Path(worker.folder) / state_name(client, t)), t)
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
         """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
@@ -187,7 +187,7 @@ class Ray:
     def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
         """The answers for a vector and some pieces, in order, whoever gave them."""
         self._begin()
-        vector = self.crew.put(seal([x.to(self.work.flat.dtype)]))
+        vector = self.crew.put(pack_tensors([x.to(self.work.flat.dtype)]))
         count = min(len(pieces), self.size)
         shares = [pieces[w::count] for w in range(count)]
 
@@ -206,7 +206,7 @@ class Ray:
         self._finalizer()
 
 
-def close(crew: Crew, joined: Joined) -> None:
+def close(crew: WorkerPool, joined: Joined) -> None:
     """Let the workers go, and Ray if we started it or joined it."""
     crew.dismiss()
     leave(joined)

@@ -21,7 +21,7 @@ SAME_PROGRAM = ("fedspeed", "code", "python")
 """What must be equal: the work that arrives is a value of this program. The rest may be mixed, if the user says so."""
 
 
-class Bits(NamedTuple):
+class Fingerprint(NamedTuple):
     """What decides the bits of a process, each as text.
 
     Args:
@@ -39,9 +39,9 @@ class Bits(NamedTuple):
     job: str
 
 
-def bits() -> Bits:
+def bits() -> Fingerprint:
     """Of this process; takes a few hundredths of a second."""
-    return Bits(
+    return Fingerprint(
         fedspeed=__version__,
         code=code_digest(),
         python=".".join(platform.python_version_tuple()[:2]),
@@ -53,15 +53,15 @@ def bits() -> Bits:
     )
 
 
-def differences(here: Bits, there: Bits) -> dict[str, str]:
+def differences(here: Fingerprint, there: Fingerprint) -> dict[str, str]:
     """What differs, in words, by name.
 
     Example:
-        >>> here = Bits("0.1", "a", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d")
+        >>> here = Fingerprint("0.1", "a", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d")
         >>> differences(here, here._replace(cpu="AVX2"))
         {'cpu': 'cpu AVX2 instead of AVX512'}
     """
-    pairs = zip(Bits._fields, here, there, strict=True)
+    pairs = zip(Fingerprint._fields, here, there, strict=True)
     return {name: f"{name} {b} instead of {a}" for name, a, b in pairs if a != b}
 
 
@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
     told: str = ""
 
 
-def judge(here: Bits, host: str, there: Bits | None, error: str, allow_mixed: bool) -> Verdict:
+def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, allow_mixed: bool) -> Verdict:
     """Whether a worker may join: one whose bits differ may if the user says so.
 
     Args:

@@ -17,7 +17,7 @@ from ...config.plan import Plan
 from ...errors import UserError, one_line
 from ...utils.environment import bits_environment, cores
 from ..process import as_error
-from .fingerprint import bits, judge
+from .fingerprint import admit, bits
 from .worker import Greeting, Setup, actor_class
 
 FLIGHTS = 2
@@ -47,7 +47,7 @@ class Worker:
 Send = Callable[[Worker, int], Any]
 
 
-class Crew:
+class WorkerPool:
     """Everybody who works for a run.
 
     Args:
@@ -171,7 +171,7 @@ class Crew:
     def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
         """Whether a worker may join; one whose bits differ is remembered."""
         worker.host, worker.folder = greeting.host, greeting.folder
-        welcome, told = judge(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        welcome, told = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
         known = self.mixed if welcome else self._refused
         if told and told not in known:
             known.append(told)

@@ -22,11 +22,11 @@ from ...client.trees import tree_leaves, tree_map
 from ...client.work import Facts, Failed, Job, Reply, Work
 from ...errors import UserError
 from ...methods.source import built_in
-from ...utils.devices import exact
+from ...utils.devices import deterministic
 from ...utils.locks import Scratch
-from ..packing import Parcel, seal, tree_of, unpack
+from ..packing import PackedTensors, pack_tensors, tree_of, unpack
 from ..worker import RemoteError, keep_memory, remote_error
-from .fingerprint import Bits, bits
+from .fingerprint import Fingerprint, bits
 
 SPARE = 2**30
 """Bytes of a disk that kept states leave free."""
@@ -37,7 +37,7 @@ class Greeting(NamedTuple):
 
     host: str
     process: int
-    bits: Bits | None
+    bits: Fingerprint | None
     folder: str = ""  # where it keeps states
     error: str = ""
 
@@ -100,7 +100,7 @@ def reply_leaves(work: Work, dtype: torch.dtype, told: Sequence[Facts | RemoteEr
             yield state + (upload if facts.share else [])
 
 
-class Node:
+class RayWorker:
     """A worker. It is told everything it needs, and reads nothing of its machine but states that it kept itself."""
 
     work: Work
@@ -130,7 +130,7 @@ class Node:
     def prepare(self, packed: bytes, data: np.ndarray, setup: Setup) -> RemoteError | None:
         """Take the work. The data stay where Ray has them, one copy for all workers of a node."""
         try:
-            tensors = dict(zip(setup.data, Parcel(data).tensors(setup.data.values()), strict=True))
+            tensors = dict(zip(setup.data, PackedTensors(data).tensors(setup.data.values()), strict=True))
             for name in tensors if setup.device != "cpu" else setup.private:
                 tensors[name] = tensors[name].to(setup.device, copy=True)
             self.work, self.keep = unpack(packed, tensors), setup.keep
@@ -148,7 +148,7 @@ class Node:
         """One chunk."""
         for name in request.drop:
             Path(name).unlink(missing_ok=True)
-        like, given = self.work.shapes.client, Parcel(states)
+        like, given = self.work.shapes.client, PackedTensors(states)
         first = list(tree_leaves(like)) * len(request.sent)
         views = iter(given.tensors(first))
         sent = {i: tree_of(like, views) for i in request.sent}
@@ -161,11 +161,11 @@ class Node:
                 return tree_map(lambda a: torch.zeros_like(a, device=self._device), like)
             return tree_map(lambda a: a.to(self._device, copy=True), kept.get(client) or sent[client])
 
-        leaves = Parcel(down).tensors(tree_leaves(self.work.shapes.down))
+        leaves = PackedTensors(down).tensors(tree_leaves(self.work.shapes.down))
         if self._device.type != "cpu" or not built_in(self.work.method):  # a user's hook may write to it
             leaves = [a.to(self._device, copy=True) for a in leaves]
         try:
-            with exact(self._device):
+            with deterministic(self._device):
                 replies = self.engine.run(request.jobs, tree_of(self.work.shapes.down, leaves), state)
         except Exception as error:
             return remote_error(error)
@@ -191,7 +191,7 @@ class Node:
             tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.share else ())]
             if self._kept(reply):
                 kept.append(reply.job.client)
-        return Answer(told, seal(tensors), kept)
+        return Answer(told, pack_tensors(tensors), kept)
 
     def _kept(self, reply: Reply) -> bool:
         """Keep a new state on this node, if there is room: it is a copy, which may be lost."""
@@ -210,7 +210,7 @@ class Node:
         work = self.work
         try:
             vector = self._vector(x)
-            with exact(self._device):
+            with deterministic(self._device):
                 return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
         except Exception as error:
             return remote_error(error)
@@ -220,7 +220,7 @@ class Node:
         work = self.work
         try:
             vector = self._vector(x)
-            with exact(self._device):
+            with deterministic(self._device):
                 return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
         except Exception as error:
             return remote_error(error)
@@ -228,7 +228,7 @@ class Node:
     def _vector(self, x: np.ndarray) -> torch.Tensor:
         flat = self.work.flat
         like = flat.x.new_empty(flat.d + len(flat.statistics), device="meta")
-        return Parcel(x).tensors([like])[0].to(self._device, copy=True)
+        return PackedTensors(x).tensors([like])[0].to(self._device, copy=True)
 
     def leave(self) -> None:
         """Nothing of this worker stays behind."""
@@ -238,7 +238,7 @@ class Node:
 
 def actor_class() -> type:
     """The class that Ray makes actors of. It travels as it stands here, so that it can say that the package is missing;
-    the rest is `Node`, imported over there."""
+    the rest is `RayWorker`, imported over there."""
 
     class FedspeedWorker:
         def __init__(self, path: list[str]) -> None:
@@ -246,7 +246,7 @@ def actor_class() -> type:
 
             sys.path += [folder for folder in path if folder not in sys.path]
             try:
-                self.node, self.error = Node(), ""
+                self.node, self.error = RayWorker(), ""
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
 
