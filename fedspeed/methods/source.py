@@ -1,4 +1,4 @@
-"""Where a method's code comes from, the package or the user, and which line of the user's failed."""
+"""The source of a method: the code of the package or of the user, and the user's line that failed."""
 
 from __future__ import annotations
 
