@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 
 OWN = ("federation", "bridge")
-SHARED = ("errors", "params", "methods/base", "methods/terms")
+SHARED = ("errors", "utils/params", "methods/base", "methods/terms")
+PACKAGES = ("fedspeed", "fedspeed.methods", "fedspeed.utils")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
 ASKED = """
 __future__ _ast _collections _collections_abc _contextvars _functools _locale _operator _py_abc _py_warnings _thread
@@ -41,9 +42,11 @@ def modules() -> dict[str, str]:
     files = {f"fedspeed.{name.replace('/', '.')}": ROOT / "fedspeed" / f"{name}.py" for name in SHARED}
     files |= {module: ROOT / f"{module.replace('.', '/')}.py" for module in used}
     files |= {name: HERE / f"{name}.py" for name in OWN}
-    return {"fedspeed": "", "fedspeed.methods": "", "inspect": INSPECT} | {
-        name: path.read_text("utf-8") for name, path in files.items()
-    }
+    return (
+        dict.fromkeys(PACKAGES, "")
+        | {"inspect": INSPECT}
+        | {name: path.read_text("utf-8") for name, path in files.items()}
+    )
 
 
 def described() -> list[dict[str, Any]]:
@@ -69,8 +72,7 @@ def described() -> list[dict[str, Any]]:
 def sources() -> str:
     """The text of `sources.js`."""
     entries = {
-        name: [".py", text, [], 1] if name in ("fedspeed", "fedspeed.methods") else [".py", text, []]
-        for name, text in modules().items()
+        name: [".py", text, [], 1] if name in PACKAGES else [".py", text, []] for name, text in modules().items()
     }
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
     told = ",\n".join(json.dumps(method) for method in described())
