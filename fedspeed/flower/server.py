@@ -7,20 +7,17 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
-from torch import nn
 
 from ..backends import CustomBackend
 from ..client.trees import has_leaves
-from ..client.work import Work
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError
 from ..record import Record
@@ -103,11 +100,15 @@ def run_rounds(grid: Any, agreement: Agreement, side: ServerSide) -> None:
         )
     first = agreement.work(data, module)
     counted = CountedRounds(has_leaves(first.hooks.init_client(first.flat.x)))
+    backend = CustomBackend(
+        "flower", lambda work, *_: FlowerBackend(work, counted, grid, roster, side.timeout, side.poll)
+    )
 
-    def backend(work: Work, _: int, states: Container[int]) -> FlowerBackend:
-        return FlowerBackend(work, cast("CountedRounds", states), grid, roster, side.timeout, side.poll)
+    def make(folder: Path | None = None) -> Simulation:
+        loss, plan = agreement.fitting(data), agreement.plan
+        how = (agreement.method, module, data, plan, loss, agreement.no_decay, folder)
+        return Simulation(*how, states=counted, place=backend)
 
-    make = partial(make_simulation, agreement, module, data, counted, CustomBackend("flower", backend))
     with recorded(side.out, True, make, module) as run:
         write_sizes(run)
         for record in run:
@@ -176,28 +177,6 @@ def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | No
         raise UserError(f"flower: expected the shape and the kind of inputs from the devices, found {str(found)[:200]}")
     x, y = torch.zeros(1, *sizes, dtype=getattr(torch, found[1])), torch.zeros(1, dtype=getattr(torch, found[2]))
     return x, y, None if found[3] == "None" else int(found[3])
-
-
-def make_simulation(
-    agreement: Agreement,
-    module: nn.Module,
-    data: Federated,
-    counted: CountedRounds,
-    backend: CustomBackend,
-    folder: Path | None = None,
-) -> Simulation:
-    """Return the simulation whose clients are devices."""
-    return Simulation(
-        agreement.method,
-        module,
-        data,
-        agreement.plan,
-        agreement.fitting(data),
-        agreement.no_decay,
-        folder,
-        states=counted,
-        place=backend,
-    )
 
 
 def keep(run: Simulation) -> None:
