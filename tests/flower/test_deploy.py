@@ -147,7 +147,7 @@ def test_what_is_missing_is_one_line(app, tmp_path, capsys):
 
 def _without_data(app: Path, capsys) -> str:
     code = (app / "app.py").read_text()
-    broken = re.sub(r"    return fedspeed.load_data\(.*taken", "    raise RuntimeError('the disk is away')", code)
+    broken = re.sub(r"    return fedspeed.load_data\(.*own part", "    raise RuntimeError('the disk is away')", code)
     assert broken != code
     (app / "app.py").write_text(broken)
     return refused(capsys, "deploy", "check", app, "--client", 0)
