@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`. What is measured, and how to read it: docs/explanation/benchmarks.md."""
+"""Benchmarks: `make bench`. docs/explanation/benchmarks.md describes what is measured and how to read it."""

@@ -19,7 +19,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time fedspeed against others.")
     parser.add_argument(
         "--quick", action="store_true", help="fewer clients a round, three repetitions: under 5 minutes"
@@ -75,13 +75,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def chosen(args: argparse.Namespace) -> list[Contest]:
-    """The contests that were asked for, with the contenders that were asked for."""
+    """Return the contests that were asked for, with the contenders that were asked for."""
     wanted = [contest for name, contest in CONTESTS.items() if name in args.only]
     return [contest.only(args.contenders.split(","), args.peers) for contest in wanted]
 
 
 def install() -> dict[str, str]:
-    """Install every peer; why those that failed did."""
+    """Install every peer; return the reasons of those that failed."""
     reasons = {name: peers.install(peer) for name, peer in peers.PEERS.items()}
     for name, reason in reasons.items():
         say(f"{name}: {reason or 'installed'}")
@@ -89,7 +89,7 @@ def install() -> dict[str, str]:
 
 
 def load_before() -> float:
-    """Cores in use while we do nothing."""
+    """Return the number of cores in use before the benchmarks start."""
     meter = machine.Meter()
     time.sleep(3)
     before = meter.foreign()
@@ -99,13 +99,13 @@ def load_before() -> float:
 
 
 def peer_versions(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
-    """What was installed in the environments of the peers that ran."""
+    """Return the versions in the environments of the peers that ran."""
     ran = {row.entry.peer for outcome in outcomes for row in outcome.rows if row.entry.peer and row.seconds}
     return {name: peers.versions(peers.PEERS[name]) for name in sorted(ran)}
 
 
 def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
-    """Everything that is printed."""
+    """Return everything that is printed."""
     machine_line = ", ".join(f"{key} {value}" for key, value in result["environment"].items() if key != "peers")
     parts = [f"`{result['command']}`\n\n{machine_line}"]
     parts += [f"**BUSY MACHINE**: {warning}" for warning in result["busy"]]
@@ -132,7 +132,7 @@ def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

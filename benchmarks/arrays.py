@@ -1,4 +1,4 @@
-"""Make the arrays that all contenders share, from the project's own data, and give ours the same samples."""
+"""The arrays that all contenders share, made from the project's own data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEST = 1000
 
 
 def prepare(workload: Workload) -> None:
-    """Write the workload's arrays into the cache, unless they are there."""
+    """Write the workload's arrays into the cache, unless they exist."""
     if (workload.folder / "done").exists():
         return
     made = _pictures(workload) if workload.data.startswith("cifar10") else _vectors(workload)
@@ -28,7 +28,7 @@ def prepare(workload: Workload) -> None:
 
 
 def federated(workload: Workload) -> Federated:
-    """The same samples as the contenders', as fedspeed keeps them: pictures as bytes, vectors as they are."""
+    """Return the same samples as the contenders', as fedspeed keeps them: pictures as bytes, vectors as they are."""
     if workload.data.startswith("cifar10"):
         return _cifar(workload)
     a = load(workload)

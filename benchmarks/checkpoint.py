@@ -1,7 +1,7 @@
-"""How long the round loop waits for checkpoints: a whole run into a run directory, `Checkpoints.offer` timed.
+"""Waits of the round loop for checkpoints: a whole run into a run directory, `Checkpoints.offer` timed.
 
-A checkpoint of W1 (89 MB) is due every 60 seconds by default, so a run must last longer to say anything; with one
-after every round, which nobody asked for, is the worst case.
+A checkpoint of W1 (89 MB) is due every 60 seconds by default, so a run must last longer to have one; a checkpoint
+after every round is the worst case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLIENTS, ACTIVE, MANY_ROUNDS, QUICK_MANY_ROUNDS = 100_000, 200, 500, 50
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """W1 FedAvg with checkpoints as they are by default (not if `quick`), and after every round; as JSON takes it."""
+    """Measure W1 FedAvg with checkpoints as by default (not if `quick`) and after every round; return JSON values."""
     found = {} if quick else {"default": waits("W1", 0, ROUNDS)}
     found["every round"] = waits("W1", 1, QUICK_ROUNDS if quick else EVERY_ROUNDS)
     for name, each in found.items():
@@ -31,21 +31,21 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def waits(workload: str, every: int, rounds: int) -> dict[str, Any]:
-    """Seconds of every round, seconds it then waited, the share of these, and how many checkpoints were written."""
+    """Return seconds per round, seconds waited, their share, and the number of checkpoints written."""
     said = _run("checkpointed", "--every", str(every), "--rounds", str(rounds), first=[workload])
     return {**said, "share": sum(said["waited"]) / sum(said["seconds"])}
 
 
 def many(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """SCAFFOLD over 100,000 clients, 200 active, a checkpoint after every round; the first and the last tenth."""
+    """Measure SCAFFOLD over 100,000 clients, 200 active, with a checkpoint after every round."""
     found = crowd(CLIENTS, ACTIVE, QUICK_MANY_ROUNDS if quick else MANY_ROUNDS)
     say(f"many clients: {found['first']:.3f} s per round by the clock at first, {found['last']:.3f} s at last")
     return found
 
 
 def crowd(clients: int, active: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a round by the clock and by its record, in the first and in the last tenth of a run, and what of all
-    was waiting for checkpoints."""
+    """Return seconds per round, by the clock and by the records, in the first and the last tenth of a run, and
+    the share of the waits for checkpoints."""
     said = _run("many", "--clients", str(clients), "--active", str(active), "--rounds", str(rounds))
     wall, seconds, tenth = said["wall"], said["seconds"], max(1, len(said["wall"]) // 10)
     return {
@@ -63,7 +63,7 @@ def crowd(clients: int, active: int, rounds: int) -> dict[str, Any]:
 
 
 def _run(name: str, *options: str, first: Sequence[str] = ()) -> dict[str, Any]:
-    """What a contender says of a run in a folder of its own, which is removed again."""
+    """Return a contender's answer about a run in a temporary folder."""
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache()) as folder:  # on a disk, which /tmp may not be
         command = [sys.executable, "-m", f"benchmarks.contenders.{name}", *first, folder, *options]

@@ -1,4 +1,4 @@
-"""Who is measured against whom. A contest is one workload and the contenders whose rounds are interleaved."""
+"""The contests: each is one workload and the contenders whose rounds are interleaved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Entry:
     quick: bool = True
 
     def command(self, workload: str, active: int) -> list[str]:
-        """What to start."""
+        """Return the command to start."""
         interpreter = str(python(PEERS[self.peer])) if self.peer else sys.executable
         launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.torchrun}"] if self.torchrun else []
         extra = ["--active", str(active)] if active else []
@@ -70,7 +70,7 @@ class Contest:
     quick_seconds: float = 60.0
 
     def only(self, parts: list[str], peers: bool) -> Contest:
-        """The contest with those whose name contains one of `parts`, and those they are compared with."""
+        """Return the contest with those whose name contains one of `parts`, and those they are compared with."""
         allowed = [entry for entry in self.entries if peers or not entry.peer]
         kept = {entry.name for entry in allowed if any(part in entry.name for part in parts)}
         kept |= {entry.against for entry in self.entries if entry.name in kept}

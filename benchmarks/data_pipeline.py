@@ -1,4 +1,4 @@
-"""What the data cost: gathering and augmenting a batch against a training step, and making a split.
+"""The cost of data: gathering and augmenting a batch against a training step, and making a split.
 
     python benchmarks/data_pipeline.py [--batches 200] [--json]
 
@@ -44,7 +44,7 @@ def small_cnn() -> nn.Module:
 
 
 def median_ms(run: Callable[[], object], times: int) -> float:
-    """Median milliseconds of a call, after three to warm up."""
+    """Return median milliseconds of a call, after three to warm up."""
     for _ in range(3):
         run()
     found = []
@@ -56,7 +56,7 @@ def median_ms(run: Callable[[], object], times: int) -> float:
 
 
 def pipeline_cost(data: Federated, batches: int = 200) -> dict[str, float]:
-    """Milliseconds of a batch (gather, augment, normalise) and of a training step on it, and their ratio."""
+    """Return milliseconds of a batch (gather, augment, normalise) and of a training step on it, and their ratio."""
     model = small_cnn()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     stream = rng(0, "benchmark")
@@ -77,7 +77,7 @@ def pipeline_cost(data: Federated, batches: int = 200) -> dict[str, float]:
 
 
 def split_cost(labels: np.ndarray) -> dict[str, float]:
-    """Milliseconds to make a split of 50,000 samples."""
+    """Return milliseconds to make a split of 50,000 samples."""
     names = ("iid", "dirichlet:0.6", "dirichlet-refill:0.6", "dirichlet-class:0.6", "pathological:2", "shards:2")
     return {
         f"{s} x {n}": median_ms(lambda s=s, n=n: parse_split(s)(labels, n, 0), 3) for s in names for n in (100, 500)

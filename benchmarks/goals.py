@@ -1,4 +1,4 @@
-"""What the project set out to reach, and whether a run of the benchmarks reached it."""
+"""The project's goals, and whether a run of the benchmarks reached them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Held = dict[str, Outcome]
 
 @dataclass(frozen=True)
 class Goal:
-    """One line: what was wanted and what was found.
+    """One goal: the wanted value and the one that was found.
 
     Args:
         met: None where nothing was measured.
@@ -35,7 +35,7 @@ def goals(
     checkpoint: dict[str, Any] | None = None,
     many: dict[str, Any] | None = None,
 ) -> list[Goal]:
-    """Every goal that this run says something about, and the others as not measured."""
+    """Return every goal that this run says something about, and the others as not measured."""
     return [
         _fastest(held, "W1", 3.5),
         _ratio(held, "W1", "bare loop 1x2", OURS, at_least=2.7),
@@ -59,13 +59,13 @@ def goals(
 
 
 def compare(outcome: Outcome | None, name: str, against: str) -> Ratio | None:
-    """The time of one contender over that of another in the same contest."""
+    """Return the time of one contender over that of another in the same contest."""
     a, b = (outcome.row(name), outcome.row(against)) if outcome else (None, None)
     return ratio(a.seconds, b.seconds) if a and b else None
 
 
 def _fastest(held: Held, contest: str, factor: float) -> Goal:
-    """Faster than the best of the others in the same run; says who was not there."""
+    """Return the goal to be faster than the best of the others in the same run, with those that were not measured."""
     about, wanted = f"{contest}: times faster than the best of the others", f">= {factor:g}"
     outcome = held.get(contest)
     rivals = [row for row in outcome.rows if row.entry.rival] if outcome else []

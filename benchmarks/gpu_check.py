@@ -40,21 +40,21 @@ PLAN: dict[str, Any] = {"rounds": 3, "active": 4, "local_steps": 3, "batch_size"
 
 @dataclass
 class Report:
-    """What was found: lines are printed as they come."""
+    """The findings; each line is printed at once."""
 
     wrong: list[str] = field(default_factory=list)
 
     def say(self, text: str = "") -> None:
         print(text, flush=True)
 
-    def check(self, what: str, good: bool, told: str = "") -> None:
-        self.say(f"{'ok   ' if good else 'WRONG'} {what}{f': {told}' if told else ''}")
+    def check(self, what: str, good: bool, why: str = "") -> None:
+        self.say(f"{'ok   ' if good else 'WRONG'} {what}{f': {why}' if why else ''}")
         if not good:
             self.wrong.append(what)
 
     @contextmanager
     def part(self, title: str) -> Iterator[None]:
-        """A part that raises is wrong, and the next one goes on."""
+        """Run one part of the check; if it raises, report it as wrong and continue with the next."""
         self.say(f"\n## {title}\n")
         try:
             yield
@@ -64,7 +64,7 @@ class Report:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Return the options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
         description="Try fedspeed on a GPU, about five minutes, and print a report to send to us.",
@@ -76,7 +76,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Try everything, print, say how it went."""
+    """Try all parts and print a report; return the exit code."""
     args = parse(argv)
     try:
         device = pick_device(args.device)
@@ -88,11 +88,11 @@ def main(argv: list[str] | None = None) -> int:
         return NO_GPU
     report = Report()
     started = time.perf_counter()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _parts(report, device, args.quick)
     report.say("\n## Warnings\n")
-    for text in dict.fromkeys(str(one.message).splitlines()[0] for one in told) or ["none"]:
+    for text in dict.fromkeys(str(one.message).splitlines()[0] for one in caught) or ["none"]:
         report.say(text)
     wrong = f"{len(report.wrong)} WRONG: {'; '.join(report.wrong)}" if report.wrong else "all is as it should be"
     report.say(f"\n{device}: {wrong} ({time.perf_counter() - started:.0f} s)")
@@ -120,12 +120,12 @@ def _parts(report: Report, device: torch.device, quick: bool) -> None:
 
 
 def digits() -> Federated:
-    """Real data that come with the package."""
+    """Return real data that come with the package."""
     return fedspeed.load_data("digits", split="dirichlet:0.3", clients=10)
 
 
 def pictures(n: int = 120) -> Federated:
-    """Random pictures of CIFAR's size, flipped and cropped."""
+    """Return random pictures of CIFAR's size, flipped and cropped."""
     random = np.random.default_rng(0)
     x, y = random.integers(0, 256, size=(n, 3, 32, 32), dtype=np.uint8), np.arange(n) % 10
     data = Federated.from_arrays(x, y, np.arange(n) % 4, test=(x[:40], y[:40]))
@@ -134,7 +134,7 @@ def pictures(n: int = 120) -> Federated:
 
 
 def _numbers(report: Report, device: torch.device, methods: tuple[str, ...]) -> None:
-    """After three rounds, the distance to the CPU's float64 relative to the way that was gone."""
+    """Compare with the CPU's float64: the distance after three rounds, relative to the distance covered."""
     data = digits()
     report.say(f"limit: {FACTOR:g} times what the CPU's float32 is off, plus {FLOOR:g}")
     for name in methods:
@@ -155,7 +155,7 @@ def _numbers(report: Report, device: torch.device, methods: tuple[str, ...]) -> 
 
 
 def _end(method: str, model: nn.Module, data: Federated, device: str, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first and the last model, float64 on the CPU."""
+    """Return the first and the last model, float64 on the CPU."""
     run = simulate(method, model, data, device=device, **{**PLAN, **more})
     first = run.x.cpu().double()
     for _ in run:
@@ -189,7 +189,7 @@ def _resumed(report: Report, device: torch.device) -> None:
 
 
 def _speed(report: Report, device: torch.device, quick: bool) -> None:
-    """Milliseconds per gradient, and the memory that a client's turn takes."""
+    """Measure milliseconds per gradient, and the memory of a client's turn."""
     data, batch = pictures(), 2 if quick else 50
     low = ["tf32", *["bfloat16"] * torch.cuda.is_bf16_supported()] if device.type == "cuda" else []
     for precision in ("full", *low):

@@ -1,4 +1,4 @@
-"""What the machine is and what it is doing: processes of a tree, their time and memory, and everybody else's time.
+"""The machine and its load: time and memory of a tree of processes, and the time of all other processes.
 
 Reads /proc, so Linux only; nothing to install.
 """
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """Every process there is."""
+    """Return all processes."""
     found = {}
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
@@ -45,7 +45,7 @@ def processes() -> dict[int, Process]:
 
 
 def tree(root: int, among: dict[int, Process] | None = None) -> list[Process]:
-    """A process and all that descend from it."""
+    """Return a process and all that descend from it."""
     among = processes() if among is None else among
     children: dict[int, list[Process]] = {}
     for process in among.values():
@@ -59,12 +59,12 @@ def tree(root: int, among: dict[int, Process] | None = None) -> list[Process]:
 
 
 def tree_seconds(root: int) -> float:
-    """Processor time that a tree has used."""
+    """Return the processor time that a tree has used."""
     return sum(process.seconds for process in tree(root))
 
 
 def tree_memory(root: int, proportional: bool = False) -> list[int]:
-    """Bytes resident in every process of a tree: RSS, or PSS, which counts a page shared by n processes as 1/n."""
+    """Return the bytes resident per process of a tree: RSS, or PSS (a page shared by n processes counts 1/n)."""
     found = []
     for process in tree(root):
         try:
@@ -80,7 +80,7 @@ def tree_memory(root: int, proportional: bool = False) -> list[int]:
 
 
 def tree_segments(root: int) -> int:
-    """Bytes of memory files (memfd) that a tree has open, each once; what no process maps is in neither RSS nor PSS."""
+    """Return the bytes of a tree's open memory files (memfd); unmapped ones are in neither RSS nor PSS."""
     found: dict[int, int] = {}
     for process in tree(root):
         try:
@@ -94,7 +94,7 @@ def tree_segments(root: int) -> int:
 
 
 def tree_peak(root: int) -> int:
-    """The largest RSS that each process of a tree has had, summed: no less than the tree's peak."""
+    """Return the largest RSS that each process of a tree has had, summed: no less than the tree's peak."""
     total = 0
     for process in tree(root):
         try:
@@ -106,24 +106,24 @@ def tree_peak(root: int) -> int:
 
 
 class Meter:
-    """How many cores others have kept busy since the meter was made: busy time of our cores that is not our tree's."""
+    """Meter of the cores that other processes have kept busy: busy time of our cores minus our tree's."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again."""
+        """Start the meter again."""
         self._started, self._busy, self._own = time.perf_counter(), _busy_seconds(), tree_seconds(os.getpid())
 
     def foreign(self) -> float:
-        """Cores used by others, on average; 0 where the clock of /proc (10 ms) cannot tell."""
+        """Return the number of cores used by others, on average; 0 where the clock of /proc (10 ms) cannot tell."""
         elapsed = time.perf_counter() - self._started
         others = (_busy_seconds() - self._busy) - (tree_seconds(os.getpid()) - self._own)
         return max(0.0, others / elapsed) if elapsed >= 0.2 else 0.0
 
 
 def _busy_seconds() -> float:
-    """Time in which our cores did something, or were taken by another virtual machine."""
+    """Return the time in which our cores did something, or were taken by another virtual machine."""
     wanted = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in (PROC / "stat").read_text().splitlines():
@@ -151,19 +151,19 @@ def pin(cores: int) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parent ends become children of this one, so that the tree stays whole."""
+    """Make processes whose parent ends children of this one, so that the tree stays complete."""
     PR_SET_CHILD_SUBREAPER = 36
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping."""
+    """Return the bytes that are available without swapping."""
     lines = (PROC / "meminfo").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 def environment(packages: Iterable[str] = ("fedspeed", "torch", "numpy")) -> dict[str, object]:
-    """What a reader needs to know about where numbers come from."""
+    """Return the facts about the machine that a reader of the numbers needs."""
     models = [line for line in (PROC / "cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),

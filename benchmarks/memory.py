@@ -29,8 +29,8 @@ TURNS = 2_000
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sums over the tree: RSS counts shared pages once a process, PSS once in all. `segments` is the size
-    of the files in memory, mapped or not: RSS and this together are an upper bound."""
+    """The largest sums over the tree: RSS counts shared pages once per process, PSS once in total. `segments` is the
+    size of the files in memory, mapped or not: RSS and this together are an upper bound."""
 
     model: str
     clients: int
@@ -44,7 +44,7 @@ class Peak:
 
 
 class Sampler(threading.Thread):
-    """Looks at a process tree until told to stop: RSS every 100 ms, the rest (dearer to read) every second."""
+    """Sampler of a process tree until it is stopped: RSS every 100 ms, the rest (slower to read) every second."""
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
@@ -62,13 +62,13 @@ class Sampler(threading.Thread):
             turn += 1
 
     def stop(self) -> None:
-        """No more samples."""
+        """End the samples."""
         self._over.set()
         self.join()
 
 
 def measure(full: bool, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """All the memory figures, as JSON takes them."""
+    """Return all the memory figures, as JSON takes them."""
     many = QUICK_MANY if quick else MANY
     runs = [("resnet18_gn", FULL if full else SCALED), ("cnn", FEW), ("cnn", many)]
     peaks = []

@@ -34,17 +34,17 @@ PEERS = {
 
 
 def folder(peer: Peer) -> Path:
-    """The peer's environment."""
+    """Return the peer's environment."""
     return cache() / f"venv-{peer.name}"
 
 
 def python(peer: Peer) -> Path:
-    """The peer's interpreter."""
+    """Return the peer's interpreter."""
     return folder(peer) / "bin" / "python"
 
 
 def install(peer: Peer) -> str:
-    """Install the peer if need be; why that failed, or "" if it did not. pip's own settings apply."""
+    """Install the peer if needed; return the reason if that fails, otherwise "". pip's own settings apply."""
     if _installed(peer):
         return ""
     print(f"installing {' '.join(peer.packages)} into {folder(peer).name} ...", file=sys.stderr, flush=True)
@@ -70,7 +70,7 @@ NAMED = ("torch", "numpy", "pfl", "flwr", "ray", "fedjax", "jax", "jaxlib", "dm-
 
 
 def versions(peer: Peer) -> dict[str, str]:
-    """Versions in the peer's environment."""
+    """Return versions in the peer's environment."""
     command = [str(python(peer)), "-m", "pip", "list", "--format=json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {entry["name"]: entry["version"] for entry in json.loads(listed) if entry["name"] in NAMED}
@@ -81,7 +81,7 @@ def _torch() -> str:
 
 
 def _wanted(peer: Peer) -> str:
-    """A digest of what the environment must hold; another one means that it is made again."""
+    """Return a digest of what the environment must hold; another one means that it is made again."""
     parts = [sys.version, *peer.packages, _torch() if peer.torch else ""]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Where each millisecond of a client's turn goes, and how long it would take at the machine's limits.
+"""Profile of a client's turn: where each millisecond goes, and its time at the machine's limits.
 
 python -m benchmarks.profile [W1 W2 W4] [--methods fedavg,fedspeed] [--turns N]
 
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 def measure(workload: str, method: str, turns: int) -> Iterator[Line]:
-    """The lines of one workload and method, in milliseconds per local step."""
+    """Yield the lines of one workload and method, in milliseconds per local step."""
     with start(find(workload), method, backend="serial") as run:
         work, plan = run.work, run.plan
         down = run.down(run.work)
@@ -76,7 +76,7 @@ def measure(workload: str, method: str, turns: int) -> Iterator[Line]:
 
 
 def lines(events: Any, wall: float, steps: int, flops: float, bandwidth: float) -> Iterator[Line]:
-    """Times by kind, largest first, and what is left of the clock's; per step."""
+    """Yield times by kind, largest first, and what is left of the clock's; per step."""
     spent: dict[str, list[float]] = {}
     for event in events:
         name = event.name.removeprefix("aten::")
@@ -94,7 +94,7 @@ def lines(events: Any, wall: float, steps: int, flops: float, bandwidth: float) 
 
 
 def _convolved(name: str, shapes: list[list[int]]) -> int:
-    """Operations of a convolution, all counted where its gradient is computed: the profiler counts none."""
+    """Return operations of a convolution, all counted where its gradient is computed: the profiler counts none."""
     if name != "convolution_backward":
         return 0
     gy, x, w = shapes[:3]
@@ -103,13 +103,13 @@ def _convolved(name: str, shapes: list[list[int]]) -> int:
 
 
 def gemm_speed(side: int = 1024) -> float:
-    """Operations per second of a large product, one thread."""
+    """Return operations per second of a large product, one thread."""
     a = torch.randn(side, side)
     return 2 * side**3 / _best(lambda: a @ a)
 
 
 def copy_speed(size: int = 2**24) -> float:
-    """Bytes per second, read and written, of a copy that does not fit into the cache."""
+    """Return bytes per second, read and written, of a copy that does not fit into the cache."""
     a, b = torch.zeros(size), torch.ones(size)
     return 8 * size / _best(lambda: a.copy_(b))
 

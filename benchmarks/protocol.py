@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Turns:
-    """Waits for rounds to be asked for and reports how long they took.
+    """The rounds of a contender: waits for the command of each and reports its time.
 
     Args:
         check: the accuracy on the test samples as of now; it shows that the contender really trains.
@@ -34,7 +34,7 @@ class Turns:
         self._answer(ready=facts)
 
     def wait(self) -> bool:
-        """Return when the next round is wanted: True, or False when it is time to stop. Then start the clock."""
+        """Wait for the next command; return True for a round, False for the end. Then start the clock."""
         while not self._left:
             if self._seconds:
                 self._answer(seconds=self._seconds)
@@ -50,7 +50,7 @@ class Turns:
         return True
 
     def done(self) -> None:
-        """The round that `wait` let begin is over."""
+        """Report the end of the round that `wait` started."""
         self._seconds.append(time.perf_counter() - self._started)
         self._left -= 1
 

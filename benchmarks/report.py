@@ -15,7 +15,7 @@ from .workloads import ABOUT
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """One Markdown table: seconds a round and how they relate to ours."""
+    """Return one Markdown table: seconds per round, and their ratio to ours."""
     lines = [
         "| workload | contender | s / round | times the time of | ratio | 95% interval | n | peak RSS, GB |",
         "|---|---|--:|---|--:|---|--:|--:|",
@@ -38,7 +38,7 @@ def _line(outcome: Outcome, row: Timed) -> str:
 
 
 def about(outcomes: list[Outcome]) -> str:
-    """What the workloads were, in this run."""
+    """Return the workloads of this run, in words."""
     lines: dict[str, None] = {}
     for outcome in outcomes:
         text = f"- {outcome.contest.workload}: {ABOUT[outcome.contest.workload]}"
@@ -49,7 +49,7 @@ def about(outcomes: list[Outcome]) -> str:
 
 
 def goal_table(found: list[Goal]) -> str:
-    """The goals as a Markdown table; a question mark where the interval holds both answers."""
+    """Return the goals as a Markdown table; a question mark where the interval holds both answers."""
     words = {True: "yes", False: "NO", None: ""}
     lines = ["| goal | wanted | found | met |", "|---|---|---|---|"]
     return "\n".join(
@@ -58,7 +58,7 @@ def goal_table(found: list[Goal]) -> str:
 
 
 def memory_table(memory: dict[str, Any]) -> str:
-    """Peaks over the process tree."""
+    """Return peaks over the process tree."""
     lines = ["| FedSpeed, all clients touched | RSS, GB | PSS, GB | files in memory, GB | s |", "|---|--:|--:|--:|--:|"]
     for peak in memory["peaks"]:
         name = f"| {peak['model']}, {peak['clients']:,} clients |"
@@ -70,7 +70,7 @@ def memory_table(memory: dict[str, Any]) -> str:
 
 
 def busy(before: float, outcomes: list[Outcome]) -> list[str]:
-    """Warnings about a machine that was not ours alone; empty if it was quiet."""
+    """Return warnings about a machine that was not ours alone; empty if it was quiet."""
     found = []
     if before > machine.BUSY:
         found.append(f"others used {before:.2f} cores before the start")
@@ -87,7 +87,7 @@ def busy(before: float, outcomes: list[Outcome]) -> list[str]:
 
 
 def to_dict(outcome: Outcome) -> dict[str, Any]:
-    """A contest as JSON takes it."""
+    """Return a contest as JSON takes it."""
     rows = []
     for row in outcome.rows:
         found = compare(outcome, row.entry.name, row.entry.against)
@@ -105,7 +105,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def write(folder: Path, name: str, result: dict[str, Any], text: str) -> Path:
-    """Results as JSON, the same as Markdown beside it."""
+    """Write results as JSON, and as Markdown beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1, default=asdict) + "\n")

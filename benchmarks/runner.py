@@ -43,20 +43,20 @@ class Contender:
             )
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it has started; what it says about itself."""
+        """Wait until the contender has started; return its description."""
         facts: dict[str, Any] = self._answer("ready")
         return facts
 
     def rounds(self, count: int) -> list[float]:
-        """Run so many rounds; the seconds of each, by its own clock."""
+        """Run some rounds; return the seconds of each, by the contender's clock."""
         return list(self._ask(f"round {count}", "seconds"))
 
     def check(self) -> float:
-        """Its accuracy on the test samples."""
+        """Return the contender's accuracy on the test samples."""
         return float(self._ask("check", "accuracy"))
 
     def close(self) -> None:
-        """Stop it and whatever it has started."""
+        """Stop the contender and all processes that it started."""
         pids = [process.pid for process in machine.tree(self.process.pid)]
         self._thaw()
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class Contender:
         return json.loads(line)[wanted]
 
     def _reason(self) -> str:
-        """Why it ended: the last line it printed."""
+        """Return why the contender ended: the last line that it printed."""
         self.process.wait()
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"ended with code {self.process.returncode}: {lines[-1][:200] if lines else 'it said nothing'}"

@@ -30,7 +30,7 @@ SAMPLES, FEATURES, CLASSES = 2, 8, 3
 
 @dataclass(frozen=True)
 class Case:
-    """What is run: N known clients, S active, where states are, and whether there is a run directory."""
+    """One case: N known clients, S active, the place of states, and whether there is a run directory."""
 
     method: str
     known: int
@@ -56,7 +56,7 @@ CASES = [
 
 
 def run(case: Case, folder: Path | None) -> dict[str, Any]:
-    """Run one case here; what it took."""
+    """Run one case in this process; return its time and memory."""
     import numpy as np
 
     import fedspeed
@@ -91,12 +91,12 @@ def run(case: Case, folder: Path | None) -> dict[str, Any]:
 
 
 def peak() -> int:
-    """The largest RSS of this process so far."""
+    """Return the largest RSS of this process so far."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure(cases: list[Case]) -> Iterator[dict[str, Any]]:
-    """Every case in a process of its own, and how many cores others used meanwhile."""
+    """Yield every case, run in a separate process, with the number of cores that others used."""
     for case in cases:
         meter = machine.Meter()
         with tempfile.TemporaryDirectory(prefix="scale-", dir=cache()) as folder:
@@ -110,7 +110,7 @@ def measure(cases: list[Case]) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """As Markdown."""
+    """Return the cases as a Markdown table."""
     lines = [
         "| method | known | active | states | run directory | start, s | s per round | with a state | peak RSS, MB |",
         "|---|--:|--:|---|---|--:|--:|--:|--:|",

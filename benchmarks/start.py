@@ -1,4 +1,4 @@
-"""Why ResNet-18-GN does not start: curvature of the loss at its first vector, and what becomes of its features.
+"""The start of ResNet-18-GN: curvature of the loss at its first vector, and its features during training.
 
 python -m benchmarks.start [--rounds 10] [--rho 0,0.01,0.05,0.1] [--seeds 3] [--out DIR]
 
@@ -38,7 +38,7 @@ PICTURES = 200
 
 
 class Features(NamedTuple):
-    """Of a layer's outputs over pictures: the norm of their mean, and the root mean square distance from it."""
+    """A layer's outputs over pictures: the norm of their mean, and the root mean square distance from it."""
 
     mean: float
     spread: float
@@ -59,7 +59,7 @@ class Curvature(NamedTuple):
 
 
 def setting(start: str, rho: float, seed: int, rounds: int) -> Config:
-    """The config of the recipe's run of FedSpeed, with another start, rho, seed and number of rounds."""
+    """Return the config of the recipe's run of FedSpeed, with another start, rho, seed and number of rounds."""
     cells = find_recipe("start").cells("paper-2pct-mixed-start")
     config = next(cell for cell in cells if cell.row == "FedSpeed").config(seed)
     model = Spec(config.model.name, {**config.model.options, "init": start})
@@ -68,13 +68,13 @@ def setting(start: str, rho: float, seed: int, rounds: int) -> Config:
 
 
 def pictures(run: Simulation) -> Any:
-    """Training pictures, the same for every start: not augmented, in batches."""
+    """Return training pictures, the same for every start: not augmented, in batches."""
     rows = np.unique(run.work.data.indices)
     return batches(run.work.data, rows[:: max(1, len(rows) // PICTURES)][:PICTURES])
 
 
 def forward(run: Simulation, x: torch.Tensor) -> None:
-    """All pictures through the network at x."""
+    """Run all pictures through the network at x."""
     run.work.flat.load(x)
     run.work.flat.model.eval()
     with torch.no_grad():
@@ -83,7 +83,7 @@ def forward(run: Simulation, x: torch.Tensor) -> None:
 
 
 def features(run: Simulation, x: torch.Tensor) -> list[Features]:
-    """After the pooling of the stem, after every block, and last of what enters the classifier."""
+    """Return the features after the stem's pooling, after every block, and at the classifier's input."""
     flat = run.work.flat
     layers = [m for m in flat.model.modules() if isinstance(m, nn.MaxPool2d | Block | nn.Flatten)]
     seen: list[list[torch.Tensor]] = [[] for _ in layers]
@@ -105,7 +105,7 @@ def _features(outputs: torch.Tensor) -> Features:
 
 
 def curvature(start: str, seed: int) -> Curvature:
-    """At the first vector of a start."""
+    """Return the curvature at the first vector of a start."""
     config = setting(start, 0.0, seed, 1)
     with prepare(replace(config, backend="serial", workers=1)) as run:
         flat, loss, data = run.work.flat, run.work.loss, pictures(run)
@@ -124,7 +124,7 @@ def curvature(start: str, seed: int) -> Curvature:
 
 
 def common_mode(run: Simulation, x: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The unit vector that moves the last layer's weights by u m^T, and the curvature along it in closed form."""
+    """Return the unit vector that moves the last layer's weights by u m^T, and the curvature along it."""
     flat = run.work.flat
     inside, outside = list[torch.Tensor](), list[torch.Tensor]()
     layer = next(m for m in flat.model.modules() if isinstance(m, nn.Linear))
@@ -153,7 +153,7 @@ def course(start: str, rho: float, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file that `main` wrote."""
+    """Return the lines of a file that `main` wrote."""
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 

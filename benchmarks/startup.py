@@ -14,7 +14,7 @@ PATIENCE = 120.0
 
 
 def measure(times: int) -> dict[str, object]:
-    """Seconds of every start and their median, as JSON takes them."""
+    """Return seconds of every start and their median, as JSON takes them."""
     seconds = [first_round() for _ in range(times)]
     return {"seconds": seconds, "median": median(seconds)}
 

@@ -29,12 +29,12 @@ class Ratio(NamedTuple):
 
 
 def median(seconds: Sequence[float]) -> float:
-    """The middle value."""
+    """Return the middle value."""
     return float(np.median(seconds))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """median(above) / median(below), with a bootstrap interval over whole repetitions.
+    """Return median(above) / median(below), with a bootstrap interval over whole repetitions.
 
     Entry i of both was measured in the same repetition, minutes or less apart: they are drawn together, so what slowed
     the machine down for a while slows both down and does not widen the interval.

@@ -29,7 +29,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(2, out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
+        """Return relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
         y = self.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         y += self.shortcut(x)
@@ -76,18 +76,18 @@ def mlp() -> nn.Module:
 
 
 def build(name: str) -> nn.Module:
-    """A model by name, from seed 0."""
+    """Return a model by name, from seed 0."""
     torch.manual_seed(0)
     return {"resnet18_gn": resnet18_gn, "cnn": cnn, "mlp": mlp}[name]()
 
 
 def count(model: nn.Module) -> int:
-    """Number of parameters."""
+    """Return the number of parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def accuracy(model: nn.Module, arrays: Arrays) -> float:
-    """Share of the test samples that the model gets right."""
+    """Return the share of the test samples that the model gets right."""
     model.eval()
     with torch.no_grad():
         right = model(torch.from_numpy(arrays.x_test)).argmax(1) == torch.from_numpy(arrays.y_test)

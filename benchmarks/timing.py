@@ -1,4 +1,4 @@
-"""Seconds a round: all contenders of a contest alive at once, taking turns."""
+"""Seconds per round: all contenders of a contest run at once and take turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Timed:
-    """What one contender did: its seconds a round, one value a repetition."""
+    """The times of one contender: its seconds per round, one value per repetition."""
 
     entry: Entry
     seconds: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Timed:
     failure: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the values that JSON can hold."""
         return {
             "name": self.entry.name,
             "failure": self.failure,
@@ -59,7 +59,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Timed | None:
-        """A contender that was measured, by name."""
+        """Return a contender that was measured, by name."""
         return next((row for row in self.rows if row.entry.name == name and row.seconds), None)
 
 
@@ -106,11 +106,11 @@ class Arena:
                 self.running[row.entry.name] = contender
 
     def live(self) -> list[Timed]:
-        """The contenders that have not failed."""
+        """Return the contenders that have not failed."""
         return [row for row in self.outcome.rows if row.entry.name in self.running]
 
     def warm_up(self) -> None:
-        """Wait for all of them, then one turn each."""
+        """Wait for all contenders, then let each run one turn."""
         for row in self.live():
             with self._contender(row) as contender:
                 row.facts = contender.ready()
@@ -119,7 +119,7 @@ class Arena:
                 self.say(f"{row.entry.name}: warm-up {contender.rounds(self.turn)[0]:.3g} s")
 
     def repeat(self, pairs: int, deadline: float) -> None:
-        """The repetitions; each begins with another contender, and every other one goes round backwards."""
+        """Run the repetitions; each begins with another contender, and every second one runs in reverse order."""
         waited = total = 0.0
         for repetition in range(pairs):
             begun, meter = time.monotonic(), machine.Meter()
@@ -143,20 +143,20 @@ class Arena:
         self.outcome.idle = max(0.0, waited / total) if total > 0.2 else 0.0
 
     def look(self) -> None:
-        """What is asked after the last round."""
+        """Ask for the facts that are read after the last round."""
         for row in self.live():
             with self._contender(row) as contender:
                 row.memory = machine.tree_peak(contender.process.pid)
                 row.accuracy = contender.check()
 
     def close(self) -> None:
-        """Stop everybody."""
+        """Stop all contenders."""
         for contender in self.running.values():
             contender.close()
 
     @contextmanager
     def _contender(self, row: Timed) -> Iterator[Contender]:
-        """A contender to ask something of; if it fails, it is out, and the others go on."""
+        """Yield a contender for one request; if that fails, drop it and continue with the others."""
         try:
             yield self.running[row.entry.name]
         except Failed as error:
@@ -166,7 +166,7 @@ class Arena:
 
 
 def _used(contender: Contender) -> tuple[float, float]:
-    """Processor time of everybody else in our tree, and the time of day."""
+    """Return the processor time of the other processes in our tree, and the time of day."""
     among = machine.processes()
     everyone = sum(process.seconds for process in machine.tree(os.getpid(), among))
     own = sum(process.seconds for process in machine.tree(contender.process.pid, among))

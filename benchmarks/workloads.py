@@ -1,4 +1,4 @@
-"""What is trained: sizes and arrays, the same for every contender.
+"""The workloads: sizes and arrays, the same for every contender.
 
 Imports neither torch nor fedspeed: the peers' environments read this file too. The arrays are `.npy` files in the
 cache, made once by `benchmarks.arrays` and memory-mapped by every contender.
@@ -19,7 +19,7 @@ CORES = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """One federation: `clients` clients of `samples` samples, `active` of them a round.
+    """One federation: `clients` clients of `samples` samples, `active` of them per round.
 
     Args:
         data: name of the arrays.
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def folder(self) -> Path:
-        """Where the arrays are."""
+        """The folder of the arrays."""
         return cache() / "data" / self.data
 
 
@@ -69,15 +69,15 @@ ABOUT = {
 
 
 def find(name: str, active: int = 0) -> Workload:
-    """A workload by name; `active` clients a round where that is not 0."""
+    """Return a workload by name; with `active` clients per round if that is not 0."""
     return replace(WORKLOADS[name], active=active) if active else WORKLOADS[name]
 
 
 def load(workload: Workload) -> Arrays:
-    """The arrays, mapped copy-on-write: every process sees the same pages."""
+    """Return the arrays, mapped copy-on-write: every process sees the same pages."""
     return Arrays(*(np.load(workload.folder / f"{name}.npy", mmap_mode="c") for name in Arrays._fields))
 
 
 def cache() -> Path:
-    """Where arrays and the peers' environments are kept: `$XDG_CACHE_HOME/fedspeed-bench`."""
+    """Return the folder of arrays and of the peers' environments: `$XDG_CACHE_HOME/fedspeed-bench`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedspeed-bench"

@@ -51,19 +51,19 @@ class Loop:
                     self.step(x[rows], y[rows])
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """One step of SGD."""
+        """Take one step of SGD."""
         for _ in range(self.gradients):
             self.optimiser.zero_grad()
             nn.functional.cross_entropy(self.model(x), y).backward()
         self.optimiser.step()
 
     def check(self) -> float:
-        """Accuracy of this process's model."""
+        """Return accuracy of this process's model."""
         return stock.accuracy(self.model, self.arrays)
 
 
 def _with_our_layers(workload: Workload) -> nn.Module:
-    """The model as fedspeed builds it."""
+    """Return the model as fedspeed builds it."""
     from fedspeed import build_model
 
     from .. import arrays

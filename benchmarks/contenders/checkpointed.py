@@ -23,7 +23,7 @@ from .ours import MODELS
 
 
 def config(workload: Workload, every: int, rounds: int) -> Config:
-    """The workload as `fedspeed run` would take it."""
+    """Return the workload as `fedspeed run` would take it."""
     name, options = MODELS[workload.model]
     pictures = workload.data.startswith("cifar10")
     return Config.from_dict(
@@ -49,7 +49,7 @@ def config(workload: Workload, every: int, rounds: int) -> Config:
 
 
 def main() -> None:
-    """Run, and say what the rounds took and waited."""
+    """Run, and report the time of the rounds and of their waits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload")
     parser.add_argument("folder", type=Path)

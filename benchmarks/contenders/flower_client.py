@@ -1,4 +1,4 @@
-"""What Flower's actors run; a module of its own, so that data and model stay in the actor between clients."""
+"""The client that Flower's actors run; a separate module, so that data and model stay in the actor between clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _prepared(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, nn.Module
 
 
 def app(workload: Workload) -> ClientApp:
-    """A client app for one workload."""
+    """Return a client app for one workload."""
     client = ClientApp()
 
     @client.train()
@@ -40,7 +40,7 @@ def app(workload: Workload) -> ClientApp:
 
 
 def fit(net: nn.Module, x: torch.Tensor, y: torch.Tensor, workload: Workload) -> None:
-    """Local SGD."""
+    """Run local SGD."""
     optimiser = torch.optim.SGD(net.parameters(), lr=workload.lr)
     for _ in range(workload.epochs):
         for rows in torch.randperm(workload.samples).split(workload.batch):

@@ -1,4 +1,4 @@
-"""SCAFFOLD over very many clients into a run directory: what a round takes by the clock, as more and more have a state.
+"""SCAFFOLD over very many clients into a run directory: the time of a round while more and more have a state.
 
 python -m benchmarks.contenders.many FOLDER --clients N --active N --rounds N
 """
@@ -22,7 +22,7 @@ FEATURES, CLASSES = 9, 3
 
 
 def data(path: Path, clients: int) -> str:
-    """One sample for every client, as a file."""
+    """Write a file with one sample per client."""
     r = np.random.default_rng(0)
     x, y = r.normal(size=(clients, FEATURES)).astype("f4"), r.integers(0, CLASSES, clients)
     np.savez(path, x=x, y=y, x_test=x[:1000], y_test=y[:1000])
@@ -30,7 +30,7 @@ def data(path: Path, clients: int) -> str:
 
 
 def main() -> None:
-    """Run, and say what the rounds took."""
+    """Run, and report the time of the rounds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clients", type=int, required=True)

@@ -34,7 +34,7 @@ NEVER = 10**7
 
 @contextmanager
 def nodes(backend: str) -> Iterator[dict[str, Any]]:
-    """The settings of a back end that needs some: for Ray a cluster of three nodes on this machine, the driver's
+    """Yield the settings of a back end that needs some: for Ray a cluster of three nodes on this machine, the driver's
     without a worker, so that everything travels from node to node."""
     if backend != "ray":
         yield {}
@@ -52,7 +52,7 @@ def nodes(backend: str) -> Iterator[dict[str, Any]]:
 
 
 def start(workload: Workload, method: str, backend: str = "", **settings: Any) -> fedspeed.Simulation:
-    """The simulation: the engine by the package's own rule, worker processes where it is the loop."""
+    """Return the simulation: the engine by the package's own rule, worker processes where it is the loop."""
     data = arrays.federated(workload)
     name, options = MODELS[workload.model]
     model = fedspeed.build_model(name, data, **options)

@@ -88,7 +88,7 @@ class Run:
         self.parameters = sum(leaf.size for leaf in jax.tree_util.tree_leaves(parameters))
 
     def loss(self, parameters: Any, batch: Any, rng: Any) -> Array:
-        """Mean cross-entropy."""
+        """Return mean cross-entropy."""
         scores = jax.nn.log_softmax(self.net.apply(parameters, batch["x"]))
         return -jnp.take_along_axis(scores, batch["y"][:, None], axis=1).mean()
 
@@ -98,7 +98,7 @@ class Run:
         jax.block_until_ready(self.state.params)
 
     def check(self) -> float:
-        """Accuracy on the test samples."""
+        """Return accuracy on the test samples."""
         scores = self.net.apply(self.state.params, np.asarray(self.arrays.x_test))
         return float((np.asarray(scores).argmax(1) == self.arrays.y_test).mean())
 

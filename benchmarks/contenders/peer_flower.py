@@ -29,7 +29,7 @@ NEVER = 10**9
 
 
 class Stop(Exception):
-    """Leaves Flower's loop."""
+    """Exception that leaves Flower's loop."""
 
 
 class OnCommand(FedAvg):
@@ -46,7 +46,7 @@ class OnCommand(FedAvg):
         return super().configure_train(*args)
 
     def aggregate_train(self, *args: Any) -> Any:
-        """The last part of a round."""
+        """Aggregate the replies, the last part of a round."""
         aggregated = super().aggregate_train(*args)
         self.latest = aggregated[0]
         self.turns.done()
@@ -54,7 +54,7 @@ class OnCommand(FedAvg):
 
 
 def server(workload: Workload) -> ServerApp:
-    """A server app that runs rounds on command."""
+    """Return a server app that runs rounds on command."""
     server_app = ServerApp()
     net, arrays = stock.build(workload.model), load(workload)
 

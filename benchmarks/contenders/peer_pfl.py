@@ -35,7 +35,7 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 class OnCommand(TrainingProcessCallback):
-    """Holds every iteration back until it is asked for; the first rank hears the commands and tells the others."""
+    """Callback that delays every iteration until its command; the first rank passes commands to the others."""
 
     def __init__(self, turns: Turns | None) -> None:
         self.turns = turns
@@ -62,7 +62,7 @@ class OnCommand(TrainingProcessCallback):
 
 
 def with_loss(net: nn.Module) -> nn.Module:
-    """The two functions that pfl expects of a model."""
+    """Return the two functions that pfl expects of a model."""
 
     def loss(self: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(self(x), y)
@@ -76,7 +76,7 @@ def with_loss(net: nn.Module) -> nn.Module:
 
 
 def users(workload: Workload) -> FederatedDataset:
-    """Every client's samples, shuffled anew each time it is active."""
+    """Return every client's samples, shuffled again each time it is active."""
     arrays = load(workload)
     x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
 

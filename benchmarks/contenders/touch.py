@@ -25,12 +25,12 @@ AGAIN = 1
 
 
 def in_turn(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") -> np.ndarray:
-    """The cohort of round t: the next `active` clients."""
+    """Return the cohort of round t: the next `active` clients."""
     return np.sort(np.arange(t * active, (t + 1) * active) % clients)
 
 
 def main() -> None:
-    """Train and say how many clients have a state."""
+    """Train, and report how many clients have a state."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("clients", type=int)

@@ -27,19 +27,19 @@ MODULES = ("data", "terms", "theory", "flower")
 
 
 def classes() -> dict[str, str]:
-    """The public names that are methods or wrappers, and what they are called on the command line."""
+    """Return the public names that are methods or wrappers, and what they are called on the command line."""
     return {cls.__name__: name for name, cls in (METHODS | WRAPPERS).items()}
 
 
 def names() -> dict[str, list[str]]:
-    """Every public name but the methods, by group."""
+    """Return every public name but the methods, by group."""
     known = {name for group in GROUPS.values() for name in group}
     left = [name for name in fedspeed.__all__ if name not in known and name not in classes()]
     return {title: list(group) for title, group in GROUPS.items()} | ({"More": left} if left else {})
 
 
 def modules() -> dict[str, ModuleType]:
-    """The public modules that can be imported here."""
+    """Return the public modules that can be imported here."""
     found = {}
     for name in MODULES:
         try:
@@ -50,7 +50,7 @@ def modules() -> dict[str, ModuleType]:
 
 
 def members(module: ModuleType) -> list[str]:
-    """What a public module offers: its `__all__`, or what is defined there."""
+    """Return the names of a public module: its `__all__`, or those defined there."""
     own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
     return sorted(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
 
@@ -72,7 +72,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def documented(path: str, thing: Any) -> str:
-    """The directive that fits."""
+    """Return the directive that fits."""
     if inspect.isclass(thing):
         return marks.block(f".. autoclass:: {path}\n   :members:\n   :member-order: bysource", "{eval-rst}")
     if callable(thing):
@@ -81,7 +81,7 @@ def documented(path: str, thing: Any) -> str:
 
 
 def index() -> str:
-    """Every name with its first line."""
+    """Return every name with its first line."""
     parts = [
         "# Python\n",
         f"`import fedspeed` offers {len(fedspeed.__all__)} names; none imports torch before it is used.\n",
@@ -99,7 +99,7 @@ def index() -> str:
 
 
 def summary(thing: Any) -> str:
-    """The first line of a docstring; of a plain value, what it is."""
+    """Return the first line of a docstring; of a plain value, what it is."""
     return first(thing.__doc__) if callable(thing) else marks.cell(f"a {type(thing).__name__} of {len(thing)}, by name")
 
 

@@ -18,7 +18,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def index(parser: Parser) -> str:
-    """All commands, what they have in common, exit codes."""
+    """Return all commands, what they have in common, exit codes."""
     lines = [(f"[`fedspeed {name}`]({name}.md)", marks.cell(about)) for name, about in COMMANDS.items()]
     return "\n".join([
         "# Command line\n",
@@ -32,7 +32,7 @@ def index(parser: Parser) -> str:
 
 
 def page(prog: str, parser: Parser, level: int = 1) -> str:
-    """A command, or an action of one."""
+    """Return a command, or an action of one."""
     usage = parser.format_usage().removeprefix("usage: ")
     parts = [f"{'#' * level} {prog}\n", f"{marks.plain(parser.description or '')}\n", marks.block(usage)]
     parts.append(options(prog, parser))
@@ -44,7 +44,7 @@ def page(prog: str, parser: Parser, level: int = 1) -> str:
 
 
 def options(prog: str, parser: Parser) -> str:
-    """Every argument and option, by its groups."""
+    """Return every argument and option, by its groups."""
     parts = [f"```{{program}} {prog}\n```\n"]
     for group in parser._action_groups:
         found = [
@@ -59,7 +59,7 @@ def options(prog: str, parser: Parser) -> str:
 
 
 def option(parser: Parser, action: argparse.Action) -> str:
-    """One: its spellings, what it takes, its help."""
+    """Return one option: its spellings, its value, its help."""
     look = parser._get_formatter()
     takes = "" if action.nargs == 0 else look._format_args(action, look._get_default_metavar_for_optional(action))
     if action.option_strings:

@@ -1,4 +1,4 @@
-"""The Sphinx extension of this site: docstrings as the house writes them, types, mathematics without a script."""
+"""The Sphinx extension of this site: docstrings as this package writes them, types, mathematics without a script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """A docstring of ours as reStructuredText: boxes stay boxes, `x` is code, nothing else means anything."""
+    """Rewrite a docstring as reStructuredText: boxes stay boxes, `x` is code, all else is plain text."""
     if what == "class" and options.get("no-index-entry"):  # a method's page has its text already
         lines[:] = []
         return
@@ -48,13 +48,13 @@ def drawn(box: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """A paragraph in one line, or a list with a line per entry."""
+    """Return a paragraph in one line, or a list with a line per entry."""
     entries = re.split(r"\n(?=- |\d+\. )", text)
     return [rst(" ".join(entry.split())) for entry in entries] if len(entries) > 1 else [rst(" ".join(text.split()))]
 
 
 def rst(text: str) -> str:
-    """Text in which only `code` means something.
+    """Return text in which only `code` means something.
 
     Example:
         >>> rst("ascend_ takes `x`, **more")
@@ -70,7 +70,7 @@ def rst(text: str) -> str:
 
 
 def named(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
-    """A type in a signature: the page of the public name if it is one of ours, else its name as it stands."""
+    """Return a type in a signature: the page of the public name if it is one of ours, else its name as it stands."""
     if node.get("refdomain") != "py" or node.get("reftype") not in ("class", "obj", "data", "exc", "func"):
         return None
     last = node["reftarget"].rpartition(".")[2]
@@ -83,18 +83,18 @@ def named(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
 
 
 def dashes(app: Sphinx, tree: nodes.document) -> None:
-    """What Sphinx puts between a parameter and its text, as a dash; smartquotes, which would, spoil --options."""
+    """Put a dash between a parameter and its text; smartquotes would, but they spoil --options."""
     for text in [text for text in tree.findall(nodes.Text) if text.astext() == " -- "]:
         text.parent.replace(text, nodes.Text(" – "))
 
 
 def mathml(self: Any, node: nodes.math) -> None:
-    """A formula inside of a line."""
+    """Write a formula inside of a line."""
     self.body.append(convert(node.astext(), display="inline"))
     raise nodes.SkipNode
 
 
 def mathml_block(self: Any, node: nodes.math_block) -> None:
-    """A formula on lines of its own."""
+    """Write a formula on separate lines."""
     self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode

@@ -1,4 +1,4 @@
-"""Plain text as Markdown: what the program says of itself, put on a page."""
+"""Plain text as Markdown, for pages made from the program's own texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECTION = re.compile(r"^(Args|Example|Examples|Returns|Raises|Yields|Reference):
 
 
 def plain(text: str) -> str:
-    """Text in which only `code` means something: everything else that Markdown would read is escaped.
+    """Return text in which only `code` means something: everything else that Markdown would read is escaped.
 
     Example:
         >>> plain("x_i0 of `x_i0`, ||g||")
@@ -27,36 +27,36 @@ def plain(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Plain text in one cell of a table; a bar is escaped in code, too."""
+    """Return plain text in one cell of a table; a bar is escaped in code, too."""
     one = " ".join(plain(str(text)).split())
     return CODE.sub(lambda code: code[0].replace("|", r"\|"), one)
 
 
 def code(value: object) -> str:
-    """A value as code, in a cell; nothing for an empty one."""
+    """Return a value as code, in a cell; nothing for an empty one."""
     text = " ".join(str(value).split())
     return f"`{text}`".replace("|", r"\|") if text else ""
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
+    """Return a table of cells that are Markdown already."""
     rows = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([f"| {' | '.join(header)} |", "|" + "---|" * len(header), *rows]) + "\n"
 
 
 def block(text: str, language: str = "text") -> str:
-    """A fenced block."""
+    """Return a fenced block."""
     return f"```{language}\n{text.strip(chr(10))}\n```\n"
 
 
 def toctree(entries: Iterable[str], depth: int = 1, hidden: bool = False, caption: str = "") -> str:
-    """A table of contents."""
+    """Return a table of contents."""
     options = [f":maxdepth: {depth}"] + [":hidden:"] * hidden + [f":caption: {caption}"] * bool(caption)
     return "\n".join(["```{toctree}", *options, "", *entries, "```", ""])
 
 
 def sections(docstring: str) -> dict[str, str]:
-    """A docstring by its sections; what comes first is "". Each is dedented."""
+    """Return a docstring by its sections; what comes first is "". Each is dedented."""
     found: dict[str, list[str]] = {"": []}
     now = ""
     for line in inspect.cleandoc(docstring).splitlines():
@@ -73,7 +73,7 @@ def sections(docstring: str) -> dict[str, str]:
 
 
 def paragraphs(text: str) -> str:
-    """The text of a docstring as Markdown: what is indented is a box, kept as it is drawn."""
+    """Return the text of a docstring as Markdown: what is indented is a box, kept as it is drawn."""
     found = []
     for part in boxed(text):
         found.append(block(part[1]) if part[0] else f"{plain(part[1])}\n")
@@ -81,7 +81,7 @@ def paragraphs(text: str) -> str:
 
 
 def boxed(text: str) -> list[tuple[bool, str]]:
-    """Paragraphs of a text: (it is a box, its lines). A box may have empty lines; a list is no box."""
+    """Return paragraphs of a text: (it is a box, its lines). A box may have empty lines; a list is not a box."""
     found: list[tuple[bool, str]] = []
     for part in re.split(r"\n\s*\n", text.strip("\n")):
         box = all(line.startswith("  ") for line in part.splitlines())
@@ -93,7 +93,7 @@ def boxed(text: str) -> list[tuple[bool, str]]:
 
 
 def items(text: str) -> list[tuple[str, str]]:
-    """The entries of `Args:`: a name, and what is said of it, in one line."""
+    """Return the entries of `Args:`: a name, and what is said of it, in one line."""
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
         entry = re.match(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: (.*)$", line)

@@ -25,7 +25,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def index() -> str:
-    """The methods by family, the wrappers, and what the columns mean."""
+    """Return the methods by family, the wrappers, and what the columns mean."""
     lines = []
     for family, name, c in grouped(METHODS):
         lines.append((family, f"[`{name}`]({name}.md)", first(METHODS[name]), kept(c.client),
@@ -46,12 +46,12 @@ def index() -> str:
 
 
 def first(cls: type[Method]) -> str:
-    """The first sentence of a class, in one line."""
+    """Return the first sentence of a class, in one line."""
     return marks.cell(marks.sections(cls.__doc__ or "")[""].partition("\n\n")[0])
 
 
 def page(name: str, cls: type[Method]) -> str:
-    """One method."""
+    """Return the page of one method."""
     said = marks.sections(cls.__doc__ or "")
     lead, _, box = said[""].partition("\n\n")
     parts = [f"# {cls.__name__}\n", f"{marks.plain(lead)}\n", facts(name, cls)]
@@ -68,7 +68,7 @@ def page(name: str, cls: type[Method]) -> str:
 
 
 def facts(name: str, cls: type[Method]) -> str:
-    """Family, what it keeps and costs."""
+    """Return a method's family, states and costs."""
     method = cls()
     c = cost(method)
     rows = [
@@ -84,12 +84,12 @@ def facts(name: str, cls: type[Method]) -> str:
 
 
 def kept(names: str) -> str:
-    """The vectors, as code; a method that keeps none has "-"."""
+    """Return the vectors, as code; a method that keeps none has "-"."""
     return ", ".join(map(marks.code, names.split(", "))) if names != "-" else "nothing"
 
 
 def related(text: str, own: str) -> str:
-    """The names of other methods in sentences, as links; boxes stay as they are."""
+    """Return the names of other methods in sentences, as links; boxes stay as they are."""
     classes = {cls.__name__: name for name, cls in EVERY.items() if name != own}
     known = re.compile(rf"\b({'|'.join(sorted(classes, key=len, reverse=True))})\b")
     pieces = re.split(r"(^```.*?^```$|`[^`\n]+`)", text, flags=re.M | re.S)
@@ -100,8 +100,8 @@ def related(text: str, own: str) -> str:
 
 
 def field_table(cls: type[Method], args: str) -> str:
-    """Name, default, range, meaning, warm-up and tuning."""
-    told = {name: text for names, text in marks.items(args) for name in names.split(", ")}
+    """Return the table of fields: name, default, range, meaning, warm-up and tuning."""
+    texts = {name: text for names, text in marks.items(args) for name in names.split(", ")}
     lines = []
     for field in fields(cls):
         default = getattr(cls(), field.name)
@@ -113,7 +113,7 @@ def field_table(cls: type[Method], args: str) -> str:
             if isinstance(default, bool)
             else allowed
         )
-        about = [told.get(field.name) or field.metadata.get("about", "")]
+        about = [texts.get(field.name) or field.metadata.get("about", "")]
         about += [f"`--warmup {field.name}=N` schedules it"] * bool(field.metadata.get("schedulable"))
         about += [f"`tune` tries `{field.metadata.get('tune')}`"] * bool(field.metadata.get("tune"))
         shown = (
@@ -129,7 +129,7 @@ def field_table(cls: type[Method], args: str) -> str:
 
 
 def use(name: str, cls: type[Method]) -> str:
-    """How it is named on the command line and in Python."""
+    """Return how a method is named on the command line and in Python."""
     text, inside = name, ""
     if issubclass(cls, Wrapper):
         base = next(one for one in ("fedspeed", "fedavg") if fits(cls, one))
@@ -140,7 +140,7 @@ def use(name: str, cls: type[Method]) -> str:
 
 
 def fits(cls: type[Wrapper], base: str) -> bool:
-    """Whether a wrapper goes around a method."""
+    """Return whether a wrapper goes around a method."""
     try:
         cls(METHODS[base]())
     except UserError:
@@ -149,7 +149,7 @@ def fits(cls: type[Wrapper], base: str) -> bool:
 
 
 def paper_and_code(name: str, cls: type[Method]) -> list[str]:
-    """The errata of a method, and what `--preset released` sets."""
+    """Return the errata of a method, and what `--preset released` sets."""
     found = of_method(name)
     sets = ", ".join(f"`{key} = {value}`" for key, value in cls.released.items())
     parts = ["## Paper and code\n"] * bool(found or sets)

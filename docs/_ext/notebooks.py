@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """A page in pieces, in order.
+    """Return a page in pieces, in order.
 
     Example:
         >>> [block.language for block in blocks("Do:\\n\\n```sh\\nls\\n```\\n")]
@@ -57,7 +57,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def convert(path: Path) -> dict[str, Any]:
-    """A page as a notebook (nbformat 4.5), ready for `json.dump`."""
+    """Return a page as a notebook (nbformat 4.5), ready for `json.dump`."""
     cells: list[dict[str, Any]] = []
     for block in blocks(path.read_text("utf-8")):
         if block.language == "python":
@@ -84,7 +84,7 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 
 def main(folder: str, out: str) -> None:
-    """Writes a notebook per numbered page of a folder."""
+    """Write a notebook per numbered page of a folder."""
     Path(out).mkdir(parents=True, exist_ok=True)
     for page in sorted(Path(folder).glob("[0-9]*.md")):
         notebook = Path(out, page.stem + ".ipynb")

@@ -15,7 +15,7 @@ RESULTS = ROOT / "results" / SUITE
 
 
 def presets() -> list[str]:
-    """Those with stored results."""
+    """Return the presets with stored results."""
     return sorted(path.parent.name for path in RESULTS.glob("*/README.md"))
 
 
@@ -26,7 +26,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def index() -> str:
-    """The recipes in order of value, and the results by preset."""
+    """Return the recipes in order of value, and the results by preset."""
     lines = [
         (f"[`{name}`]({name}.md)", recipe.paper or "ours", marks.cell(recipe.title))
         for name, recipe in recipes().items()
@@ -44,7 +44,7 @@ def index() -> str:
 
 
 def page(recipe: Recipe) -> str:
-    """Claim, setting, presets, what is claimed, and where results are."""
+    """Return the page of a recipe: setting, presets, claims, and links to results."""
     name = recipe.name
     done = [preset for preset in presets() if (RESULTS / preset / f"{name}.md").exists()]
     lines = [
@@ -76,14 +76,14 @@ def page(recipe: Recipe) -> str:
 
 
 def figures(preset: str, name: str) -> list[Path]:
-    """The pictures of one recipe's results: NAME.png, or NAME-COLUMN.png."""
+    """Return the pictures of one recipe's results: NAME.png, or NAME-COLUMN.png."""
     others = [other for other in recipes() if other.startswith(f"{name}-")]
     found = [*RESULTS.glob(f"{preset}/{name}.png"), *sorted(RESULTS.glob(f"{preset}/{name}-*.png"))]
     return [path for path in found if not any(path.name.startswith(other) for other in others)]
 
 
 def stored() -> Iterator[tuple[Path, str]]:
-    """The results' pages: the file, its text with figures and the files that come with it."""
+    """Yield the results' pages: the file, its text with figures and the files that come with it."""
     for preset in presets():
         folder = RESULTS / preset
         own = sorted(path.stem for path in folder.glob("*.md") if path.name != "README.md")

@@ -74,7 +74,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def data_index() -> str:
-    """The list, and the splits."""
+    """Return the list, and the splits."""
     lines = [
         (
             f"[`{name}`]({name}.md)",
@@ -99,7 +99,7 @@ def data_index() -> str:
 
 
 def data_page(name: str, card: Card) -> str:
-    """One data set: its card, what its loader says, its options."""
+    """Return the page of one data set: its card, its loader's docstring, its options."""
     loader = DATASETS[name]
     said = marks.sections(loader.__doc__ or "")
     rows = [("train + test", card.size), ("input", card.shape), ("classes", card.classes), ("source", card.source)]
@@ -117,7 +117,7 @@ def data_page(name: str, card: Card) -> str:
 
 
 def data_hint(name: str, card: Card) -> str:
-    """What a command needs beside the name."""
+    """Return what a command needs beside the name."""
     own = {
         "images": " --data-dir pets --set size=32",
         "arrays": " --data-dir mine.npz",
@@ -132,10 +132,10 @@ def data_hint(name: str, card: Card) -> str:
 
 
 def arguments(found: dict[str, inspect.Parameter], args: str, kind: str) -> str:
-    """Options of a data set or model: name, default, meaning."""
-    told = {name: text for names, text in marks.items(args) for name in names.split(", ")}
+    """Return options of a data set or model: name, default, meaning."""
+    texts = {name: text for names, text in marks.items(args) for name in names.split(", ")}
     lines = [
-        (marks.code(name), marks.code(toml(one.default)), marks.cell(told.get(name, "")))
+        (marks.code(name), marks.code(toml(one.default)), marks.cell(texts.get(name, "")))
         for name, one in found.items()
         if one.kind is not one.VAR_KEYWORD
     ]
@@ -144,7 +144,7 @@ def arguments(found: dict[str, inspect.Parameter], args: str, kind: str) -> str:
 
 
 def toml(value: Any) -> str:
-    """A default as one writes it."""
+    """Return a default as one writes it."""
     if value is inspect.Parameter.empty:
         return "needed"
     if isinstance(value, bool):
@@ -172,7 +172,7 @@ def model_page(name: str, builder: Callable[..., Any]) -> str:
 
 
 def config() -> str:
-    """Every key of a config by group, with default, range and option."""
+    """Return every key of a config by group, with default, range and option."""
     found = {field.name: field for field in dataclasses.fields(Config)}
     parts = [
         "# Config keys\n",

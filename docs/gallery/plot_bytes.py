@@ -28,7 +28,7 @@ methods = {
 
 
 def trained(method: fedspeed.Method) -> tuple[np.ndarray, list[float]]:
-    """Megabytes sent up so far, and test accuracy in per cent, after every round."""
+    """Return megabytes sent up so far, and test accuracy in per cent, after every round."""
     run = fedspeed.simulate(method, model, data, rounds=40, active=5, batch_size=10, backend="serial")
     records = list(run)
     return np.cumsum([r.bytes_up for r in records]) / 1e6, [100 * r.test_accuracy for r in records]

@@ -42,7 +42,7 @@ class Counterexample(NamedTuple):
 
 
 def wave(x: float) -> float:
-    """The triangle wave w'(x)."""
+    """Return the triangle wave w'(x)."""
     j = round(x / 2)
     return (1 - 2 * (j % 2)) * (x - 2 * j)
 

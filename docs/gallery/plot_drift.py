@@ -33,7 +33,7 @@ methods = {
 
 
 def trained(method: fedspeed.Method, rounds: int = 80) -> tuple[list[float], list[float]]:
-    """The drift and the distance to the optimum of every round."""
+    """Return the drift and the distance to the optimum of every round."""
     run = fedspeed.simulate(
         method, model, data, rounds=rounds, active=10, local_steps=10, lr=0.1, lr_decay=1.0, weight_decay=0.0,
         loss=torch.nn.functional.mse_loss, backend="serial",

@@ -9,7 +9,7 @@ FedSpeed's client keeps one vector, :math:`h_i`, the sum of its own past movemen
 .. math:: \nabla F_i(x^*) + \tfrac{1}{\lambda}\,(h_i + x^* - x^*) = 0
    \quad\Longrightarrow\quad h_i = -\lambda\,\nabla F_i(x^*) :
 
-each client ends up holding exactly minus its own gradient at an optimum it has never been told.
+each client ends up holding exactly minus its own gradient at an optimum that was never sent to it.
 
 **What to see.** Eight clients on two-dimensional quadratics, all active, exact gradients, no perturbation. Left:
 :math:`h_i/\lambda` of every client, a dot per round, from 0 to the rings, which are :math:`-\nabla F_i(x^*)` from a

@@ -2,12 +2,12 @@ r"""
 Participation: from one client in a hundred to all
 ==================================================
 
-Who is asked in a round is drawn anew each time; a method that keeps a state at the clients works with what it knew
+The active clients are drawn again in every round; a method that keeps a state at the clients works with what it knew
 when it last saw them. Here are a hundred quadratics that disagree about the optimum, exact gradients, 60 rounds, and
 the distance from the optimum averaged over the last ten.
 
 **What to see.** FedAvg gains about a factor of three from a tenfold cohort, since a mean of S gradients has an error
-of :math:`1/\sqrt S`, and stops at its own fixed point even if everybody takes part (the dotted line, in closed form).
+of :math:`1/\sqrt S`, and stops at its own fixed point even if all clients take part (the dotted line, in closed form).
 SCAFFOLD and FedSpeed are no better than FedAvg with one client in a hundred: what they know of a client is older than
 the run. From one in ten on their states are fresh enough, and each step to the right is worth orders of magnitude.
 """

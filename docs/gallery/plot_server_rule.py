@@ -3,8 +3,8 @@ One line of FedSpeed: the rule as printed and as released
 =========================================================
 
 Line 16 of FedSpeed's box averages the corrected models of the *active* clients. The authors' code adds the mean
-correction of *all* clients. With everybody active the two are one; with a part of the clients they are not, and this
-package takes the second (``server="all"``). ``server="active"`` is the paper's.
+correction of *all* clients. With all clients active the two are equal; with a part of the clients they are not, and
+this package takes the second (``server="all"``). ``server="active"`` is the paper's.
 
 **What to see.** Ten of a hundred clients in each round, quadratics, exact gradients. As printed, the server's model
 jumps about and stays at a distance: the corrections of ten clients do not cancel as those of a hundred do. Where it

@@ -27,7 +27,7 @@ steps = np.linspace(-1, 1, 21)
 
 
 def valley(rho: float) -> tuple[np.ndarray, float, float]:
-    """The training loss along the top eigenvector of a trained model, its eigenvalue, and the test accuracy."""
+    """Return the training loss along the top eigenvector of a trained model, its eigenvalue, and the test accuracy."""
     run = fedspeed.simulate(
         fedspeed.FedSpeed(lam=10, rho=rho), model, data, rounds=30, active=10, local_epochs=2, batch_size=20,
         weight_decay=0.0, eval_every=30, backend="serial",

@@ -16,7 +16,7 @@ best = [0.0, 0.0]
 
 
 def start(text):
-    """Begin a run: where the optimum is, minus the clients' gradients there, what the method says against the run."""
+    """Start a run; return the optimum, minus the clients' gradients there, and the method's warning."""
     global run, active, best
     asked = JSON.parse(text)
     clients = [Quadratic(tuple(c["optimum"]), c["a"], c["b"], c["c"]) for c in asked["clients"]]
@@ -33,7 +33,7 @@ def start(text):
 
 
 def step():
-    """One round; null if there is no run, or its model has run away."""
+    """Run one round; return null if there is no run, or if its model has diverged."""
     if run is None or run.lost:
         return "null"
     happened = run.round(cohort(0, run.t, len(run.clients), active))
@@ -48,7 +48,7 @@ def step():
 
 
 def written(value):
-    """JSON, every digit of every number."""
+    """Return JSON with every digit of every number."""
     if isinstance(value, dict):
         return "{" + ", ".join(f'"{key}": {written(entry)}' for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):

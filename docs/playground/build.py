@@ -1,4 +1,4 @@
-"""Writes what the playground's page embeds: the package's own method files, and the modules that Brython needs.
+"""The files that the playground's page embeds: the package's own method files, and the modules that Brython needs.
 
     python docs/playground/build.py                         # after a method file or a Python file here has changed
     python docs/playground/build.py --stdlib FILE           # after another Brython: its brython_stdlib.js, cut
@@ -24,6 +24,7 @@ from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 
 OWN = ("federation", "bridge")
 SHARED = ("errors", "utils/params", "methods/base", "methods/terms")
+PACKAGES = ("fedspeed", "fedspeed.methods", "fedspeed.utils")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
 ASKED = """
 __future__ _ast _collections _collections_abc _contextvars _functools _locale _operator _py_abc _py_warnings _thread
@@ -36,18 +37,20 @@ INSPECT = '"""Left out: dataclasses imports it for what is not used here."""\n'
 
 
 def modules() -> dict[str, str]:
-    """The text of every module of the page, by name; packages are empty."""
+    """Return the text of every module of the page, by name; packages are empty."""
     used = dict.fromkeys(cls.__module__ for name, cls in METHODS.items() if name not in LEFT_OUT)
     files = {f"fedspeed.{name.replace('/', '.')}": ROOT / "fedspeed" / f"{name}.py" for name in SHARED}
     files |= {module: ROOT / f"{module.replace('.', '/')}.py" for module in used}
     files |= {name: HERE / f"{name}.py" for name in OWN}
-    return {"fedspeed": "", "fedspeed.methods": "", "fedspeed.utils": "", "inspect": INSPECT} | {
-        name: path.read_text("utf-8") for name, path in files.items()
-    }
+    return (
+        dict.fromkeys(PACKAGES, "")
+        | {"inspect": INSPECT}
+        | {name: path.read_text("utf-8") for name, path in files.items()}
+    )
 
 
 def described() -> list[dict[str, Any]]:
-    """The methods as the page lists them: family by family, with their fields."""
+    """Return the methods as the page lists them: family by family, with their fields."""
     ours = [cls for name, cls in METHODS.items() if name not in LEFT_OUT]
     return [
         {
@@ -67,21 +70,20 @@ def described() -> list[dict[str, Any]]:
 
 
 def sources() -> str:
-    """The text of `sources.js`."""
+    """Return the text of `sources.js`."""
     entries = {
-        name: [".py", text, []] if text else [".py", text, [], 1]  # 1: a package
-        for name, text in modules().items()
+        name: [".py", text, [], 1] if name in PACKAGES else [".py", text, []] for name, text in modules().items()
     }
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
-    told = ",\n".join(json.dumps(method) for method in described())
+    methods = ",\n".join(json.dumps(method) for method in described())
     return (
         "// Written by build.py: the package's own files, word for word. Do not edit.\n"
-        f"__BRYTHON__.update_VFS({{\n{lines}\n}});\nwindow.METHODS = [\n{told}\n];\n"
+        f"__BRYTHON__.update_VFS({{\n{lines}\n}});\nwindow.METHODS = [\n{methods}\n];\n"
     )
 
 
 def cut(stdlib: str) -> str:
-    """Brython's library, only what is asked for."""
+    """Return Brython's library with only the modules in `ASKED`."""
     text = stdlib[stdlib.index("{") : stdlib.rindex("}") + 1]
     whole = json.loads(text)
     kept = {name: whole[name] for name in ("$timestamp", *ASKED.split()) if name in whole}

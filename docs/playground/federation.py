@@ -120,7 +120,7 @@ class Vec:
 
 
 def _divided(p: float, q: float) -> float:
-    """As IEEE and torch have it; Python would raise."""
+    """Divide as IEEE and torch do; Python would raise."""
     return p / q if q else math.nan if p == 0 or p != p else math.copysign(math.inf, p) * math.copysign(1.0, q)
 
 
@@ -138,18 +138,18 @@ class Quadratic(NamedTuple):
     c: float
 
     def gradient(self, x: Vec) -> Vec:
-        """grad F(x), a fresh vector."""
+        """Return grad F(x), a new vector."""
         u, v = (p - o for p, o in zip(x.a, self.optimum, strict=True))
         return Vec([self.a * u + self.b * v, self.b * u + self.c * v])
 
     def value(self, x: Vec) -> float:
-        """F(x)."""
+        """Return F(x)."""
         u, v = (p - o for p, o in zip(x.a, self.optimum, strict=True))
         return 0.5 * (self.a * u * u + self.c * v * v) + self.b * u * v
 
 
 def optimum(clients: list[Quadratic]) -> list[float]:
-    """Of the mean loss: (sum H_i) x = sum H_i x_i*."""
+    """Return the optimum of the mean loss: (sum H_i) x = sum H_i x_i*."""
     a, b, c = (sum(getattr(client, name) for client in clients) for name in "abc")
     u = sum(client.a * client.optimum[0] + client.b * client.optimum[1] for client in clients)
     v = sum(client.b * client.optimum[0] + client.c * client.optimum[1] for client in clients)
@@ -157,7 +157,7 @@ def optimum(clients: list[Quadratic]) -> list[float]:
 
 
 def cohort(seed: int, t: int, clients: int, active: int) -> list[int]:
-    """Who is active in round t: drawn without replacement by a small generator (Lehmer's), in order."""
+    """Return the active clients of round t, in order: drawn without replacement by a small generator (Lehmer's)."""
     state = (seed * 1000003 + t * 7919 + 12345) % 2147483647 or 1
     left = list(range(clients))
     for k in range(clients):
@@ -193,7 +193,7 @@ class Federation:
         self.server = method.init_server(self.x0.clone())
 
     def round(self, cohort: list[int]) -> Happened:
-        """One round of these clients."""
+        """Run one round of these clients."""
         method, clones = self.method, {}
         down = method.broadcast(self.server)
         paths, mean = {}, None
@@ -202,18 +202,18 @@ class Federation:
             mean = up if mean is None else tree_map(lambda total, a: total + a, mean, up)
         S, rates = float(len(cohort)), [method.rate(k, self.K) for k in range(self.K)]
         mean = tree_map(lambda a: a / S, mean)
-        told = Round(
+        facts = Round(
             self.t, S, float(len(self.clients)), self.K, self.lr, active=len(cohort), mean_rate=sum(rates) / self.K
         )
-        mean = method.received(mean, told)
+        mean = method.received(mean, facts)
         for i in cohort:
-            self.states[i] = method.settle(clones[i], mean, told)
-        self.server = method.update(self.server, mean, told)
+            self.states[i] = method.settle(clones[i], mean, facts)
+        self.server = method.update(self.server, mean, facts)
         self.t += 1
         return Happened(cohort, paths)
 
     def turn(self, i: int, down: Any, active: int) -> tuple[list[list[float]], Any, Any]:
-        """K steps of client i: its path, what it sends, what it keeps."""
+        """Run K steps of client i; return its path, its upload and its new state."""
         method, loss = self.method, self.clients[i]
 
         def grad(x: Vec, fraction: float = 1.0) -> Vec:
@@ -237,11 +237,11 @@ class Federation:
 
     @property
     def lost(self) -> bool:
-        """Whether the model has run away."""
+        """Whether the model has diverged."""
         return not all(abs(p) < FAR for p in self.x)
 
     def duals(self) -> dict[int, list[float]]:
-        """What clients know of their own gradient, with the sign that it has in a step downhill.
+        """Return the clients' duals, estimates of their gradients, with the sign of a step downhill.
 
         h_i / lam of a prox method (h_i = q_i + H in A-FedPD), -c_i of one with control variates: both become
         -grad F_i(x*) where the method converges. Empty for a method that keeps neither.
@@ -258,8 +258,8 @@ class Federation:
 
 
 def warned(method: Any, lr: float, active: int, clients: int) -> str:
-    """What a method warns of before a run, "" if of nothing; raises a UserError where it refuses the run."""
-    with warnings.catch_warnings(record=True) as told:
+    """Return a method's warning before a run, or ""; raise a UserError where it refuses the run."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         method.check(lr, active, clients)
-    return str(told[0].message) if told else ""
+    return str(caught[0].message) if caught else ""

@@ -1,4 +1,4 @@
-"""What server and devices must agree on: method, model, plan, loss, versions; each states its own, one compares."""
+"""The agreement between server and devices: method, model, plan, loss, versions. The server compares the statements."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ..utils.environment import environment
 from .messages import cut
 
 LOOSE = (*PLACEMENT, *RULES, "rounds", "eval_every", "client_metrics", "on_client_error", "engine")
-"""Fields of a plan in which server and devices may differ: no bit of a turn depends on them."""
+"""Fields of a plan in which server and devices may differ, because no bit of a turn depends on them."""
 SHAPE = ("shape", "inputs", "targets", "classes")
 SAME = ("fedspeed", "torch", "method", "plan", "loss", "no_decay", *SHAPE, "model")
-"""Statements in which a device must agree with the server."""
+"""Statements in which a device must equal the server."""
 ALIKE = ("numpy", "cpu", "device", "variables")
-"""Statements on which the last bits depend; a device that differs may take part, and is named in the log."""
+"""Statements that can change the last bits; a device that differs may take part, and the log names it."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A run as it stands in an app's file, before there are data."""
+    """The settings of a run as an app's file gives them, before any data are read."""
 
     method: Method
     model: Any
@@ -45,7 +45,7 @@ class Agreement:
     no_decay: tuple[str, ...]
 
     def configured(self, config: Mapping[str, Any]) -> Agreement:
-        """With those settings of Flower's run config that are fields of a plan."""
+        """Return a copy with the fields of a plan in Flower's run config; raise for a run that devices cannot do."""
         fields = Plan().fields()
         named = {key.replace("-", "_"): value for key, value in config.items()}
         given = {key: value for key, value in named.items() if key in fields}
@@ -71,22 +71,22 @@ class Agreement:
         return replace(self, plan=replace(plan, engine="loop", backend="auto", on_client_error="drop"))
 
     def module(self, data: Federated) -> nn.Module:
-        """The model, built from the seed where it is a name or a class."""
+        """Return the model; a name or a class is built from the seed."""
         return as_model(self.model, data, self.plan.seed)
 
     def work(self, data: Federated, module: nn.Module) -> Work:
-        """The local work on a device's data, as `Simulation` makes that of all."""
+        """Return the local work on these data, made as `Simulation` makes it."""
         plan = replace(self.plan, active=self.plan.cohort_size(data.clients))
         device = pick_device(plan.device)
         flat = flat_model(module, data, plan, device, self.no_decay, self.method)
         return Work(self.method, flat, self.fitting(data), data.to(device, flat.dtype), plan)
 
     def fitting(self, data: Federated) -> Loss:
-        """The loss that was given, or the usual one of such data."""
+        """Return the app's loss, or the default for such data."""
         return fitting_loss(self.loss, data)
 
     def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:
-        """What one side says of itself, by name."""
+        """Return the statements of this side by name, for the comparison of server and device."""
         plan = {key: value for key, value in self.plan.fields().items() if key not in LOOSE}
         plan["active"] = self.plan.cohort_size(data.clients)
         about = environment(pick_device(self.plan.device))
@@ -102,20 +102,20 @@ class Agreement:
 
 
 def _stated(method: Method) -> dict[str, Any]:
-    """A method by its name, its fields and the digest of its code; not by where a file of it lies."""
+    """Return a method's name, fields and digest of its code; the path of its file may differ between machines."""
     fields = {k: _stated(v) if isinstance(v, Method) else repr(v) for k, v in method.fields().items()}
     return {"name": method.label, "code": method.code, **fields}
 
 
 def shape_of(data: Federated) -> dict[str, str]:
-    """What inputs and targets look like."""
+    """Return the statements on the shape and dtype of inputs and targets."""
     kinds = {"inputs": data.x.dtype, "targets": data.y.dtype}
     shape = {"shape": json.dumps(list(data.shape)), "classes": str(data.classes)}
     return shape | {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()}
 
 
 def differs(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first statement in which a device must agree and does not, in words; "" if there is none.
+    """Return the first required statement in which a device differs, in words, or "" if there is none.
 
     Example:
         >>> ours = dict.fromkeys(SAME, "1")

@@ -1,7 +1,7 @@
-"""The back end whose clients are SuperNodes: jobs become messages, valid replies are given in job order.
+"""The back end whose clients are SuperNodes: jobs become messages, valid replies are returned in job order.
 
-A message that cannot be answered (its SuperNode was killed, or started again) is sent once more: a device computes the
-same bits again. What is refused, or does not come in time, is a client that failed, and drops out of the round.
+A message that cannot be answered (its SuperNode was killed, or started again) is sent again: a device computes the same
+bits again. A client whose reply is refused, or does not come in time, has failed and drops out of the round.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from .server_states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 TRIES = 3
-"""How often a job is sent to a device that answers with an error of Flower's."""
+"""Number of times that a job is sent to a device that answers with an error of Flower."""
 
 
 class FlowerBackend:
-    """Runs jobs on devices, evaluates the server's test set here.
+    """Back end that runs jobs on devices and evaluates the server's test set in this process.
 
     Args:
-        work: with the sizes of all clients; it holds no data of theirs.
-        counted: which round of each client was counted last.
-        timeout: seconds that a round waits.
-        poll: seconds between two looks.
+        work: the local work, with the sizes of all clients and none of their data.
+        counted: the round of each client that was counted last.
+        grid: Flower's `Grid`, which sends and receives messages.
+        roster: the SuperNode of each client.
+        timeout: seconds that a round waits for replies.
+        poll: seconds between two requests for replies.
     """
 
     def __init__(
@@ -46,103 +48,110 @@ class FlowerBackend:
     ) -> None:
         self.work, self.counted, self.grid, self.roster = work, counted, grid, roster
         self.timeout, self.poll = timeout, poll
-        self.book: ClientsFile = roster.book
+        self.clients_file: ClientsFile = roster.clients_file
         self.here = Serial(work)
         self.t = 0
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order; states are on the devices, so `state` is not asked."""
-        self.book.begin()
+        """Yield the replies in job order; states are on the devices, so `state` is not called."""
+        self.clients_file.begin()
         self.t = jobs[0].t if jobs else self.t
-        errand = Exchange(self, {job.client: job for job in jobs}, "train", to_arrays(down), self._told, self._read)
+        exchange = Exchange(
+            self, {job.client: job for job in jobs}, "train", to_arrays(down), self._details, self._read
+        )
         for job in jobs:
-            yield errand.result(job.client)
+            yield exchange.result(job.client)
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the server's own test set."""
+        """Return loss and accuracy of a vector on the server's own test set."""
         return self.here.evaluate(x, validation)
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Sums over every client's data, computed on the devices; NaN for one that does not answer."""
-        jobs = {i: Job(i, self.t, 0.0) for i in range(self.book.clients)}
-        errand = Exchange(self, jobs, "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
-        found = [errand.result(i) for i in jobs]
+        """Return sums over every client's data, computed on the devices; NaN for a client that does not answer."""
+        jobs = {i: Job(i, self.t, 0.0) for i in range(self.clients_file.clients)}
+        exchange = Exchange(self, jobs, "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
+        found = [exchange.result(i) for i in jobs]
         none = Sums(0, np.array([math.nan]), np.array([math.nan]))
         return [none._replace(first=i) if isinstance(f, Failed) else f for i, f in zip(jobs, found, strict=True)]
 
     def close(self) -> None:
-        """Nothing to stop: SuperLink and SuperNodes are Flower's."""
+        """Do nothing: Flower starts and stops SuperLink and SuperNodes."""
 
     @cached_property
     def _taken(self) -> set[str]:
         return server_metrics(self.work)
 
-    def _told(self, job: Job) -> dict[str, Any]:
+    def _details(self, job: Job) -> dict[str, Any]:
         counted, before = self.counted.of(job.client)
         return {"lr": job.lr, "K": job.K, "counted": counted, "before": before}
 
     def _read(self, content: Any, job: Job) -> Reply:
-        told = read_reply(content, self.book.run, job, self.work, self._taken)
-        if told.lost:
+        checked = read_reply(content, self.clients_file.run, job, self.work, self._taken)
+        if checked.lost:
             node = self.roster.at[job.client].id if job.client in self.roster.at else 0
-            self.book.note_lost(node, job.client, job.t)
-        return told.reply
+            self.clients_file.note_lost(node, job.client, job.t)
+        return checked.reply
 
     def _sums(self, content: Any, job: Job) -> Sums:
-        loss, right = read_sums(content, self.book.run, job, self.work)
+        loss, right = read_sums(content, self.clients_file.run, job, self.work)
         return Sums(job.client, np.array([loss]), np.array([right]))
 
 
 class Exchange:
-    """The same message to some clients, sent until each has answered, failed or run out of time.
+    """One message per client, sent until each has answered, failed or run out of time.
 
     Args:
+        backend: the back end that sends.
         jobs: client -> its job.
-        told: what else the message says to a client.
+        kind: Flower's type of message.
+        arrays: the vectors, the same for all clients.
+        details: returns the other fields of a job's message.
         read: makes a result of a reply's content, or raises `Refused`.
     """
 
     def __init__(
         self,
-        at: FlowerBackend,
+        backend: FlowerBackend,
         jobs: dict[int, Job],
         kind: str,
         arrays: Any,
-        told: Callable[[Job], dict[str, Any]],
+        details: Callable[[Job], dict[str, Any]],
         read: Callable[[Any, Job], Any],
     ) -> None:
-        self.at, self.kind, self.arrays, self.told, self.read = at, kind, arrays, told, read
+        self.backend, self.kind, self.arrays, self.details, self.read = backend, kind, arrays, details, read
         self.waiting = dict(jobs)
         self.done: dict[int, Any] = {}
         self.sent: dict[str, tuple[int, Node]] = {}
         self.tries: Counter[int] = Counter()
-        self.end = time.monotonic() + at.timeout
+        self.end = time.monotonic() + backend.timeout
 
     def result(self, client: int) -> Any:
-        """What came of one client's message."""
+        """Return one client's result, or its failure; send and receive until there is one."""
         while client not in self.done:
             self._send()
             self._receive()
-            for i in [i for i in self.waiting if self.at.roster.away(i)]:
-                log.warning("fedspeed: client %d: no SuperNode is this client; the round goes on without it", i)
+            for i in [i for i in self.waiting if self.backend.roster.away(i)]:
+                log.warning("fedspeed: client %d: no SuperNode is this client; the round continues without it", i)
                 self._fail(i, "no SuperNode is this client")
             if client not in self.done:
                 if time.monotonic() > self.end:
                     self._give_up()
                 else:
-                    time.sleep(self.at.poll)
+                    time.sleep(self.backend.poll)
         return self.done.pop(client)
 
     def _send(self) -> None:
-        """To those who are there and have no message."""
-        roster = self.at.roster
+        """Send to the clients that are connected and have no message in progress."""
+        roster = self.backend.roster
         roster.look()
         self.sent = {key: (i, node) for key, (i, node) in self.sent.items() if roster.at.get(i) == node}
-        under_way = {i for i, _ in self.sent.values()}
-        to = [(i, roster.at[i]) for i in self.waiting if i not in under_way and i in roster.at]
+        in_progress = {i for i, _ in self.sent.values()}
+        to = [(i, roster.at[i]) for i in self.waiting if i not in in_progress and i in roster.at]
         messages = [self._message(self.waiting[i], node) for i, node in to]
-        keys = list(self.at.grid.push_messages(messages)) if messages else []
-        if not keys:  # Flower gives none at all if the SuperLink, or what is before it, finds a message too large
+        keys = list(self.backend.grid.push_messages(messages)) if messages else []
+        if (
+            not keys
+        ):  # Flower returns no key at all if the SuperLink, or a proxy in front of it, finds one message too large.
             for i, node in to:
                 self._again(self.waiting[i], node, "the message is too large for the SuperLink, see Flower's log")
             return
@@ -153,15 +162,21 @@ class Exchange:
     def _message(self, job: Job, node: Node) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        book = self.at.book
-        about = {"run": book.run, "clients": book.clients, "client": job.client, "round": job.t, **self.told(job)}
+        clients_file = self.backend.clients_file
+        about = {
+            "run": clients_file.run,
+            "clients": clients_file.clients,
+            "client": job.client,
+            "round": job.t,
+            **self.details(job),
+        }
         content = RecordDict({"down": self.arrays, "job": ConfigRecord(about)})
         return Message(content, node.id, self.kind, ttl=max(1.0, self.end - time.monotonic()), group_id=str(job.t + 1))
 
     def _receive(self) -> None:
         for key, (client, node) in list(self.sent.items()):
             try:
-                replies = pulled(self.at.grid, key)
+                replies = pulled(self.backend.grid, key)
             except Refused as error:
                 del self.sent[key]
                 self._refuse(client, node, error)
@@ -170,11 +185,13 @@ class Exchange:
                 self._take(reply)
 
     def _take(self, reply: Any) -> None:
-        """One reply: counted once, or refused."""
+        """Count one reply once, or refuse it."""
         about = reply.metadata
         found = self.sent.pop(about.reply_to_message_id, None)
         if found is None:
-            self.at.book.refuse("duplicate", "expected one reply to each message, found another", about.src_node_id)
+            self.backend.clients_file.refuse(
+                "duplicate", "expected one reply to each message, found another", about.src_node_id
+            )
             return
         client, node = found
         job = self.waiting[client]
@@ -184,16 +201,16 @@ class Exchange:
         try:
             if about.src_node_id != node.id:
                 raise Refused("stale", f"expected a reply of node {node.id}")
-            told = failure(reply.content)
-            if told is not None:
-                raise Refused("diverged" if told[0] == Diverged.__name__ else "failed", told[1])
+            failed = failure(reply.content)
+            if failed is not None:
+                raise Refused("diverged" if failed[0] == Diverged.__name__ else "failed", failed[1])
             self.done[client] = self.read(reply.content, job)
             del self.waiting[client]
         except Exception as error:
             self._refuse(client, node, refusal(error))
 
     def _refuse(self, client: int, node: Node, error: Refused) -> None:
-        self.at.book.refuse(error.kind, str(error), node.id, client, self.waiting[client].t)
+        self.backend.clients_file.refuse(error.kind, str(error), node.id, client, self.waiting[client].t)
         self._fail(client, str(error))
 
     def _again(self, job: Job, node: Node, why: str) -> None:
@@ -201,19 +218,19 @@ class Exchange:
         if self.tries[job.client] < TRIES:
             log.warning("fedspeed: round %d, client %d (node %d): no reply (%s)", job.t + 1, job.client, node.id, why)
             return
-        self.at.book.refuse("failed", f"no reply in {TRIES} tries ({why})", node.id, job.client, job.t)
+        self.backend.clients_file.refuse("failed", f"no reply in {TRIES} tries ({why})", node.id, job.client, job.t)
         self._fail(job.client, f"no reply in {TRIES} tries ({why})")
 
     def _give_up(self) -> None:
         for client in list(self.waiting):
-            node = self.at.roster.at.get(client)
+            node = self.backend.roster.at.get(client)
             where = (
                 f"node {node.id} has it"
                 if node
                 else "no SuperNode is this client; is it started, with its key registered?"
             )
-            log.warning("fedspeed: client %d: no reply within %g s; %s", client, self.at.timeout, where)
-            self._fail(client, f"no reply within {self.at.timeout:g} s")
+            log.warning("fedspeed: client %d: no reply within %g s; %s", client, self.backend.timeout, where)
+            self._fail(client, f"no reply within {self.backend.timeout:g} s")
 
     def _fail(self, client: int, why: str) -> None:
         job = self.waiting.pop(client)

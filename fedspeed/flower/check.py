@@ -1,4 +1,4 @@
-"""`fedspeed deploy check`: what an app, a device or its way to the server lacks, in one line each."""
+"""`fedspeed deploy check`: checks of an app, a device's data and key, and its connection to the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError, one_line
 from ..utils.files import read_bytes
 from ..utils.registry import load_text
-from .require import require_flwr
+from . import require_flwr
 
 PATIENCE = 10.0
 """Seconds to wait for a server's answer."""
@@ -21,14 +21,14 @@ PATIENCE = 10.0
 def checks(
     folder: Path, client: int | None, superlink: str | None, root: Path | None, key: Path | None
 ) -> Iterator[str]:
-    """A line for everything that is well; raise for the first thing that is not."""
+    """Yield one line per check that passes; raise at the first that fails."""
     yield f"flwr {require_flwr()}"
     if key is not None:
         yield private_key(key)
     if superlink is not None:
         yield reachable(superlink, root)
-    terms, data, clients, name = app_of(folder)
-    yield f"{folder}: {name}, {terms.method.label}, {terms.plan.rounds} rounds"
+    agreement, data, clients, name = app_of(folder)
+    yield f"{folder}: {name}, {agreement.method.label}, {agreement.plan.rounds} rounds"
     if client is not None:
         from .device import loaded, own_part
 
@@ -39,13 +39,13 @@ def checks(
 
 
 def app_of(folder: Path) -> tuple[Any, Any, int, str]:
-    """The terms and the data function of an app, how many clients it has, and its name; its code is executed."""
+    """Return an app's agreement, data function, number of clients and name; this executes the app's code."""
     try:
         project = tomllib.loads(read_bytes(folder / "pyproject.toml").decode())
         components = project["tool"]["flwr"]["app"]["components"]
         server, client = (str(components[name]).partition(":") for name in ("serverapp", "clientapp"))
         name = str(project.get("project", {}).get("name", folder.name))
-        terms = {k.replace("-", "_"): v for k, v in project["tool"]["flwr"]["app"].get("config", {}).items()}
+        config = {k.replace("-", "_"): v for k, v in project["tool"]["flwr"]["app"].get("config", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"deploy: expected {folder / 'pyproject.toml'} with [tool.flwr.app.components], found {one_line(error)}; "
@@ -63,11 +63,11 @@ def app_of(folder: Path) -> tuple[Any, Any, int, str]:
             f"deploy: expected {client[2]} = client_app(...) and {server[2]} = server_app(...) in {path}, found "
             f"{one_line(error)}"
         ) from None
-    return made[0].configured(terms), made[1], clients, name
+    return made[0].configured(config), made[1], clients, name
 
 
 def reachable(address: str, root: Path | None) -> str:
-    """That a server answers at an address, with a certificate that the authority in `root` signed."""
+    """Check that a server answers at an address, with a certificate that the authority in `root` signed."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"deploy: expected --superlink HOST:PORT, found {address!r}")
@@ -95,7 +95,7 @@ def reachable(address: str, root: Path | None) -> str:
 
 
 def private_key(path: Path) -> str:
-    """That a file holds a key that a SuperNode can have: NIST EC, OpenSSH, no passphrase."""
+    """Check that a file holds a key that a SuperNode can use: NIST EC, OpenSSH, no passphrase."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 

@@ -1,7 +1,7 @@
-"""What a deployed run writes beside its run directory's own files: who the devices are, and what was refused.
+"""The two files that a deployed run adds to its run directory: `flower.json` and `refused.jsonl`.
 
-`flower.json` holds what the run is called on devices, and of every client how many samples it has and whose key it is
-bound to; it is written when the first round begins. `refused.jsonl` has a line for everything that was refused.
+`flower.json` holds the run's name on devices and, per client, its number of samples and the key it is bound to; it is
+written when the first round begins. `refused.jsonl` has one line per message that was refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .device_states import RUN
 log = logging.getLogger("flwr.fedspeed")
 NAME, REFUSED = "flower.json", "refused.jsonl"
 MOST_N, MOST_IN_ALL = 2**28, 2**31
-"""Samples that a client may claim, and all together."""
+"""Largest number of samples that a client may claim, and that all clients may claim together."""
 
 
 class ClientsFile:
-    """The facts of a deployed run that outlive its processes.
+    """The clients of a deployed run, in a file that outlives the run's processes.
 
     Args:
         out: the run directory.
-        clients: how many there are.
+        clients: the number of clients.
     """
 
     def __init__(self, out: Path, clients: int) -> None:
@@ -43,7 +43,7 @@ class ClientsFile:
                 f"put it back, or choose another out"
             )
         found = read_json(self.path)
-        if self.begun and not _is_book(found, clients):
+        if self.begun and not _is_valid(found, clients):
             raise UserError(
                 f"{self.path}: expected a run of {clients} clients, found another; put it back, or choose another out"
             )
@@ -51,17 +51,17 @@ class ClientsFile:
         self.known: dict[int, dict[str, Any]] = {int(i): about for i, about in found.get("known", {}).items()}
 
     def sizes(self) -> list[int] | None:
-        """Samples of every client; None before all have said."""
+        """Return the number of samples per client; None before all clients have reported theirs."""
         if len(self.known) < self.clients:
             return None
         return [int(self.known[i]["n"]) for i in range(self.clients)]
 
     def bound(self, key: str) -> int | None:
-        """The client that a key is bound to."""
+        """Return the client that a key is bound to."""
         return next((i for i, about in self.known.items() if about["key"] == key), None)
 
     def learn(self, client: int, n: int, key: str) -> None:
-        """Who a client is; until the run begins it may come back as another."""
+        """Note a client's size and key; until the run begins a later device may replace both."""
         if not self.begun:
             self.known[client] = {"n": n, "key": key}
         elif not self.known[client]["key"]:
@@ -69,12 +69,12 @@ class ClientsFile:
             self._write()
 
     def release(self, client: int) -> None:
-        """A run that has not begun does not bind a client to the key of a device that it refuses."""
+        """Unbind a client from the key of a device that was refused, unless the run has begun."""
         if not self.begun:
             self.known[client]["key"] = ""
 
     def begin(self) -> None:
-        """Write down who the clients are before the first of them works; the run directory is held."""
+        """Write the clients to the file before the first of them works; the caller holds the run directory's lock."""
         if not self.begun:
             if self.path.exists():
                 raise UserError(f"{self.path}: another `flwr run` began here meanwhile; start this one again")
@@ -87,29 +87,29 @@ class ClientsFile:
         write(self.path, json.dumps(whole) + "\n", durable=True)
 
     def refuse(self, kind: str, why: str, node: int, client: int | None = None, t: int | None = None) -> None:
-        """Log, count and write down something that was refused."""
+        """Log a refusal, count it, and append it to `refused.jsonl`."""
         self.refusals[kind] += 1
         where = "" if t is None else f"round {t + 1}, "
         who = f"node {node}" if client is None else f"client {client} (node {node})"
         log.warning("fedspeed: %s%s: refused (%s): %s", where, who, kind, why)
-        told = {"kind": kind, "round": None if t is None else t + 1, "client": client, "node": str(node), "why": why}
+        line = {"kind": kind, "round": None if t is None else t + 1, "client": client, "node": str(node), "why": why}
         self.lines.parent.mkdir(parents=True, exist_ok=True)
         with self.lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(line) + "\n")
 
     def note_lost(self, node: int, client: int, t: int) -> None:
-        """A device had lost its client's state, and began anew with `init_client`: counted, and a part of the run."""
+        """Note that a device had lost its client's state and used that of `init_client`; its reply is counted."""
         self.refuse(
             "lost state",
-            "began anew: a mean over all clients that the server keeps is off by its share",
+            "started from the initial state: a mean over all clients that the server keeps is off by its share",
             node,
             client,
             t,
         )
 
 
-def _is_book(found: dict[str, Any], clients: int) -> bool:
-    """Whether a file holds all clients of a run, and nothing else."""
+def _is_valid(found: dict[str, Any], clients: int) -> bool:
+    """Return whether a file holds exactly the clients of a run."""
     known = found.get("known")
     return (
         RUN.fullmatch(str(found.get("run"))) is not None

@@ -1,4 +1,4 @@
-"""What a device does: says who it is, runs its client's turn, scores a model on its data."""
+"""The ClientApp: a device introduces itself, runs its client's turn, evaluates a model on its data."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CLIENT, STATES = "fedspeed-client", "fedspeed-states"
 Data = Callable[[int, Mapping[str, Any]], Federated]
 
 
-def make_client_app(terms: Agreement, data: Data) -> Any:
-    """The ClientApp of these terms."""
+def make_client_app(agreement: Agreement, data: Data) -> Any:
+    """Return the ClientApp of an agreement."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    app.fedspeed = (terms, data)  # for `fedspeed deploy check`
+    app.fedspeed = (agreement, data)  # `fedspeed deploy check` reads it.
 
     def answering(action: Callable[[Device, Any], Any]) -> Callable[[Any, Any], Any]:
         def answer(message: Any, context: Any) -> Any:
-            return Message(answered(action, terms, data, message.content, context), reply_to=message)
+            return Message(answered(action, agreement, data, message.content, context), reply_to=message)
 
         return answer
 
@@ -45,26 +45,30 @@ def make_client_app(terms: Agreement, data: Data) -> Any:
     return app
 
 
-def answered(action: Callable[[Device, Any], Any], terms: Agreement, data: Data, content: Any, context: Any) -> Any:
-    """What an action replies; what goes wrong is a reply too, in one line."""
+def answered(action: Callable[[Device, Any], Any], agreement: Agreement, data: Data, content: Any, context: Any) -> Any:
+    """Return the reply of an action; an error becomes a reply of one line."""
     try:
-        return action(Device(terms.configured(context.run_config), data, context.node_config, content), content)
+        return action(Device(agreement.configured(context.run_config), data, context.node_config, content), content)
     except (UserError, Diverged, Refused) as error:
         return to_failure(type(error).__name__, str(error))
-    except Exception as error:  # of the hook for the data, or a disk: the server is told, and the SuperNode goes on
+    except (
+        Exception
+    ) as error:  # The app's data function or a disk failed: the server gets the reason, and the SuperNode continues.
         return to_failure("failed", one_line(error))
 
 
 class Device:
-    """One client, for one message.
+    """One client during one message.
 
     Args:
-        config: the SuperNode's own, `--node-config`.
-        content: the message's; its record `job` says of which run it is and how many clients there are.
+        agreement: the app's settings, with the run config.
+        data: the app's data function.
+        config: the SuperNode's `--node-config`.
+        content: the message's content; its record `job` names the run and the number of clients.
     """
 
-    def __init__(self, terms: Agreement, data: Data, config: Mapping[str, Any], content: Any) -> None:
-        self.terms = terms
+    def __init__(self, agreement: Agreement, data: Data, config: Mapping[str, Any], content: Any) -> None:
+        self.agreement = agreement
         self.client = _index(config)
         self.job: Mapping[str, Any] = content["job"]
         self.clients = int(self.job["clients"])
@@ -74,34 +78,34 @@ class Device:
                 f"flower: expected {CLIENT} in 0..{self.clients - 1}, found {self.client}; correct --node-config"
             )
         self.data = own_part(loaded(data, self.client, config), self.client, self.clients)
-        self.module = terms.module(self.data)
+        self.module = agreement.module(self.data)
 
     @cached_property
     def work(self) -> Work:
-        """The local work, on this device's data."""
-        return self.terms.work(self.data, self.module)
+        """The local work on this device's data."""
+        return self.agreement.work(self.data, self.module)
 
     def hello(self, _: Any) -> Any:
-        """Who this is: its index, how many samples it has, and what it runs."""
+        """Reply with the client's index, its number of samples, and its statements."""
         from flwr.app import ConfigRecord, RecordDict
 
-        said = self.terms.statements(self.data, self.module)
+        said = self.agreement.statements(self.data, self.module)
         about = {"client": self.client, "n": int(self.data.sizes[self.client]), "run": str(self.job["run"])}
-        _ = self.work  # what cannot be trained here is told now
+        _ = self.work  # Building it now reports a model that cannot be trained here before the first round.
         return RecordDict({"about": ConfigRecord(about), "terms": ConfigRecord(said)})
 
     def train(self, content: Any) -> Any:
-        """The client's turn: the state as it was counted last, the local loop, the new state on the disk, the reply."""
-        told, work = self.job, self.work
-        if int(told["client"]) != self.client:
-            raise UserError(f"flower: a message for client {told['client']} came to client {self.client}")
-        job = Job(self.client, int(told["round"]), float(told["lr"]), int(told["K"]))
+        """Run the client's turn from the state that was counted last; write the new state to the disk, then reply."""
+        about, work = self.job, self.work
+        if int(about["client"]) != self.client:
+            raise UserError(f"flower: a message for client {about['client']} came to client {self.client}")
+        job = Job(self.client, int(about["round"]), float(about["lr"]), int(about["K"]))
         down = tree_map(lambda a: a.to(work.flat.device), from_arrays(content["down"], work.shapes.down))
         dtype = None if work.plan.state_dtype == "same" else getattr(torch, work.plan.state_dtype)
-        kept = DeviceStates(self.folder, str(told["run"]), self.client, dtype)
+        states = DeviceStates(self.folder, str(about["run"]), self.client, dtype)
         first = work.hooks.init_client(work.flat.x)
-        counted, stateful = int(told["counted"]), has_leaves(first)
-        state = kept.read(counted, first) if stateful and counted != NEVER else None
+        counted, stateful = int(about["counted"]), has_leaves(first)
+        state = states.read(counted, first) if stateful and counted != NEVER else None
         lost = stateful and counted != NEVER and state is None
         begun = first if state is None else state
         copied = partial(tree_map, lambda a: a.to(work.flat.device, copy=True), begun)
@@ -109,12 +113,14 @@ class Device:
         if isinstance(reply, Failed):
             raise reply.error
         if stateful:
-            kept.write(job.t, reply.client)
-            kept.drop(int(told["before"]))
-        return to_reply(reply, str(told["run"]), lost)
+            states.write(
+                job.t, reply.client
+            )  # Durable before the reply: the server may count the reply once it has it.
+            states.drop(int(about["before"]))
+        return to_reply(reply, str(about["run"]), lost)
 
     def evaluate(self, content: Any) -> Any:
-        """Sums of loss and right answers of a vector over this client's data."""
+        """Reply with the sums of loss and right answers of a vector over this client's data."""
         from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
         work, data = self.work, self.work.data
@@ -129,7 +135,7 @@ class Device:
 
 
 def own_part(data: Federated, client: int, clients: int) -> Federated:
-    """A client's data under its own index; nothing of the others stays.
+    """Return a client's data under its own index, without the data of the other clients.
 
     Example:
         >>> data = Federated.from_arrays(np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1]), clients=[[0, 1, 3]])
@@ -167,7 +173,7 @@ def _index(config: Mapping[str, Any]) -> int:
 
 
 def loaded(data: Data, client: int, config: Mapping[str, Any]) -> Federated:
-    """What the app's function gives; whatever it raises is told in one line."""
+    """Return the data of the app's data function; any exception becomes an error of one line."""
     try:
         return federated(data(client, dict(config)))
     except Exception as error:

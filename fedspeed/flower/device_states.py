@@ -1,8 +1,8 @@
-"""A client's state on its device: files that are written once and never changed.
+"""The state of a client on its device: files that are written once and never changed.
 
-After its turn in round t a device writes `CLIENT@t`, before it replies; whether the reply is counted it does not know.
-The next message says which round of this client was counted last, and the state of that round is the client's state.
-So a state changes if and only if its reply was counted, whatever is lost, killed or started again.
+After its turn in round t a device writes `CLIENT@t` before it replies; it does not know whether its reply is counted.
+The next message names the round of this client that was counted last; the state of that round is the client's state.
+So a state changes if and only if its reply was counted, also if a message is lost or a process is killed.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from ..utils.files import flush
 NEVER = -1
 """The round counted last of a client that has never been counted."""
 RUN = re.compile("[0-9a-f]{32}")
-"""What a run is called on devices; it becomes the name of a folder."""
+"""The form of a run's name on devices; the name becomes that of a folder."""
 
 
 class DeviceStates:
     """The states of one client in one run.
 
     Args:
-        folder: where the device keeps states, of all runs.
-        run: as the server calls it.
-        dtype: in which vectors are stored, None for their own.
+        folder: the folder of the states of all runs on this device.
+        run: the run's name, chosen by the server.
+        client: the client's index.
+        dtype: the dtype in which vectors are stored; None keeps their own.
 
     Example:
         >>> from tempfile import mkdtemp
         >>> from fedspeed.methods.scaffold import Client
-        >>> kept = DeviceStates(Path(mkdtemp()), "0" * 32, client=3)
-        >>> kept.write(0, Client(torch.ones(2)))
-        >>> kept.read(0, Client(torch.empty(2))), kept.read(7, Client(torch.empty(2)))
+        >>> states = DeviceStates(Path(mkdtemp()), "0" * 32, client=3)
+        >>> states.write(0, Client(torch.ones(2)))
+        >>> states.read(0, Client(torch.empty(2))), states.read(7, Client(torch.empty(2)))
         (Client(c=tensor([1., 1.])), None)
     """
 
@@ -51,8 +52,10 @@ class DeviceStates:
         self.dtype = dtype
 
     def read(self, counted: int, like: Any) -> Any | None:
-        """The state of the round that was counted last; None if its file is not there, or is damaged. One that cannot
-        be read just now (a disk that is away, no permission) is not lost: it raises."""
+        """Return the state of the round that was counted last; None if its file is missing or damaged.
+
+        Raise if the file exists but cannot be read now (an unmounted disk, no permission): that state is not lost.
+        """
         try:
             return read_state(self._path(counted), like)
         except UserError as error:
@@ -61,26 +64,26 @@ class DeviceStates:
             return None
 
     def write(self, t: int, state: Any) -> None:
-        """The state after round t, on the disk when this returns; beside those there are.
+        """Write the state after round t beside the earlier ones; it is durable when this returns.
 
-        A message that was sent again may be worked off by another process at the same time, so each writes a file of
-        its own before it gets its name.
+        Another process may handle the same message, sent again, at the same time, so each writes its own temporary file
+        and renames it.
         """
         made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         part = self._path(t).with_name(f"{state_name(self.client, t)}.{secrets.token_hex(8)}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_state(part, state, self.dtype)
-            flush(part)
+            flush(part)  # fsync before rename: the name never refers to a partial state.
             os.replace(part, self._path(t))
         except OSError as error:
             part.unlink(missing_ok=True)
             raise no_room(self._path(t), error) from None
         for folder in (self.folder, *(folder.parent for folder in made)):
-            flush(folder)
+            flush(folder)  # fsync of the directories: the names outlast a power cut.
 
     def drop(self, before: int) -> None:
-        """Remove the states of rounds that nobody can ask for any more, and what a kill left of them."""
+        """Remove the states of rounds that the server can no longer ask for, and partial files that a kill left."""
         names = re.compile(rf"{self.client}@({NUMBER})(\.[0-9a-f]{{16}}(\.part)?)?")
         for path in self.folder.glob(f"{self.client}@*"):
             found = names.fullmatch(path.name)

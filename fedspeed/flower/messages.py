@@ -1,7 +1,7 @@
-"""What travels: trees of vectors as raw bytes in Flower's records, and the checks of everything that comes in.
+"""Messages between server and devices: trees of vectors as raw bytes in Flower's records, and checks of all input.
 
-No pickle and no file format: an array is its numbers, little-endian, and its name, dtype, shape and length must be the
-expected ones before a byte of it is looked at.
+There is no pickle and no file format: an array is its numbers, little-endian. Its name, dtype, shape and length are
+checked before any of its bytes are read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..errors import UserError, one_line
 from ..methods.base import Nothing, Round
 
 RAW = "fedspeed.raw"
-"""How arrays are serialised: not at all."""
+"""The serialisation type of arrays: raw bytes."""
 FACTS = ("K", "n", "train_loss", "drift", "grad_evals", "mean_rate")
 MOST_METRICS = 64
 MOST_TEXT = 2_000
-"""Numbers of its own that a client may report, and characters of a text that comes from a device."""
+"""Largest number of metrics that a client may report, and of characters in a text from a device."""
 MOST_GRADIENTS = 64
-"""Gradients that a client may have taken in a step."""
+"""Largest number of gradients that a client may have taken per step."""
 AWAY = ("httpx", "httpcore")
-"""Modules whose errors say that the SuperLink does not answer, not that a reply is wrong."""
+"""Modules whose errors mean that the SuperLink does not answer, not that a reply is wrong."""
 
 
 class Refused(ValueError):
-    """Something that came in and is not used: what kind of thing is wrong, and what was expected and found."""
+    """A message that is not used: the kind of fault, and what was expected and found."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -42,14 +42,14 @@ class Refused(ValueError):
 
 
 def refusal(error: Exception) -> Refused:
-    """An error while something of a device's was read, as a refusal: nothing that it sends may end the run."""
+    """Return an error in reading a device's message as a refusal: no message of a device may end the run."""
     return error if isinstance(error, Refused) else Refused("malformed", f"cannot be read ({cut(one_line(error))})")
 
 
 def pulled(grid: Any, message: str) -> list[Any]:
-    """The replies to one message that have come; raise `Refused` for one that cannot be decoded.
+    """Return the replies to one message that have arrived; raise `Refused` for one that cannot be decoded.
 
-    Flower decodes all that it pulls at a time, so one is: another device's reply is not lost with it.
+    Flower decodes all messages of one pull together, so each is pulled alone: no other device's reply is lost with it.
     """
     try:
         return list(grid.pull_messages([message]))
@@ -59,21 +59,21 @@ def pulled(grid: Any, message: str) -> list[Any]:
         raise refusal(error) from None
 
 
-class Told(NamedTuple):
-    """A reply that can be counted, and whether its device had lost the client's state and began anew."""
+class CheckedReply(NamedTuple):
+    """A reply that can be counted, and whether its device had lost the client's state and used the initial one."""
 
     reply: Reply
     lost: bool
 
 
 class Vector(NamedTuple):
-    """One vector, to be scored."""
+    """The tree of an evaluation message: one vector."""
 
     x: Any
 
 
 def to_arrays(tree: Any) -> Any:
-    """A tree of vectors as an ArrayRecord."""
+    """Return a tree of vectors as an ArrayRecord."""
     from flwr.app import Array, ArrayRecord
 
     header, parts = encode(tree)
@@ -86,7 +86,7 @@ def to_arrays(tree: Any) -> Any:
 
 
 def from_arrays(record: Any, like: Any) -> Any:
-    """The tree in an ArrayRecord, which must have the names, shapes and dtypes of `like`, and be finite."""
+    """Return the tree in an ArrayRecord; raise `Refused` unless it is finite and has the layout of `like`."""
     from flwr.app import ArrayRecord
 
     if not isinstance(record, ArrayRecord):
@@ -120,7 +120,7 @@ def _tensor(data: bytes, like: torch.Tensor) -> torch.Tensor:
 
 
 def to_reply(reply: Reply, run: str, lost: bool) -> Any:
-    """What a device sends after its turn."""
+    """Return the message that a device sends after its turn."""
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
     facts = reply.facts
@@ -135,10 +135,10 @@ def to_reply(reply: Reply, run: str, lost: bool) -> Any:
     )
 
 
-def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[str] = ()) -> Told:
-    """The reply to a job; raise `Refused` unless it is one, of this run, round and client, whole and finite.
+def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[str] = ()) -> CheckedReply:
+    """Return the reply to a job; raise `Refused` unless it is of this run, round and client, complete and finite.
 
-    What can be known here is computed here: the steps and their rates, the bytes and the digest of what was sent.
+    The server computes what it can: the steps and their rates, the bytes and the digest of the upload.
 
     Args:
         taken: names of metrics that a client may not report, see `server_metrics`.
@@ -147,10 +147,10 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
 
     _only(content, {"about": ConfigRecord, "up": None, "facts": MetricRecord, "metrics": MetricRecord})
     _of_this(content["about"], run, job)
-    told = content["facts"]
-    if sorted(told) != sorted(FACTS):
-        raise Refused("malformed", f"expected the facts {_listed(FACTS)}, found {_listed(told)}")
-    facts = {name: _number(name, told[name]) for name in FACTS}
+    reported = content["facts"]
+    if sorted(reported) != sorted(FACTS):
+        raise Refused("malformed", f"expected the facts {_listed(FACTS)}, found {_listed(reported)}")
+    facts = {name: _number(name, reported[name]) for name in FACTS}
     n = int(work.data.sizes[job.client])
     expected = {"K": job.K or work.local_steps(n), "n": n}
     for name, value in expected.items():
@@ -176,11 +176,11 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
         digest=upload_digests(up)[0],
         mean_rate=mean_rate,
     )
-    return Told(Reply(job, up, Nothing(), done), bool(content["about"].get("lost")))
+    return CheckedReply(Reply(job, up, Nothing(), done), bool(content["about"].get("lost")))
 
 
 def server_metrics(work: Work) -> set[str]:
-    """Names that a method reports at the server, found by one call at x^0: a client may not report them too."""
+    """Return the names of a method's server metrics, found by one call at x^0; a client may not report them too."""
     hooks = work.hooks
     if not {"metrics", "client_metrics"} <= hooks.reporting:
         return set()
@@ -188,12 +188,12 @@ def server_metrics(work: Work) -> set[str]:
     server = hooks.init_server(work.flat.x.clone())
     try:
         return set(hooks.metrics(server, mean, Round(0, 1.0, 1.0, 1.0, 1.0, work.plan.seed, 1)))
-    except UserError:  # it cannot do with a mean of zeros
+    except UserError:  # The method cannot take a mean of zeros.
         return set()
 
 
 def read_sums(content: Any, run: str, job: Job, work: Work) -> tuple[float, float]:
-    """Sums of loss and right answers over a client's data (NaN where there are no classes)."""
+    """Return the sums of loss and right answers over a client's data (NaN right answers if there are no classes)."""
     from flwr.app import ConfigRecord, MetricRecord
 
     _only(content, {"about": ConfigRecord, "sums": MetricRecord})
@@ -213,7 +213,7 @@ def read_sums(content: Any, run: str, job: Job, work: Work) -> tuple[float, floa
 
 
 def failure(content: Any) -> tuple[str, str] | None:
-    """What kind of error a device answers with instead, and its line; None if it does not."""
+    """Return the kind and the line of the error in a device's answer; None if it holds no error."""
     from flwr.app import ConfigRecord
 
     record = content.get("failed")
@@ -224,7 +224,7 @@ def failure(content: Any) -> tuple[str, str] | None:
 
 
 def to_failure(kind: str, why: str) -> Any:
-    """What a device answers instead, in one line."""
+    """Return the answer of a device that failed, in one line."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({"failed": ConfigRecord({"kind": kind, "why": cut(why, MOST_TEXT)})})
@@ -239,7 +239,7 @@ def _only(content: Any, kinds: Mapping[str, Any]) -> None:
 
 
 def _of_this(about: Any, run: str, job: Job) -> None:
-    """Raise unless a reply is of this run, round and client."""
+    """Raise `Refused` unless a reply is of this run, round and client."""
     expected = {"run": run, "round": job.t, "client": job.client}
     for name, value in expected.items():
         found = about.get(name)
@@ -258,16 +258,16 @@ def _mean_rate(work: Work, n: int, K: int) -> float:
     return sum(work.hooks.rates(work.local_steps(n), K)) / K if "rate" in work.hooks.reporting else 1.0
 
 
-def _metrics(told: Any, taken: Collection[str] | None) -> dict[str, float]:
-    """What a client reports, if its method has it report anything (`taken` is not None)."""
+def _metrics(reported: Any, taken: Collection[str] | None) -> dict[str, float]:
+    """Return the metrics of a client; `taken` is None if its method reports none."""
     refused: Callable[[str], UserError] = lambda why: UserError(f"metrics: a device {why}")  # noqa: E731
-    if len(told) > MOST_METRICS or any(len(str(name)) > MOST_METRICS for name in told):
+    if len(reported) > MOST_METRICS or any(len(str(name)) > MOST_METRICS for name in reported):
         raise Refused("oversized", f"metrics: expected at most {MOST_METRICS}, with names as short, found more")
-    other = list(told) if taken is None else [name for name in told if name in taken]
+    other = list(reported) if taken is None else [name for name in reported if name in taken]
     if other:
         raise Refused("malformed", f"metrics: expected none of these of a client, found {_listed(other)}")
     try:
-        return numbers(dict(told), refused)
+        return numbers(dict(reported), refused)
     except UserError as error:
         raise Refused("malformed", str(error)) from None
 
@@ -277,7 +277,7 @@ def _listed(found: Any) -> str:
 
 
 def cut(text: str, most: int = 200) -> str:
-    """A text of a device's in one line of bounded length."""
+    """Return a device's text as one printable line of bounded length."""
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= most else f"{line[:most]}..."

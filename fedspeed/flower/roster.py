@@ -1,4 +1,4 @@
-"""Which SuperNode is which client: learned by one `query.hello` to each, and held to what was learned."""
+"""The roster of SuperNodes: which is which client, learned from one `query.hello` to each and checked afterwards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .messages import Refused, cut, failure, pulled, refusal
 log = logging.getLogger("flwr.fedspeed")
 HELLO = "query.hello"
 TRIES = 3
-"""How often a SuperNode is asked that answers with an error of Flower's."""
+"""Number of times that a SuperNode is asked which answers with an error of Flower."""
 AGAIN = 60.0
-"""Seconds after which a SuperNode is asked again that failed to say who it is: its data may be there by then."""
+"""Seconds until a SuperNode whose hello failed is asked again: its data may be available by then."""
 GRACE = 120.0
-"""Seconds after which a client is away that no SuperNode is; one that was killed is let in again after a minute."""
+"""Seconds without a SuperNode after which a client is offline; a killed SuperNode is admitted again after a minute."""
 
 
 class Node(NamedTuple):
-    """A SuperNode that is connected; one that was started again is another."""
+    """A connected SuperNode; one that was started again is another node."""
 
     id: int
     since: str
@@ -32,28 +32,31 @@ class Node(NamedTuple):
 
 
 class Roster:
-    """Who is there.
+    """The connected SuperNodes and the clients that they are.
 
     Args:
-        grid: Flower's.
+        grid: Flower's `Grid`, which sends and receives messages.
+        clients_file: the clients of the run.
         bind: whether an index belongs to one key.
-        ttl: seconds for which a question is valid.
+        ttl: seconds for which a hello is valid.
     """
 
-    def __init__(self, grid: Any, book: ClientsFile, bind: bool, ttl: float) -> None:
-        self.grid, self.book, self.bind, self.ttl = grid, book, bind, ttl
-        self.expected: Mapping[str, str] | None = None  # the server's statements, once it has a model
-        self.at: dict[int, Node] = {}  # client -> its node
-        self.said: dict[int, dict[str, str]] = {}  # client -> its statements
-        self._asked: dict[str, Node] = {}  # message -> whom
-        self._met: set[Node] = set()  # asked, and perhaps refused
-        self._second: dict[Node, int] = {}  # refused because another is that client
+    def __init__(self, grid: Any, clients_file: ClientsFile, bind: bool, ttl: float) -> None:
+        self.grid, self.clients_file, self.bind, self.ttl = grid, clients_file, bind, ttl
+        self.expected: Mapping[str, str] | None = None  # The server's statements, once it has a model.
+        self.at: dict[int, Node] = {}  # Client -> its node.
+        self.said: dict[int, dict[str, str]] = {}  # Client -> its statements.
+        self._asked: dict[str, Node] = {}  # Message -> the node it was sent to.
+        self._met: set[Node] = set()  # Asked, and perhaps refused.
+        self._second: dict[Node, int] = {}  # Refused because another node is that client.
         self._tries: Counter[Node] = Counter()
-        self._later: dict[Node, float] = {}  # failed to say who it is, and when it is asked again
-        self._seen: dict[int, float] = dict.fromkeys(range(book.clients), time.monotonic())  # client -> when last
+        self._later: dict[Node, float] = {}  # Hello failed -> when the node is asked again.
+        self._seen: dict[int, float] = dict.fromkeys(
+            range(clients_file.clients), time.monotonic()
+        )  # Client -> when it was last connected.
 
     def look(self) -> None:
-        """See who came and went, ask those who are new, and hear what they say."""
+        """Update the connected nodes, send a hello to new ones, and handle the answers."""
         online = {
             Node(info.node_id, info.last_activated_at, _fingerprint(info.public_key)) for info in self.grid.get_nodes()
         }
@@ -66,8 +69,8 @@ class Roster:
         self._later = {node: when for node, when in self._later.items() if when > now and node in online}
         new = sorted(online - self._met)
         keys = list(self.grid.push_messages([self._question(node) for node in new])) if new else []
-        if new and not keys:  # Flower gives none at all then
-            log.warning("fedspeed: the SuperLink, or what is before it, finds a hello too large; raise its limit")
+        if new and not keys:  # Flower returns no key at all if one message is too large.
+            log.warning("fedspeed: the SuperLink, or a proxy in front of it, finds a hello too large; raise its limit")
         for node, message in zip(new, keys, strict=bool(keys)):
             if message:
                 self._asked[message] = node
@@ -77,37 +80,37 @@ class Roster:
                 replies = pulled(self.grid, message)
             except Refused as error:
                 del self._asked[message]
-                self.book.refuse(error.kind, str(error), node.id)
+                self.clients_file.refuse(error.kind, str(error), node.id)
                 continue
             for reply in replies[:1]:
                 self._hear(self._asked.pop(message), reply)
         self._seen |= dict.fromkeys(self.at, time.monotonic())
 
     def compare(self, expected: Mapping[str, str]) -> None:
-        """From now on devices must agree with these statements; those who are there and do not are refused."""
+        """Require these statements of devices from now on; refuse the connected ones that differ."""
         self.expected = expected
         for client, node in list(self.at.items()):
             try:
                 self._agree(client, self.said[client])
             except Refused as error:
                 del self.at[client]
-                self.book.release(client)
-                self.book.refuse(error.kind, str(error), node.id, client)
+                self.clients_file.release(client)
+                self.clients_file.refuse(error.kind, str(error), node.id, client)
 
     def away(self, client: int) -> bool:
-        """Whether nobody has been a client for so long that it is not waited for; who is just asked may be it."""
-        asked = [self.book.bound(node.key) if self.bind else client for node in self._asked.values()]
+        """Return whether a client has been offline longer than GRACE; a node still answering hello counts as online."""
+        asked = [self.clients_file.bound(node.key) if self.bind else client for node in self._asked.values()]
         here = client in self.at or client in asked
         return not here and time.monotonic() - self._seen[client] > GRACE
 
     def missing(self) -> list[int]:
-        """Clients that nobody here is."""
-        return [i for i in range(self.book.clients) if i not in self.at]
+        """Return the clients that no connected node is."""
+        return [i for i in range(self.clients_file.clients) if i not in self.at]
 
     def _question(self, node: Node) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        job = {"run": self.book.run, "clients": self.book.clients}
+        job = {"run": self.clients_file.run, "clients": self.clients_file.clients}
         return Message(RecordDict({"job": ConfigRecord(job)}), node.id, HELLO, ttl=self.ttl)
 
     def _hear(self, node: Node, reply: Any) -> None:
@@ -116,12 +119,12 @@ class Roster:
             if reply.has_error():
                 self._tries[node] += 1
                 if self._tries[node] < TRIES:
-                    self._met.discard(node)  # ask again
+                    self._met.discard(node)  # It is asked again.
                 raise Refused("failed", f"no answer to hello ({cut(str(reply.error.reason))})")
-            told = failure(reply.content)
-            if told is not None:
-                raise Refused("failed", told[1])
-            client, n, said = _introduced(reply.content, self.book)
+            failed = failure(reply.content)
+            if failed is not None:
+                raise Refused("failed", failed[1])
+            client, n, said = _introduced(reply.content, self.clients_file)
             self._admit(client, node)
             self._recognise(client, n, node)
             self._agree(client, said)
@@ -129,27 +132,27 @@ class Roster:
             found = refusal(error)
             if found.kind == "failed" and node in self._met:
                 self._later[node] = time.monotonic() + AGAIN
-            self.book.refuse(found.kind, str(found), node.id, client)
+            self.clients_file.refuse(found.kind, str(found), node.id, client)
             return
         self.at[client], self.said[client] = node, said
-        self.book.learn(client, n, node.key)
+        self.clients_file.learn(client, n, node.key)
         log.info("fedspeed: client %d is node %d, with %d samples", client, node.id, n)
 
     def _admit(self, client: int, node: Node) -> None:
-        """Raise if another SuperNode, which is connected, is this client."""
+        """Raise if another connected SuperNode is this client."""
         other = self.at.get(client)
         if other is not None and other.id != node.id:
             self._second[node] = client
             raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
 
     def _recognise(self, client: int, n: int, node: Node) -> None:
-        """Raise unless a client is as it was when the run began; before that, let its key forget another index."""
-        other = self.book.bound(node.key) if self.bind else None
-        if not self.book.begun:
+        """Raise unless key and size are as when the run began; before that, unbind the key from another index."""
+        other = self.clients_file.bound(node.key) if self.bind else None
+        if not self.clients_file.begun:
             if other is not None and other != client:
-                del self.book.known[other]
+                del self.clients_file.known[other]
             return
-        known = self.book.known[client]
+        known = self.clients_file.known[client]
         if other is not None and other != client:
             raise Refused(
                 "key",
@@ -180,19 +183,20 @@ class Roster:
                 log.warning("fedspeed: client %d has %s %s, the server %s: other last bits", client, name, theirs, ours)
 
 
-def _introduced(content: Any, book: ClientsFile) -> tuple[int, int, dict[str, str]]:
-    """Index, samples and statements of a device; raise unless they are such."""
+def _introduced(content: Any, clients_file: ClientsFile) -> tuple[int, int, dict[str, str]]:
+    """Return index, number of samples and statements of a device; raise `Refused` unless they are valid."""
     from flwr.app import ConfigRecord
 
     if sorted(content) != ["about", "terms"] or not all(isinstance(content[k], ConfigRecord) for k in content):
         raise Refused("malformed", "expected the records about and terms in the answer to hello")
     about, said = content["about"], content["terms"]
     client, n = about.get("client"), about.get("n")
-    if type(client) is not int or not 0 <= client < book.clients or type(n) is not int or not 0 < n <= MOST_N:
+    if type(client) is not int or not 0 <= client < clients_file.clients or type(n) is not int or not 0 < n <= MOST_N:
         raise Refused(
-            "malformed", f"expected a client in 0..{book.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}"
+            "malformed",
+            f"expected a client in 0..{clients_file.clients - 1} with samples, found {cut(f'{client!r}, {n!r}')}",
         )
-    if about.get("run") != book.run:
+    if about.get("run") != clients_file.run:
         raise Refused("stale", "expected the answer to this run's hello, found another's")
     if len(said) > 50 or not all(isinstance(value, str) and len(value) < 100_000 for value in said.values()):
         raise Refused("malformed", "expected texts in terms")
@@ -200,7 +204,7 @@ def _introduced(content: Any, book: ClientsFile) -> tuple[int, int, dict[str, st
 
 
 def listed(clients: Iterable[int]) -> str:
-    """Some clients in words.
+    """Return some clients in words.
 
     Example:
         >>> listed([3, 1, 2]), listed(range(100))

@@ -1,4 +1,4 @@
-"""The ServerApp: the round loop of `simulate`, with devices for clients."""
+"""The ServerApp: the round loop of `simulate`, with devices as clients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
-from torch import nn
 
 from ..backends import CustomBackend
 from ..client.trees import has_leaves
@@ -36,13 +34,14 @@ from .server_states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 KINDS = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""The dtypes that inputs and targets may have."""
 MOST_INPUT = 2**28
-"""What inputs and targets may be, and numbers of one input that a device may claim."""
+"""Largest number of elements of one input that a device may claim."""
 
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What only the server needs; see `server_app`."""
+    """The settings that only the server needs; see `server_app`."""
 
     clients: int
     test: Callable[[], Federated | None] | None
@@ -60,86 +59,93 @@ class ServerSide:
             )
 
 
-def make_server_app(terms: Agreement, side: ServerSide) -> Any:
-    """The ServerApp of these terms."""
+def make_server_app(agreement: Agreement, side: ServerSide) -> Any:
+    """Return the ServerApp of an agreement."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
-    app.fedspeed = (terms, side)  # for `fedspeed deploy check`
+    app.fedspeed = (agreement, side)  # `fedspeed deploy check` reads it.
 
     def main(grid: Any, context: Any) -> None:
         logging.getLogger("flwr").addFilter(in_one_line)
         config = dict(context.run_config)
-        run_rounds(grid, terms.configured(config), replace(side, out=Path(str(config.get("out", side.out)))))
+        run_rounds(grid, agreement.configured(config), replace(side, out=Path(str(config.get("out", side.out)))))
 
     app.main()(main)
     return app
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """A filter for Flower's log: what a user can correct is told without a traceback."""
+    """Filter Flower's log: an error that the user can correct is logged without a traceback."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(error, UserError | Diverged):
         record.msg, record.args, record.exc_info = "fedspeed: %s", (str(error),), None
     return True
 
 
-def run_rounds(grid: Any, terms: Agreement, side: ServerSide) -> None:
-    """Wait for the devices, then run what is left of the run in `side.out`."""
-    terms.plan.require_clients(terms.method, side.clients)
-    book = ClientsFile(side.out, side.clients)
-    roster = Roster(grid, book, side.bind_keys, side.timeout)
+def run_rounds(grid: Any, agreement: Agreement, side: ServerSide) -> None:
+    """Wait for the devices, then run the remaining rounds of the run in `side.out`."""
+    agreement.plan.require_clients(agreement.method, side.clients)
+    clients_file = ClientsFile(side.out, side.clients)
+    roster = Roster(grid, clients_file, side.bind_keys, side.timeout)
     shape = meet(roster, side)
-    data = remote_data(book, side.test() if side.test else None, shape)
-    module = terms.module(data)
-    roster.compare(terms.statements(data, module))
+    data = remote_data(clients_file, side.test() if side.test else None, shape)
+    module = agreement.module(data)
+    roster.compare(agreement.statements(data, module))
     if not roster.at:
         raise UserError(
-            f"flower: expected devices that run what the server runs, found none (refused: {book.refusals.total()}, in "
-            f"{book.lines}); install the same versions and run the same app everywhere"
+            f"flower: expected devices that run what the server runs, found none (refused: "
+            f"{clients_file.refusals.total()}, in {clients_file.lines}); install the same versions and run the same "
+            f"app everywhere"
         )
-    first = terms.work(data, module)
+    first = agreement.work(data, module)
     counted = CountedRounds(has_leaves(first.hooks.init_client(first.flat.x)))
-    place = CustomBackend(
-        "flower",
-        lambda work, _, touched: FlowerBackend(work, cast("CountedRounds", touched), grid, roster, side.timeout, side.poll),
+    backend = CustomBackend(
+        "flower", lambda work, *_: FlowerBackend(work, counted, grid, roster, side.timeout, side.poll)
     )
-    make = partial(make_simulation, terms, module, data, counted, place)
+
+    def make(folder: Path | None = None) -> Simulation:
+        loss, plan = agreement.fitting(data), agreement.plan
+        how = (agreement.method, module, data, plan, loss, agreement.no_decay, folder)
+        return Simulation(*how, states=counted, place=backend)
+
     with recorded(side.out, True, make, module) as run:
         write_sizes(run)
         for record in run:
             keep(run)
             log.info("fedspeed: %s", shown(record))
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(book.refusals.items())) or "nothing"
-    log.info("fedspeed: %s after %d rounds in %s; refused: %s", run.ended, run.t, side.out, told)
+    refused = ", ".join(f"{count} {kind}" for kind, count in sorted(clients_file.refusals.items())) or "nothing"
+    log.info("fedspeed: %s after %d rounds in %s; refused: %s", run.ended, run.t, side.out, refused)
 
 
 def meet(roster: Roster, side: ServerSide) -> dict[str, str]:
-    """What the inputs of the clients look like, once all have said how many samples they have; in a run that is
-    continued, once anybody is there."""
+    """Wait until all clients have reported their sizes and return the statements on their shapes.
+
+    A run that is continued knows the sizes and waits for one client only.
+    """
     end = time.monotonic() + side.wait
-    told = 0.0
+    next_log = 0.0
     while True:
         roster.look()
-        if roster.at and roster.book.sizes() is not None:
+        if roster.at and roster.clients_file.sizes() is not None:
             said = [{name: roster.said[i].get(name, "") for name in SHAPE} for i in sorted(roster.at)]
             return max(said, key=said.count)
         now = time.monotonic()
         if now > end:
             raise UserError(
-                f"flower: expected {side.clients} clients within {side.wait:g} s, found nobody for "
-                f"{listed(roster.missing())} (refused: {roster.book.refusals.total()}, see the log); start SuperNodes "
-                f"with --node-config 'fedspeed-client=N' and register their keys"
+                f"flower: expected {side.clients} clients within {side.wait:g} s, found no SuperNode for "
+                f"{listed(roster.missing())} (refused: {roster.clients_file.refusals.total()}, see the log); start "
+                f"SuperNodes with --node-config 'fedspeed-client=N' and register their keys"
             )
-        if now > told:
+        if now > next_log:
             log.info("fedspeed: waiting for clients %s", listed(roster.missing()))
-            told = now + 30
+            next_log = now + 30
         time.sleep(side.poll)
 
 
-def remote_data(book: ClientsFile, test: Federated | None, shape: dict[str, str]) -> Federated:
-    """The federation as the server knows it: sizes, what an input looks like, and its own test set; no sample."""
-    sizes = book.sizes() or []
+def remote_data(clients_file: ClientsFile, test: Federated | None, shape: dict[str, str]) -> Federated:
+    """Return the federation as the server knows it: sizes, shapes and its own test set, but no training sample."""
+    sizes = clients_file.sizes() or []
     if sum(sizes) > MOST_IN_ALL:
         most = max(range(len(sizes)), key=sizes.__getitem__)
         raise UserError(
@@ -154,14 +160,16 @@ def remote_data(book: ClientsFile, test: Federated | None, shape: dict[str, str]
         base = Federated(x, y, np.zeros(1, np.int64), np.array([0, 1]), classes=classes, name="devices")
     return replace(
         base,
-        indices=as_strided(np.zeros(1, np.int64), (sum(sizes),), (0,)),  # whatever devices claim, one number here
+        indices=as_strided(
+            np.zeros(1, np.int64), (sum(sizes),), (0,)
+        ),  # One number in memory, whatever sizes devices claim.
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         split="devices",
     )
 
 
 def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | None]:
-    """An input and a target of zeros, and the number of classes, as devices say."""
+    """Return an input and a target of zeros, and the number of classes, as devices state them."""
     found = [shape.get(name, "") for name in ("shape", "inputs", "targets", "classes")]
     sizes = [int(n) for n in re.findall(r"\d{1,9}", found[0])]
     known = found[1] in KINDS and found[2] in KINDS and re.fullmatch(r"None|\d{1,6}", found[3])
@@ -171,29 +179,18 @@ def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | No
     return x, y, None if found[3] == "None" else int(found[3])
 
 
-def make_simulation(
-    terms: Agreement,
-    module: nn.Module,
-    data: Federated,
-    counted: CountedRounds,
-    place: CustomBackend,
-    folder: Path | None = None,
-) -> Simulation:
-    """The run, its clients elsewhere."""
-    return Simulation(
-        terms.method, module, data, terms.plan, terms.fitting(data), terms.no_decay, folder, states=counted, place=place
-    )
-
-
 def keep(run: Simulation) -> None:
-    """A checkpoint of this round on the disk, before any device hears that it was counted."""
+    """Write a checkpoint of this round and wait for it.
+
+    It must be durable before a message says that the round was counted: devices then delete older states.
+    """
     assert isinstance(run.recorder, RunRecorder)
     run.recorder.checkpoints.write(run.t, run.server, run.states)
     run.recorder.checkpoints.wait()
 
 
 def write_sizes(run: Simulation) -> None:
-    """`split.json` with what is known: sizes, no counts of classes."""
+    """Write `split.json` with the sizes; the server does not know the counts of classes."""
     assert run.recorder is not None
     path, data = RunDir(run.recorder.out).split_file, run.data
     if not path.exists():
@@ -202,7 +199,7 @@ def write_sizes(run: Simulation) -> None:
 
 
 def shown(record: Record) -> str:
-    """A round in a line."""
+    """Return a round as one line of the log."""
     score = "" if record.test_accuracy is None else f", test accuracy {100 * record.test_accuracy:.2f}%"
     dropped = f", without clients {listed(record.dropped)}" if record.dropped else ""
     return f"round {record.round}: train loss {record.train_loss:.4f}{score}{dropped}"

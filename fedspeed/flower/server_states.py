@@ -1,4 +1,4 @@
-"""What a server knows of states that lie on devices: of which round each client's is."""
+"""The server's record of states that are on devices: the round of each client's state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class CountedRounds(ClientStates):
-    """In the place of states: the round in which each client was counted last, staged and committed as states are, so
-    that checkpoints hold it.
+    """Client states whose vectors are on devices: holds the round in which each client was counted last.
+
+    Rounds are staged and committed as states are, so checkpoints hold them.
 
     Args:
-        stateful: whether the method's clients keep anything.
+        stateful: whether the method's clients keep a state.
     """
 
     def __init__(self, stateful: bool) -> None:
@@ -26,25 +27,25 @@ class CountedRounds(ClientStates):
         self._before: dict[int, int] = {}
 
     def get(self, client: int) -> Any | None:
-        """Nothing: it is on the device."""
+        """Return None: the state is on the device."""
         return None
 
     def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
-        """A client's reply of round t is counted if the round is."""
+        """Stage a client's reply of round t; it is counted when the round is committed."""
         if self.stateful:
             self._staged[client] = (Nothing(), t)
 
     def commit(self) -> None:
-        """The round is counted; the state before is kept by its device until the next one is."""
+        """Count the round; each device keeps its previous state until the next round is counted."""
         self._before |= {client: self.generations.get(client, NEVER) for client in self._staged}
         super().commit()
 
     def restore(self, saved: SavedStates, like: Any) -> None:
-        """Take over what a checkpoint holds."""
+        """Restore the counted rounds from a checkpoint."""
         self._kept = dict.fromkeys(saved.entries, Nothing())
         self.generations, self._before = saved.generations, {}
         self._staged, self._unsaved = {}, set()
 
     def of(self, client: int) -> tuple[int, int]:
-        """The round of a client's state, and the oldest round that a resumed run may still ask for."""
+        """Return the round of a client's state, and the oldest round that a resumed run may still ask for."""
         return self.generations.get(client, NEVER), self._before.get(client, NEVER)

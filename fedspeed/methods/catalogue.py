@@ -113,7 +113,7 @@ def build(table: dict[str, Any]) -> Method:
 def class_of(table: dict[str, Any]) -> tuple[type[Method], dict[str, Any]]:
     """Return the class that a table names, and the table's fields."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise UserError(f"method: expected a name or a table with a name, got {table!r}")
+        raise UserError(f"method: expected a name or a table with a name, found {table!r}")
     fields = dict(table)
     name = fields.pop("name")
     about = {key: fields.pop(key) for key in ("code", "origin") if key in fields and ".py:" in name}

@@ -127,8 +127,8 @@ class FedExP(Wrapper):
         return Server((server.base.x + y) / 2, base._replace(x=y))  # line 5
 
     def metrics(self, server: Server, mean: Up, round: Round) -> Mapping[str, float]:
-        told = super().metrics(server.base, mean.base, round)
-        return {**told, "eta_g": float(self.extrapolation(mean, round))}
+        found = super().metrics(server.base, mean.base, round)
+        return {**found, "eta_g": float(self.extrapolation(mean, round))}
 
     def extrapolation(self, mean: Up, round: Round) -> Vec:
         """Return eta_g of line 3."""

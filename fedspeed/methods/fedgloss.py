@@ -31,7 +31,7 @@ class FedGloSS(Method):
         4  server:   H += (S/N) mean_S D_i;   G = mean_S D_i
         5            x^{t+1} = x^t + mean_S D_i + H              from x^t, not from x~
 
-    The authors' code divides line 4's step of H by the number of active clients once more, runs lines 2 and 3 anew in
+    The authors' code divides line 4's step of H by the number of active clients once more, repeats lines 2 and 3 in
     every epoch (theirs have one), and its warm-up of the server's rho does not rise; here both can have one.
 
     Weighted by samples, S and N count samples and H is the mean of h_i under the weights of the models, so that rho = 0

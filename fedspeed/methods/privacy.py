@@ -72,7 +72,7 @@ class DP(Wrapper):
 
     epsilon(t) at `delta` is for all models up to round t, by the RDP accountant of `dp-accounting`, for cohorts of a
     fixed size drawn without replacement and neighbours that differ in all data of one client: its upload may go from
-    any v to any other, so the sensitivity is 2 clip and the accountant is told noise / 2. Amplification by sampling is
+    any v to any other, so the sensitivity is 2 clip and the accountant gets noise / 2. Amplification by sampling is
     counted only if clients keep no state (FedAvg): the proof takes an upload to depend on the client's data and on what
     was released, and a state depends on when the client took part as well. Around FedSpeed, SCAFFOLD or TopK with
     feedback epsilon is that of the same rounds with every client in all of them, which holds and is larger.

@@ -1,4 +1,4 @@
-"""Where a method's code comes from, the package or the user, and which line of the user's failed."""
+"""The source of a method: the code of the package or of the user, and the user's line that failed."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _class_place(cls: type) -> tuple[str, int]:
 
 def reason(error: BaseException) -> str:
     """Return an exception in one line, with the user's own line where there is one."""
-    told = one_line(error)
+    text = one_line(error)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(Path(f.filename))]
-    return f"{told} ({_short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else told
+    return f"{text} ({_short(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else text
 
 
 def _own(file: Path) -> bool:

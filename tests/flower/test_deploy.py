@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fedspeed import flower
 from fedspeed.cli import main
 from fedspeed.errors import UserError
-from fedspeed.flower import require
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [  # flwr's own, of click and pathspec
@@ -66,14 +66,14 @@ def test_without_flwr(app, capsys):
 
 @pytest.mark.parametrize("version", ["1.41.0", "1.43.0", "2.0"])
 def test_another_flwr(monkeypatch, version):
-    monkeypatch.setattr(require, "version", lambda name: version)
+    monkeypatch.setattr(flower, "version", lambda name: version)
     with pytest.raises(UserError, match=f"found flwr {version}; pip install"):
-        require.require_flwr()
+        flower.require_flwr()
 
 
 def test_the_extra_is_the_range_that_is_required():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert require.RANGE in extras["flower"]
+    assert flower.RANGE in extras["flower"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -147,7 +147,7 @@ def test_what_is_missing_is_one_line(app, tmp_path, capsys):
 
 def _without_data(app: Path, capsys) -> str:
     code = (app / "app.py").read_text()
-    broken = re.sub(r"    return fedspeed.load_data\(.*taken", "    raise RuntimeError('the disk is away')", code)
+    broken = re.sub(r"    return fedspeed.load_data\(.*own part", "    raise RuntimeError('the disk is away')", code)
     assert broken != code
     (app / "app.py").write_text(broken)
     return refused(capsys, "deploy", "check", app, "--client", 0)

@@ -106,7 +106,7 @@ def test_a_client_that_is_away_is_not_waited_for(tmp_path, data, log, monkeypatc
     del run.loop.nodes[103]
     run.go(rounds=3)
     assert [row["dropped"] for row in run.rows] == [[], [3], [3]]
-    assert "client 3: no SuperNode is this client; the round goes on without it" in line_of(log, "client 3: no")
+    assert "client 3: no SuperNode is this client; the round continues without it" in line_of(log, "client 3: no")
     assert not [line for line in log.messages if "no reply within" in line]
     run.join(3)
     assert run.go().equals(failing={(1, 3), (2, 3)})

@@ -77,7 +77,7 @@ def test_a_first_start_that_failed_binds_nothing(tmp_path, data):
     run = Run(tmp_path, data, "fedavg")
     run.join(2, app=run.app(data=lambda i, _: alone(data, 0)), key=b"another device's")
     del run.loop.nodes[103]
-    with pytest.raises(fedspeed.UserError, match="found nobody for 3"):
+    with pytest.raises(fedspeed.UserError, match="found no SuperNode for 3"):
         run.go()
     run.join(2)
     run.join(3)

@@ -391,7 +391,9 @@ def test_a_node_without_data(tmp_path, data, log):
 
     run = Run(tmp_path, data, "fedavg")
     run.join(3, app=run.app(data=nothing))
-    with pytest.raises(fedspeed.UserError, match=r"expected 4 clients within 0.5 s, found nobody for 3 \(refused: 1"):
+    with pytest.raises(
+        fedspeed.UserError, match=r"expected 4 clients within 0.5 s, found no SuperNode for 3 \(refused: 1"
+    ):
         run.go()
     assert "client 3 has no data (FileNotFoundError: [Errno 2] No such file" in line_of(log, "refused")
     assert not (run.out / "config.toml").exists()

@@ -62,9 +62,9 @@ class Run:
 
     def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, config=None, **settings):
         plan = as_plan(None, self.settings | settings)
-        terms = Agreement(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
+        agreement = Agreement(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
         side = ServerSide(N, (lambda: self.data) if test else None, self.out, timeout, wait, 0.01, bind_keys)
-        run_rounds(self.loop, terms, side)
+        run_rounds(self.loop, agreement, side)
         return self
 
     @property

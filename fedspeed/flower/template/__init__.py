@@ -1,4 +1,4 @@
-"""The app that `fedspeed deploy flower` writes: its files, and where they go."""
+"""The app that `fedspeed deploy flower` writes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...errors import UserError
 from ...utils.files import write
 
 FILES = {"pyproject.toml": "pyproject.toml", "app.py": "app.py.txt", "README.md": "README.md"}
-"""Name in an app -> name here."""
+"""Name in an app -> name in this folder."""
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Write the app into a folder that is empty, or is not there yet; its files."""
+    """Write the app into a new or empty folder; return its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"deploy: expected a new or an empty folder, found {folder} with files in it; choose another")
     folder.mkdir(parents=True, exist_ok=True)
