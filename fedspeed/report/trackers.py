@@ -207,9 +207,9 @@ class MLflow(Tracker):
     def open(self, run: Source) -> None:
         """Delete an earlier run of the same key, and create it again with tags and parameters."""
         within = self._experiment()
-        for old in self.store.search_runs([within], f"tags.`fedspeed.runs.launch` = '{run.key}'"):
+        for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
             self.store.delete_run(old.info.run_id)
-        tags = {"fedspeed.runs.launch": run.key, **run.tags}
+        tags = {"fedspeed.run": run.key, **run.tags}
         made = self.store.create_run(within, start_time=int(1000 * run.began), tags=tags, run_name=run.name)
         self.id, self.time = made.info.run_id, run.began
         entities = self.module.entities
