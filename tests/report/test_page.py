@@ -22,7 +22,7 @@ from made_runs import made_run
 from fedspeed import Config, FedDyn, run_config
 from fedspeed.cli import main
 from fedspeed.report import page_data as embedding
-from fedspeed.report.comparison import Comparison, targets_of, told_targets
+from fedspeed.report.comparison import Comparison, configured_targets, targets_of
 from fedspeed.report.run_files import collect, finished, read_any
 from fedspeed.report.statistics import Gap, interval
 from fedspeed.runs.directory import RunDir, exclusive, read_split
@@ -410,7 +410,7 @@ def test_files_that_say_strange_things(runs, changes, told):
     assert told in page
     assert len(Parts(page).lines) >= 3
     rows = collect([runs])[0]
-    Comparison(rows, told_targets(rows))  # what compare does
+    Comparison(rows, configured_targets(rows))  # what compare does
 
 
 def test_other_data_make_no_winner(runs):
@@ -477,4 +477,4 @@ def test_a_method_of_a_file_has_a_card_and_is_not_executed(tmp_path, monkeypatch
     )
     page = report("a")
     assert "My own &lt;method&gt;." in page
-    assert "Own, a method of its own" in page
+    assert "Own, a custom method" in page
