@@ -50,14 +50,14 @@ class Comparison:
 
     def write(self, out: Path) -> None:
         """Write the table and the figure in every format."""
-        from .figures import curves
+        from .figures import draw_curves, save
 
         out.mkdir(parents=True, exist_ok=True)
         write(out / "table.md", self.markdown())
         write(out / "table.csv", tables.csv(self.rows, self.targets))
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1) + "\n")
-        curves(self.rows, out / "accuracy", self.title)
+        save(draw_curves(self.rows, self.title), out / "accuracy")
 
     def markdown(self) -> str:
         """Return table and differences as Markdown."""

@@ -32,6 +32,12 @@ METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None},
 }  # fmt: skip
 """Dates and versions are removed: the same figure must have the same bytes."""
+WIDE = 10.0
+"""The ratio of largest to smallest value from which an axis is logarithmic."""
+TICKS = 12
+"""The most values that each get a tick."""
+MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
+"""One mark per method; no two look alike."""
 
 
 def load_matplotlib() -> Any:
@@ -68,7 +74,7 @@ def marker(i: int, points: int, of: int) -> dict[str, Any]:
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
 
 
-def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
+def save(figure: Any, stem: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
     """Write `stem`.png, .svg, .pdf, each atomically and with the same bytes every time."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     return [save_as(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
@@ -86,15 +92,8 @@ def save_as(figure: Any, path: Path, kind: str) -> Path:
     return path
 
 
-def curves(
-    rows: Sequence[Row], stem: Path, title: str = "", kinds: Sequence[str] = ("png", "svg", "pdf")
-) -> list[Path]:
-    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
-    return save(draw_curves(rows, title), stem, kinds)
-
-
 def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
-    """Return the figure of `curves`."""
+    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
@@ -170,12 +169,6 @@ def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] 
     return min(settled) - room, max(settled) + room
 
 
-WIDE = 10.0
-"""The ratio of largest to smallest value from which an axis is logarithmic."""
-TICKS = 12
-"""The most values that each get a tick."""
-
-
 def draw_sweep(found: Swept) -> Any:
     """Draw the figure that suits the number of fields that vary; points are never averaged."""
     from .sweep import is_problem
@@ -245,6 +238,8 @@ def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
     for point, score in zip(found.points, found.scores, strict=True):
         cells[rows.index(point[down])][columns.index(point[across])] = found.scale * score.mean
     figure, axes = new_figure(max(4.8, 1.6 + 0.9 * len(columns)), max(3.2, 1.4 + 0.5 * len(rows)))
+    from matplotlib.patches import Rectangle  # after `new_figure`, which imports matplotlib safely
+
     image = axes.imshow(cells, aspect="auto", cmap="viridis" if found.accuracy else "viridis_r", origin="lower")
     low, high = image.get_clim()
     for i, line in enumerate(cells):
@@ -256,8 +251,7 @@ def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
     for best in found.best:
         point = next(p for p, row in zip(found.points, found.rows, strict=True) if row.label == best.label)
         corner = (columns.index(point[across]) - 0.5, rows.index(point[down]) - 0.5)
-        frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.5}
-        axes.add_patch(_rectangle(corner, **frame, clip_on=False, zorder=3))
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, clip_on=False, zorder=3))
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
     axes.set(xlabel=_short(across), ylabel=_short(down), title=_sweep_title(found))
@@ -281,12 +275,6 @@ def _sweep_points(found: Swept) -> Any:
     axes.set(xlabel=_score_label(found), title=_sweep_title(found, bars=True))
     axes.grid(axis="x", alpha=0.3)
     return figure
-
-
-def _rectangle(corner: tuple[float, float], **how: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 1, 1, **how)
 
 
 def _sorted(values: list[Any]) -> list[Any]:
@@ -349,13 +337,9 @@ def _label_split(axes: Any, classes: int, title: str, names: Sequence[str]) -> N
         axes.set_yticks(range(classes))
 
 
-MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
-"""One mark per method; no two look alike."""
-
-
 def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
     """Return mean accuracy over rounds drawn with characters, at most `width` (and 81) wide; one mark per method."""
-    return draw_text([(row.label, row.mean_curve()) for row in rows], "round", width, height)
+    return draw_text([(row.label, [(t, mean) for t, mean, _ in row.band()]) for row in rows], "round", width, height)
 
 
 def draw_text(

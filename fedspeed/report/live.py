@@ -27,6 +27,21 @@ from .run_files import Row, RunFiles, finished, folders_of_runs, minutes, read_a
 
 READ = (*(name for name in FILES if name != MODEL), INSPECTION)
 """The files of a run that a page depends on."""
+RECENT = 20
+"""The number of last rounds whose mean time predicts the remaining time."""
+STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
+"""States of a run, in the order in which they are listed."""
+HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
+LOOPBACK = "127.0.0.1"
+SHARE = 10
+"""Rendering uses at most one second in `SHARE` of a core, so that it does not slow the runs down."""
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class Seen(NamedTuple):
@@ -98,12 +113,6 @@ def _stamp(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-RECENT = 20
-"""The number of last rounds whose mean time predicts the remaining time."""
-STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
-"""States of a run, in the order in which they are listed."""
 
 
 @dataclass(frozen=True)
@@ -211,26 +220,11 @@ def live_section(found: Sequence[Standing]) -> Html:
     return join([lead, table(HEADER, lines, "plain runs", label="runs", tall=True, id="live-table")])
 
 
-HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
-
-
 def _bar(one: Standing) -> Html:
     name = visible(f"{one.run}: {progress(one)} rounds")
     return (
         element("progress", value=str(min(one.rounds, one.of)), max=str(one.of), aria_label=name) if one.of else Html()
     )
-
-
-LOOPBACK = "127.0.0.1"
-SHARE = 10
-"""Rendering uses at most one second in `SHARE` of a core, so that it does not slow the runs down."""
-HEADERS = {
-    "Cache-Control": "no-cache",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 
 
 class Answers:

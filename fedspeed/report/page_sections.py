@@ -37,6 +37,8 @@ SHARPNESS = {
     "divergence": "divergence",
 }
 FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
+MOST = 1_000_000
+"""The most characters that are read of a file with a method."""
 
 
 # --- the verdict ---
@@ -120,7 +122,7 @@ def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True
         if any(len(values) > 1 for values in seeds.values()):
             found.append(f"These runs have different {name}: differences between them mean little.")
     for key in ("fedspeed", "torch", "cpu"):
-        versions = sorted({str(env[key]) for run in runs if key in (env := _environment(run))})
+        versions = sorted({str(env[key]) for run in runs if key in (env := _table(run, "environment"))})
         if len(versions) > 1:
             found.append(f"These runs were made with different {key}: {', '.join(versions)}.")
     if any(len(row.runs) == 1 for row in rows):
@@ -130,8 +132,9 @@ def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True
     return found + [f"Left out: {reason}" for reason in left_out]
 
 
-def _environment(run: RunFiles) -> dict[str, object]:
-    found = run.summary.get("environment")
+def _table(run: RunFiles, key: str) -> dict[str, object]:
+    """Return a table of the summary; empty if it is missing."""
+    found = run.summary.get(key)
     return found if isinstance(found, dict) else {}
 
 
@@ -184,7 +187,7 @@ def provenance(rows: Sequence[Row]) -> Html:
             str(run.summary["seed"]),
             str(run.summary["status"]).splitlines()[0],
             *(str(run.summary.get(key, "-")) for key in ("data_fingerprint", "split_fingerprint")),
-            *(str(_digests(run).get(key) or "-")[:16] for key in ("model", "rounds")),
+            *(str(_table(run, "digests").get(key) or "-")[:16] for key in ("model", "rounds")),
             " ".join(str(run.summary[key]) for key in ("engine", "backend", "workers") if key in run.summary) or "-",
             repeat(run),
         )
@@ -192,9 +195,9 @@ def provenance(rows: Sequence[Row]) -> Html:
     ]
     header = ("run", "method", "seed", "status", "data", "split", "model", "rounds", "computed by", "repeat it")
     made_on = dict.fromkeys(
-        ", ".join(f"{key} {value}" for key, value in _environment(run).items()) for _, run in runs if _environment(run)
+        ", ".join(f"{key} {value}" for key, value in _table(run, "environment").items()) for _, run in runs
     )
-    places = [element("li", text) for text in made_on]
+    places = [element("li", text) for text in made_on if text]
     about = "Fingerprints of data and split, digests of model and rounds; equal ones mean equal bits."
     check = "`fedspeed verify RUN` recomputes them, `fedspeed diff A B` says what differs."
     return join(
@@ -206,11 +209,6 @@ def provenance(rows: Sequence[Row]) -> Html:
     )
 
 
-def _digests(run: RunFiles) -> dict[str, object]:
-    found = run.summary.get("digests")
-    return found if isinstance(found, dict) else {}
-
-
 def repeat(run: RunFiles) -> str:
     """Return the command that repeats a run, bit for bit."""
     given = any(flat(run.config).get(f"{table}.name") == "given" for table in ("model", "data"))
@@ -219,7 +217,7 @@ def repeat(run: RunFiles) -> str:
     return shlex.join(["fedspeed", "run", str(RunDir(run.path).config_file), "--out", f"runs/{run.path.name}-again"])
 
 
-MOST = 1_000_000
+# --- methods ---
 
 
 def cards(rows: Sequence[Row]) -> Html:

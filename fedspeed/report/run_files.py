@@ -1,4 +1,4 @@
-"""The one reader of run directories: the outcome of a run, runs of several seeds as one row, rounds for trackers."""
+"""The reader of run directories: the outcome of a run, runs of several seeds as one row, rounds for trackers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from ..utils.files import read_bytes
 from ..utils.tables import flat
 from .labels import kind_of, labels
 
+VIRTUAL = "virtual_seconds"
+SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
+           "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
+RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
+MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
+"""Keys of a config that may change when a run is continued."""
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -33,15 +41,15 @@ class RunFiles:
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
-        """Read a run directory that is finished or stopped, or has diverged. Nothing in it is executed."""
+        """Read a run directory that is finished or stopped, or has diverged. Nothing in it is executed.
+
+        Unlike `read_contents`, this takes rounds with fields that this version does not have or require.
+        """
+        files = RunDir(path)
         try:
-            found = read_contents(path)
-            if found.damage:
-                raise UserError(found.damage)
-            lacking = [file.name for file in (found.files.rounds_file, found.files.summary_file) if not file.is_file()]
-            if lacking or not found.summary:
-                raise UserError(f"it has no {[*lacking, found.files.summary_file.name][0]} that can be read")
-            run = cls(path, found.rounds, found.summary, found.config)
+            run = cls(path, list(files.lines(whole=True)), files.told() or {}, files.config())
+            if not run.summary:
+                raise UserError(f"it has no {files.summary_file.name} that can be read")
             run.check()
         except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
@@ -127,11 +135,6 @@ class RunFiles:
         return float(self.numbers()[cost] or 0.0)
 
 
-VIRTUAL = "virtual_seconds"
-SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
-           "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
-
-
 def to(cost: str, target: float) -> str:
     """Return the name of the cost to reach a target.
 
@@ -153,10 +156,6 @@ class Row:
         """Return one number per seed that has one."""
         found = [run.numbers(targets).get(key) for run in self.runs]
         return [value for value in found if value is not None]
-
-    def mean_curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
-        """Return (round, mean over seeds) where every seed has a value."""
-        return [(t, mean) for t, mean, _ in self.band(key)]
 
     def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
         """Return (round, mean, standard deviation over seeds) where every seed has a value."""
@@ -261,9 +260,6 @@ def folders_of_runs(given: Path) -> list[Path]:
     return sorted(found, key=lambda path: [float(p) if i % 2 else p for i, p in enumerate(_NUMBER.split(path.name))])
 
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
-
-
 def gather(
     folders: Iterable[Path],
     usual: dict[str, dict[str, Any]] | None = None,
@@ -298,9 +294,6 @@ def gather(
     kept = [[seeds[seed] for seed in sorted(seeds)] for seeds in runs.values() if seeds]
     names = labels([kind_of(seeds[0].config) for seeds in kept], usual or {})
     return [Row(label, seeds) for label, seeds in zip(names, kept, strict=True)], out
-
-
-RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
 
 
 def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row], list[str]]:
@@ -441,10 +434,6 @@ def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, A
         "last_train_loss": rounds[-1]["train_loss"] if rounds else None,
         **{key: sum(r[key] for r in rounds) for key in added},
     }
-
-
-MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
-"""Keys of a config that may change when a run is continued."""
 
 
 class LoggedRound(NamedTuple):

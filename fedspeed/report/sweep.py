@@ -232,7 +232,7 @@ class Swept:
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1, default=str) + "\n")
         write(out / "report.html", page(self.rows, found))
-        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep", ("png", "svg", "pdf"))]
+        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep")]
 
 
 def is_problem(name: str) -> bool:

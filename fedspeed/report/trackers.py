@@ -118,7 +118,6 @@ class TensorBoard(Tracker):
         self._add(0, hparams.hparams_pb(run.parameters, trial_id=run.name, start_time_secs=run.began))
 
     def log(self, rounds: Sequence[LoggedRound]) -> None:
-        """Write one event per round."""
         for one in rounds:
             self.time = one.time
             values = [self.summary.Value(tag=name, simple_value=value) for name, value in one.numbers.items()]
@@ -126,11 +125,9 @@ class TensorBoard(Tracker):
         self.writer.flush()
 
     def close(self, status: str) -> None:
-        """Close the event file; it has no place for a status."""
         self.writer.close()
 
     def look(self) -> str:
-        """Return the command that opens the folder."""
         return f"tensorboard --logdir {self.place}"
 
     def _add(self, step: int, summary: Any) -> None:
@@ -166,7 +163,6 @@ class Wandb(Tracker):
         )
 
     def log(self, rounds: Sequence[LoggedRound]) -> None:
-        """Log each round as one step."""
         for one in rounds:
             self.run.log({**one.numbers, "time": one.time}, step=one.round)
 
@@ -221,11 +217,10 @@ class MLflow(Tracker):
             self.store.log_batch(self.id, params=parameters[at : at + 100])
 
     def log(self, rounds: Sequence[LoggedRound]) -> None:
-        """Log metrics in batches of the largest size that MLflow accepts."""
         found = [
             self.metric(name, value, int(1000 * t.time), t.round) for t in rounds for name, value in t.numbers.items()
         ]
-        for at in range(0, len(found), 1000):
+        for at in range(0, len(found), 1000):  # the largest batch that MLflow accepts
             self.store.log_batch(self.id, metrics=found[at : at + 1000])
         self.time = rounds[-1].time if rounds else self.time
 
@@ -237,5 +232,4 @@ class MLflow(Tracker):
             self.store.set_terminated(self.id, words.get(status.partition(":")[0], "FAILED"), int(1000 * self.time))
 
     def look(self) -> str:
-        """Return the command that opens MLflow's page; it needs the full mlflow package."""
         return f"mlflow ui --backend-store-uri {self.uri}"

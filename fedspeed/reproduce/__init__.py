@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from ..config.config import Config
@@ -67,7 +68,7 @@ class Reproduction:
         for cell in sorted(filter(wanted, recipe.cells(self.preset)), key=lambda cell: columns.index(cell.column)):
             for seed in self._seeds(recipe):
                 run = self._run(recipe, cell, seed)
-                if run is not None and self._digest(run.config)[1]:
+                if run is not None and self.available(run.config.data.name):
                     found[run.key] = run
         listed = list(found.values())
         return listed if recipe.preset(self.preset).in_order else sorted(listed, key=lambda run: -run.cost)
@@ -150,19 +151,15 @@ class Reproduction:
             )
         found = []
         for point in tune.grid[name]:
-            tables = merge(merge(merge(cell.tables, changes), point), self.overrides)
-            config = replace(cell, tables=tables).config(tune.seed)
-            found.append((point, Run(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
+            key, config = self._keyed(cell, tune.seed, changes, point)
+            found.append((point, Run(key, f"tuning {name}", config)))
         return found
 
     def _run(self, recipe: Recipe, cell: Cell, seed: int) -> Run | None:
-        if cell.tuned:
-            point = self.best(recipe, cell)
-            if point is None:
-                return None
-            cell = replace(cell, tables=merge(cell.tables, point))
-        config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
-        key = run_key(config, self._digest(config)[0])
+        point = self.best(recipe, cell) if cell.tuned else {}
+        if point is None:
+            return None
+        key, config = self._keyed(cell, seed, point)
         label = " ".join(part for part in (recipe.name, cell.row, cell.column, f"seed {seed}") if part)
         return Run(key, label, config, self._measures().get(key, ()))
 
@@ -173,13 +170,14 @@ class Reproduction:
             cells = [(recipe, cell) for recipe in trained(self.preset) for cell in recipe.cells(self.preset)]
             for recipe, cell in cells:
                 for seed in self._seeds(recipe) if recipe.measure else ():
-                    config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
-                    key = run_key(config, self._digest(config)[0])
+                    key, _ = self._keyed(cell, seed)
                     self._measured[key] = tuple(dict.fromkeys((*self._measured.get(key, ()), *recipe.measure)))
         return self._measured
 
-    def _digest(self, config: Config) -> tuple[str, bool]:
-        return self._data(config.data.name)
+    def _keyed(self, cell: Cell, seed: int, *changes: Tables) -> tuple[str, Config]:
+        """Return key and config of a run of a cell, with changes and then the overrides."""
+        config = replace(cell, tables=reduce(merge, (*changes, self.overrides), cell.tables)).config(seed)
+        return run_key(config, self._data(config.data.name)[0]), config
 
     def _data(self, name: str) -> tuple[str, bool]:
         if name not in self._digests:

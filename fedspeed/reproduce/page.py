@@ -25,6 +25,8 @@ HOW = (
 )
 UNTIMED = "times of runs that were made side by side: not a measurement, nothing is judged by them (`make bench` times)"
 CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_deviation", "n", "not_reached", "paper")
+WALK = "## Table by table, figure by figure"
+CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
 
 
 def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
@@ -265,10 +267,6 @@ def _seconds(result: Result) -> float:
     summary = result.get("summary") or {}
     spent = [summary.get(key) or 0.0 for key in ("seconds", "eval_seconds")]
     return float(sum(spent) or max(result["rounds"]["seconds"], default=0.0))
-
-
-WALK = "## Table by table, figure by figure"
-CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
 
 
 def judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:

@@ -161,7 +161,8 @@ def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
         for panel, title in zip(panels, ("ours", "paper"), strict=False):
             panel.set(title=f"{title}, preset {sheet.preset}" if title == "ours" else title, ylabel=label(sheet.metric))
             at = _places(sheet)
-            panel.set_xticks(at, sheet.columns, rotation=20 if _long(sheet.columns) else 0)
+            crowded = len(at) * max(map(len, sheet.columns)) > 40  # the names would overlap
+            panel.set_xticks(at, sheet.columns, rotation=20 if crowded else 0)
             room = 0.5 if sheet.figure == "bars" or len(at) < 2 else 0.15 * (max(at) - min(at))
             panel.set_xlim(min(at) - room, max(at) + room)  # the same in both, also where the paper lacks a column
         if UNITS.get(base(sheet.metric)) == "%":  # accuracies are compared by eye
@@ -185,8 +186,3 @@ def _places(sheet: Sheet) -> list[float]:
     if sheet.figure == "lines" and numeric and len({name for name, _, _ in parts}) == 1:
         return [math.log10(number) for number in numbers]
     return [float(i) for i in range(len(sheet.columns))]
-
-
-def _long(names: tuple[str, ...]) -> bool:
-    """Whether names would overlap under a panel."""
-    return len(names) * max(map(len, names)) > 40

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..report.statistics import interval, t_p
 from .claims import Claim, Expression
-from .table import COUNTED, UNITS, Cell, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
+from .table import COUNTED, UNITS, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -225,8 +225,8 @@ def _compares(expression: Expression, sheet: Sheet) -> bool:
 def _rank(name: str, others: list[str], metric: str, sheet: Sheet) -> str:
     """Return the rank from the best (highest accuracy, lowest other metric); `1 to 4 of 4` for ties."""
     sign = 1 if UNITS.get(metric) == "%" else -1
-    means = {cell: _mean(sheet.cells[cell], metric, sheet) for cell in (name, *others)}
-    known = {cell: sign * mean for cell, mean in means.items() if mean is not None}
+    found = {cell: estimate(sheet.cells[cell], metric, sheet.targets) for cell in (name, *others)}
+    known = {cell: sign * each.mean for cell, each in found.items() if each}
     if name not in known or len(known) < 2:
         return ""
     place = 1 + sum(value > known[name] for value in known.values())
@@ -235,8 +235,3 @@ def _rank(name: str, others: list[str], metric: str, sheet: Sheet) -> str:
     cell = sheet.cells[name]
     where = f" on {cell.column}" if len(sheet.columns) > 1 else ""
     return f"{cell.row} {places} of {len(known)}{where}"
-
-
-def _mean(cell: Cell, metric: str, sheet: Sheet) -> float | None:
-    found = estimate(cell, metric, sheet.targets)
-    return found.mean if found else None
