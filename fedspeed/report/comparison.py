@@ -148,7 +148,7 @@ def costed(run: RunFiles, network: str = "", devices: str = "") -> RunFiles:
     """Return a run with simulated time for another network or other devices; "" keeps its own."""
     lacking = UserError(
         f"{run.path}: expected rounds that say what every client computed and sent, found none; only a run made "
-        f"with --network can be timed for another: run it again with one, its results stay the same"
+        f"with --network can be timed for another: run it again with one"
     )
     if not run.config.get("network"):
         raise lacking

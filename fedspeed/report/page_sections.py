@@ -23,7 +23,6 @@ from ..utils.tables import flat
 from . import tables
 from .comparison import Comparison
 from .html import Html, element, folded, join, table
-from .labels import ELSEWHERE
 from .page_data import answer
 from .run_files import Row, RunFiles, measured, short, spread
 from .statistics import METRICS, OTHER_DATA, YES, gaps
@@ -154,9 +153,7 @@ def sharpness(rows: Sequence[Row]) -> Html:
 
 def configs(rows: Sequence[Row]) -> Html:
     """Return the differences between the configs, and each config in full."""
-    kinds = [
-        flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
-    ]
+    kinds = [flat({key: v for key, v in row.runs[0].config.items() if key not in ("format", "seed")}) for row in rows]
     keys = [key for key in dict.fromkeys(key for kind in kinds for key in kind) if len(_values(kinds, key)) > 1]
     keys = [key for key in keys if key != "method.name"]
     lines = [(row.label, *(str(kind.get(key, "-")) for key in keys)) for row, kind in zip(rows, kinds, strict=True)]
