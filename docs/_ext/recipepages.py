@@ -7,8 +7,7 @@ from pathlib import Path
 
 import marks
 
-from fedspeed.reproduce.minutes import minutes
-from fedspeed.reproduce.recipes import SUITE, Recipe, recipes
+from fedspeed.reproduce.recipes import SUITE, Recipe, minutes_of, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / SUITE
@@ -49,7 +48,7 @@ def page(recipe: Recipe) -> str:
     done = [preset for preset in presets() if (RESULTS / preset / f"{name}.md").exists()]
     lines = [
         (f"[`{preset}`](../results/{preset}/{name}.md)" if preset in done else f"`{preset}`", str(how.seeds),
-         f"{took:.2g}" if (took := minutes(recipe, preset)) else "")
+         f"{took:.2g}" if (took := minutes_of(recipe, preset)) else "")
         for preset, how in recipe.presets.items()
     ]  # fmt: skip
     parts = [

@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
-    from ..report.comparison import Comparison, told_targets
+    from ..report.comparison import Comparison, configured_targets
 
     show = not (args.quiet or args.json)
     out = options.output_folder(args, "compare")
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     failed: dict[str, str] = {}
     if folders:
         rows, out = _read(args, out, [Path(text) for text in folders], console if show else None)
-        result = Comparison(rows, args.targets or told_targets(rows), args.baseline)
+        result = Comparison(rows, args.targets or configured_targets(rows), args.baseline)
         result.write(out)
     else:
         with one_command(out):
@@ -107,7 +107,7 @@ def is_folder(text: str) -> bool:
 
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
     """The rows of existing runs, and where to write: beside them if they are in one folder."""
-    from ..report.retime import costed
+    from ..report.comparison import costed
     from ..report.run_files import collect
 
     asked = [

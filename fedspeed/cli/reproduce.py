@@ -237,14 +237,13 @@ def _cpu(result: Any) -> str:
 def _list(console: Console) -> None:
     from rich.table import Table
 
-    from ..reproduce.minutes import minutes
-    from ..reproduce.recipes import recipes
+    from ..reproduce.recipes import minutes_of, recipes
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
-        scales = ", ".join(f"{name} {_told(minutes(recipe, name))}" for name in recipe.presets)
+        scales = ", ".join(f"{name} {_told(minutes_of(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
     console.print("\nMinutes are those of the runs that no recipe above makes, computed from counted pictures.")

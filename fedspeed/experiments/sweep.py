@@ -20,7 +20,7 @@ from typing import Any
 from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..errors import UserError
-from ..report.comparison import told_targets
+from ..report.comparison import configured_targets
 from ..report.run_files import Row, RunFiles
 from ..report.sweep import Swept
 from ..report.trackers import need
@@ -122,7 +122,7 @@ def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxy
             rows.append(Row(one.label, runs))
     if not rows:
         raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
-    return Swept(points, rows, told_targets(rows))
+    return Swept(points, rows, configured_targets(rows))
 
 
 def sweep(

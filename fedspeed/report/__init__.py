@@ -1,1 +1,1 @@
-"""Tables and figures. Reads run directories only, never imports torch."""
+"""Reports of runs: tables, statistics, figures, pages and exports, from the files of run directories. No torch."""

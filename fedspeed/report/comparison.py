@@ -1,41 +1,45 @@
-"""The outcome of a comparison: its tables, its differences and what they say, as files and as data."""
+"""A comparison of methods: tables, paired differences and notes, as files and as data; for another network too."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..config.network import Clock
 from ..config.settings import compared, difference, in_force
 from ..config.stopping import goal_accuracy
-from ..record import is_number
+from ..errors import UserError
+from ..record import Record, is_number
 from ..utils.files import write
 from . import tables
-from .run_files import Row, seeds_of, setting
+from .run_files import VIRTUAL, Row, RunFiles, seeds_of, setting
 from .statistics import find_row, gaps
 
 
 def targets_of(rows: Sequence[Row], baseline: str = "") -> list[float]:
-    """Return the targets of the runs' configs; else the whole percentage that the baseline ends with (last-5 mean)."""
-    if given := told_targets(rows):
+    """Return the targets of the configs; without any, the baseline's last-5 mean accuracy, rounded down to percent."""
+    if given := configured_targets(rows):
         return given
     ends = find_row(rows, baseline).values("mean_last5_accuracy")
     return [math.floor(100 * statistics.fmean(ends)) / 100] if ends and statistics.fmean(ends) >= 0.01 else []
 
 
-def told_targets(rows: Sequence[Row]) -> list[float]:
+def configured_targets(rows: Sequence[Row]) -> list[float]:
     """Return the targets of the runs' configs, and the accuracies at which they stop."""
-    told = [run.config.get("targets") for row in rows for run in row.runs]
-    given = [a for one in told if isinstance(one, list) for a in one]
+    lists = [run.config.get("targets") for row in rows for run in row.runs]
+    given = [a for one in lists if isinstance(one, list) for a in one]
     goals = [goal for row in rows for run in row.runs for goal in goal_accuracy(str(run.config.get("stop_at", "")))]
     return sorted({a for a in [*given, *goals] if is_number(a) and 0 < a < 1})
 
 
 class Comparison:
-    """Rows with their targets and their baseline (the first unless named)."""
+    """Rows compared with a baseline (the first row unless named)."""
 
     def __init__(self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "") -> None:
         self.rows, self.targets = rows, targets
@@ -46,14 +50,14 @@ class Comparison:
 
     def write(self, out: Path) -> None:
         """Write the table and the figure in every format."""
-        from .figures import curves
+        from .figures import draw_curves, save
 
         out.mkdir(parents=True, exist_ok=True)
         write(out / "table.md", self.markdown())
         write(out / "table.csv", tables.csv(self.rows, self.targets))
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1) + "\n")
-        curves(self.rows, out / "accuracy", self.title)
+        save(draw_curves(self.rows, self.title), out / "accuracy")
 
     def markdown(self) -> str:
         """Return table and differences as Markdown."""
@@ -61,10 +65,10 @@ class Comparison:
         return page + (f"\n{self.question}:\n\n{tables.markdown(*self.gap_table)}" if self.gaps else "")
 
     def data(self) -> dict[str, Any]:
-        """Return the comparison as JSON takes it."""
+        """Return the comparison as JSON values."""
         same, others = compared(self._settings)
-        told = {"settings": {"shared": same, "different": others}}
-        return tables.data(self.rows, self.targets, self.gaps, self.baseline) | told
+        settings = {"settings": {"shared": same, "different": others}}
+        return tables.data(self.rows, self.targets, self.gaps, self.baseline) | settings
 
     @property
     def _settings(self) -> dict[str, dict[str, str]]:
@@ -73,7 +77,7 @@ class Comparison:
 
     @property
     def settings(self) -> str:
-        """The settings that the runs train with, and which of them differ between the methods."""
+        """The training settings, and which of them differ between the methods."""
         return difference(self._settings)
 
     @property
@@ -87,7 +91,7 @@ class Comparison:
 
     @property
     def note(self) -> str:
-        """How the numbers are to be read: seeds, decay, schedules, network, stopped runs."""
+        """The conditions of the numbers: seeds, decay, schedules, network, stopped runs."""
         rates = _scheduled(self.rows, "warmup", "warm-up") + _scheduled(self.rows, "follow_lr", "following lr:")
         parts = (self._seeds, _decay(self.rows) + rates, _network(self.rows), _stopped(self.rows))
         return "; ".join(part for part in parts if part)
@@ -112,14 +116,14 @@ def _decay(rows: Sequence[Row]) -> str:
 
 
 def _stopped(rows: Sequence[Row]) -> str:
-    """Return how many runs a rule stopped: means are then of runs of different lengths."""
+    """Return how many runs a rule stopped; means are then over runs of different lengths."""
     runs = [run for row in rows for run in row.runs]
     stopped = sum(bool(run.stopped) for run in runs)
     return f"{stopped} of {len(runs)} runs were stopped by a rule before their last round" if stopped else ""
 
 
 def _network(rows: Sequence[Row]) -> str:
-    """Return the networks and devices that simulated time was counted for; nothing if it was not."""
+    """Return the networks and devices of the simulated time; "" without simulated time."""
     configs = [run.config for row in rows for run in row.runs]
     found = {
         f"{config['network']}, devices {config.get('devices', 'uniform')}": 1
@@ -130,11 +134,29 @@ def _network(rows: Sequence[Row]) -> str:
 
 
 def _scheduled(rows: Sequence[Row], key: str, words: str) -> str:
-    """Return the schedules of one kind in force, with their methods where they differ."""
+    """Return the schedules of one kind, with the methods that use them where they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for told in {str(run.config.get(key, "")) for run in row.runs}:
-            found.setdefault(told, []).append(row.label)
+        for schedule in {str(run.config.get(key, "")) for run in row.runs}:
+            found.setdefault(schedule, []).append(row.label)
     if len(found) < 2:
-        return "".join(f"; {words} {told}" for told in found if told)
-    return f"; {words} " + "; ".join(f"{told or 'none'} of {', '.join(whose)}" for told, whose in found.items())
+        return "".join(f"; {words} {schedule}" for schedule in found if schedule)
+    return f"; {words} " + "; ".join(f"{one or 'none'} of {', '.join(whose)}" for one, whose in found.items())
+
+
+def costed(run: RunFiles, network: str = "", devices: str = "") -> RunFiles:
+    """Return a run with simulated time for another network or other devices; "" keeps its own."""
+    lacking = UserError(
+        f"{run.path}: expected rounds that say what every client computed and sent, found none; only a run made "
+        f"with --network can be timed for another: run it again with one"
+    )
+    if not run.config.get("network"):
+        raise lacking
+    network, devices = network or str(run.config["network"]), devices or str(run.config.get("devices", "uniform"))
+    clock = Clock(network, devices, int(run.summary["seed"]))
+    try:
+        times = clock.rounds([Record.from_dict(plain) for plain in run.rounds])
+        rounds = [{**plain, VIRTUAL: time} for plain, time in zip(run.rounds, times, strict=True)]
+    except (TypeError, ValueError, ArithmeticError, struct.error):
+        raise lacking from None
+    return replace(run, rounds=rounds, config={**run.config, "network": network, "devices": devices})

@@ -1,4 +1,4 @@
-"""Differences between two run directories; only their files are read."""
+"""Differences between two run directories, from their files alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTIONS = ("config", "data", "environment", "results", "model")
 
 
 class Absent:
-    """Stands where a run says nothing, which is not the same as saying None."""
+    """A marker for a value that a run does not have, which differs from None."""
 
     def __repr__(self) -> str:
         return "-"
@@ -26,12 +26,12 @@ ABSENT = Absent()
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two runs say differently.
+    """One value that differs between two runs.
 
     Args:
         section: one of `SECTIONS`.
-        name: what, e.g. `method.rho` or `round 7: drift`.
-        a, b: what each run says; `ABSENT` where it says nothing.
+        name: the key, for example `method.rho` or `round 7: drift`.
+        a, b: the value in each run; `ABSENT` where it has none.
     """
 
     section: str
@@ -41,23 +41,18 @@ class Difference:
 
 
 def differences(a: Path, b: Path) -> list[Difference]:
-    """Return what differs between two runs but for times: config, fingerprints, versions, the first round that
-    differs, scores on clients' data, the model."""
+    """Return the differences between two runs, times excepted: config, fingerprints, environment, the first round
+    that differs, scores on clients' data, the model."""
     one, other = RunDir(a), RunDir(b)
     configs = _tables("config", one.config(), other.config())
     return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
 
 
 def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
-    """Compare fingerprints, environment and the rest of the summaries; totals follow from the rounds."""
+    """Compare fingerprints, environment and the other keys of the summaries."""
     first, second = _summary(a), _summary(b)
     for summary in (first, second):
-        for name in (
-            "digests",
-            "engine",
-            "settings",
-            *PLACED,
-        ):  # what was computed is compared as rounds, model and config
+        for name in ("digests", "engine", "settings", *PLACED):  # rounds, model and config are compared instead
             summary.pop(name, None)
     data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
     made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
@@ -65,7 +60,7 @@ def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
 
 
 def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
-    """Return the fields that differ in the first round that is not the same but for times."""
+    """Return the differences of the first round that differs in more than times."""
     first, second = list(a.lines()), list(b.lines())
     for t, (one, other) in enumerate(zip(first, second, strict=False), 1):
         found = _tables("results", _timeless(one), _timeless(other))
@@ -86,10 +81,10 @@ def _models(a: RunDir, b: RunDir) -> list[Difference]:
 
 
 def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Return the keys whose values differ; those of nested tables as `method.rho`."""
+    """Return the keys with different values; keys of nested tables as `method.rho`."""
     found = []
     for key in [*a, *(key for key in b if key not in a)]:
-        if key == "origin":  # where the user had the method's file; its code is compared
+        if key == "origin":  # the path of the method's file on the user's disk; its code is compared
             continue
         one, other = a.get(key, ABSENT), b.get(key, ABSENT)
         if isinstance(one, dict) and isinstance(other, dict):
@@ -101,7 +96,7 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 
 def _summary(run: RunDir) -> dict[str, Any]:
-    """Return the summary of a run; nothing where it is not finished."""
+    """Return the summary of a run; empty if the run is not finished."""
     found = run.told()
     if found == {}:
         raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")

@@ -13,17 +13,17 @@ from ..runs.directory import read_split
 from .run_files import Contents, read_contents
 
 SHOWN = 6
-"""How many rounds of a sign are shown."""
+"""The number of rounds of a finding that are shown."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """What a run directory says about how the run fares.
+    """The diagnosis of a run directory.
 
     Args:
-        state: how it stands, in words.
-        found: what is wrong with it; the last may be that it diverged.
-        notes: what could not be read, and what can be said of the config alone.
+        state: the status and the rounds, in words.
+        found: the findings; the last may be that the run diverged.
+        notes: files that could not be read, and warnings about the config.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Health:
     notes: list[str]
 
     def advice(self, one: Finding) -> list[Advice]:
-        """Return what to try; nothing where the data or a hook of the user's are the cause."""
+        """Return what to try for a finding; nothing if the cause is the user's data or hook."""
         return [] if "the learning rate is not to blame" in one.seen else advise(one.name, self.config)
 
 
@@ -44,14 +44,12 @@ def examine(path: Path) -> Health:
     files, records, summary = run.files, run.records, run.summary or {}
     notes = []
     if run.unread > run.cut:
-        notes.append(
-            f"{files.rounds_file}: the line after round {len(records)} is no round; it and later ones are not read"
-        )
+        notes.append(f"{files.rounds_file}: the line after round {len(records)} is not a round; reading stopped there")
     if run.summary == {}:
         notes.append(f"{files.summary_file} cannot be read")
-    told = summary.get("rounds")
-    if type(told) is int and told > len(records) and not run.running:  # else it is the summary of its last stop
-        notes.append(f"{files.rounds_file} is damaged: expected {told} rounds, found {len(records)}")
+    expected = summary.get("rounds")
+    if type(expected) is int and expected > len(records) and not run.running:  # a running run has an older summary
+        notes.append(f"{files.rounds_file} is damaged: expected {expected} rounds, found {len(records)}")
     split = read_split(files.split_file)
     if split and (text := warning_of(run.config, split.sizes)):
         notes.append(text)
@@ -63,7 +61,7 @@ def examine(path: Path) -> Health:
 
 
 def _state(run: Contents, status: str) -> str:
-    """Return how a run stands in words: by its last summary, else whether a process works on it."""
+    """Return the state of a run in words: from its summary, else from whether a process is running it."""
     of = f"{len(run.records)} of {run.config.get('rounds', '?')} rounds"
     if status:
         word, _, why = status.partition(": ")
@@ -74,7 +72,7 @@ def _state(run: Contents, status: str) -> str:
 
 
 def series(one: Finding) -> str:
-    """Return the measured values of some rounds with the sign, the first and the last among them."""
+    """Return up to about `SHOWN` measured values of a finding with their rounds, the first and the last included."""
     values = one.values
     step = max(1, -(-len(values) // SHOWN))
     some = [*values[::step], *([values[-1]] if (len(values) - 1) % step else [])] if values else []

@@ -1,12 +1,13 @@
-"""Runs for other programs: trackers (`trackers.py`), CSV, Parquet and a pandas frame, during a run or after it.
+"""Exports of runs to other programs, during a run or after it: trackers (`trackers.py`), CSV, Parquet, pandas.
 
-`rounds.jsonl` is the source: a tracker receives what stands there, all of it again whenever a run continues.
+`rounds.jsonl` is the source: a tracker receives all of its rounds, and all of them again when a run continues.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,17 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def require_target(target: str) -> None:
-    """Raise unless there is such a target."""
+    """Raise UserError unless a target has this name."""
     if target not in TABLES and target not in TRACKERS:
         raise unknown("target", target, [*TABLES, *TRACKERS])
 
 
 def export(runs: Sequence[Source], target: str, place: Path | None = None, overwrite: bool = False) -> str:
-    """Hand runs to a target, one of `TABLES` and `TRACKERS`; what it had of a run is replaced. How to look at it.
+    """Write runs to a target of `TABLES` or `TRACKERS`, replacing earlier exports; return how to open the result.
 
     Args:
-        place: the file of a table, the folder of a tracker; None for `rounds.csv`, `tensorboard/`, its own.
-        overwrite: a table may replace a file.
+        place: the file of a table or the folder of a tracker; None for `rounds.csv`, `tensorboard/` or its default.
+        overwrite: allow a table to replace a file.
     """
     require_target(target)
     if target in TABLES:
@@ -54,17 +55,15 @@ def export(runs: Sequence[Source], target: str, place: Path | None = None, overw
     return str(tracker.look())
 
 
-class _reported:
-    """What a target raises, as one line."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            raise UserError(f"{self.target} could not be written ({one_line(error)}); check its place") from error
+@contextmanager
+def _reported(target: str) -> Iterator[None]:
+    """Turn an exception of a target into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{target} could not be written ({one_line(error)}); check its place") from error
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def row(record: Record) -> dict[str, Any]:
 
 
 def rows(runs: Sequence[Source]) -> list[dict[str, Any]]:
-    """Return one row per round: run, method, data and seed; `config.KEY` where configs differ; the record."""
+    """Return one row per round: run, method, data, seed, the config keys that differ (`config.KEY`), the record."""
     tables = [run.parameters for run in runs]
     keys = dict.fromkeys(key for table in tables for key in table)
     differ = [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
@@ -115,10 +114,10 @@ TABLES = {"csv": write_csv, "parquet": write_parquet}
 def load_runs(*given: Path | str | Iterable[Path | str]) -> Any:
     """Load run directories, or folders of them, as one pandas frame: a row per round. Needs pandas.
 
-    What cannot be read is left out, with a warning.
+    Runs that cannot be read are left out with a warning.
 
     Args:
-        given: for example "runs/demo", or several.
+        given: a path, for example "runs/demo", or several.
     """
     paths = [Path(p) for each in given for p in ([each] if isinstance(each, str | Path) else each)]
     need("pandas")
@@ -129,15 +128,15 @@ def load_runs(*given: Path | str | Iterable[Path | str]) -> Any:
 
 
 class Csv(Observer):
-    """The rounds as a table, `rounds.csv` in the run's directory: written when rounds end, always of all of them."""
+    """An observer that writes all rounds to `rounds.csv` in the run's directory when a run ends."""
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Remember the recording, whose directory the table goes to."""
+        """Keep the recorder, whose directory receives the table."""
         if run.recorder is None:
-            raise UserError("there is no directory to write to; simulate(..., out=FOLDER)")
+            raise UserError("there is no directory to write to; give one: simulate(..., out=FOLDER)")
         self.recorder = run.recorder
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Write all rounds; columns are the fields of a record, then its metrics and signs."""
-        if summary:  # else the folder was moved, and another may be in its place
+        """Write all rounds; the columns are the fields of a record, then its metrics and signs."""
+        if summary:  # empty if the folder was moved: another run may be in its place
             write(self.recorder.out / "rounds.csv", csv_text([row(record) for record in self.recorder.records]))

@@ -1,4 +1,4 @@
-"""Figures as files, with matplotlib's file back end (no display is needed), and curves drawn with characters."""
+"""Figures of comparisons, sweeps and splits as files (matplotlib without a display), and curves in characters."""
 
 from __future__ import annotations
 
@@ -23,20 +23,29 @@ if TYPE_CHECKING:
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
 DARK = ("#4AA8E0", "#FF8C42", "#2CC49A", "#E39AC4", "#8FD0F5", "#FFFFFF", "#F2B72E")
-"""The same seven on a dark ground."""
+"""The same seven colours for a dark background."""
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
 DASHES = ((), (8, 4), (8, 3, 2, 3), (2, 3), (10, 2, 2, 2, 2, 2))
-"""`LINES` as a page draws them, in pixels."""
+"""`LINES` for the page, in pixels."""
 MARKERS = "os^Dv*XPp<>h"
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None},
 }  # fmt: skip
-"""Without what would make other bytes of the same figure."""
+"""Dates and versions are removed: the same figure must have the same bytes."""
+WIDE = 10.0
+"""The ratio of largest to smallest value from which an axis is logarithmic."""
+TICKS = 12
+"""The most values that each get a tick."""
+MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
+"""One mark per method; no two look alike."""
 
 
 def load_matplotlib() -> Any:
-    """Import matplotlib without the settings file of the current folder: its values are evaluated, and the folder may
-    be a run directory of another user. Your own settings are taken from `$MATPLOTLIBRC`, or your home."""
+    """Import matplotlib without the `matplotlibrc` of the current folder.
+
+    Its values are evaluated, and the folder may be a run directory of another user. Settings in `$MATPLOTLIBRC` or the
+    home directory apply.
+    """
     aside = Path(__file__).parent if "matplotlib" not in sys.modules and Path("matplotlibrc").exists() else Path()
     with contextlib.chdir(aside):
         import matplotlib
@@ -55,41 +64,36 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
 
 
 def style(i: int) -> dict[str, Any]:
-    """Return the i-th style: seven colours that the colour-blind can tell apart, repeated with other lines."""
+    """Return the i-th style: seven colours that colour-blind readers can distinguish, repeated with other dashes."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
 
 
 def marker(i: int, points: int, of: int) -> dict[str, Any]:
-    """Return about six marks for the i-th of some curves, at other places than the next curve's."""
+    """Return about six marks for the i-th curve, at other places than those of the next curve."""
     every = max(1, points // 6)
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
 
 
-def save(figure: Any, stem: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write `stem`.png, .svg, .pdf, each whole or not at all and the same bytes every time."""
+def save(figure: Any, stem: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """Write `stem`.png, .svg, .pdf, each atomically and with the same bytes every time."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     return [save_as(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
 
 
 def save_as(figure: Any, path: Path, kind: str) -> Path:
-    """Write one file, whatever it is called."""
+    """Write one file of any name."""
     with (
-        load_matplotlib().rc_context({"svg.hashsalt": "fedspeed"}),  # else the ids in an SVG change every time
+        load_matplotlib().rc_context(
+            {"svg.hashsalt": "fedspeed"}
+        ),  # a fixed salt fixes the ids, and so the bytes, of an SVG
         atomic(path) as file,
     ):
         figure.savefig(file, format=kind, dpi=150, metadata=METADATA[kind])
     return path
 
 
-def curves(
-    rows: Sequence[Row], stem: Path, title: str = "", kinds: Sequence[str] = ("png", "svg", "pdf")
-) -> list[Path]:
-    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
-    return save(draw_curves(rows, title), stem, kinds)
-
-
 def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
-    """Return the figure of `curves`."""
+    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
@@ -105,11 +109,11 @@ def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
     if limits:
         axes.set_ylim(*limits)
     handles, names = axes.get_legend_handles_labels()
-    short = [name if len(name) <= 50 else f"{name[:49]}…" for name in names]
+    clipped = list(map(_clipped, names))
     if many:
-        figure.legend(handles, short, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
+        figure.legend(handles, clipped, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
     elif handles:
-        axes.legend(handles, short, framealpha=0.8, edgecolor="none", handlelength=3.2)
+        axes.legend(handles, clipped, framealpha=0.8, edgecolor="none", handlelength=3.2)
     return figure
 
 
@@ -127,7 +131,7 @@ def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any
         mean = statistics.fmean(values)
         ends = [[mean - scale * gap.low], [scale * gap.high - mean]] if len(values) > 1 else None
         axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
-    axes.set_yticks(range(len(gaps)), [gap.method if len(gap.method) <= 50 else f"{gap.method[:49]}…" for gap in gaps])
+    axes.set_yticks(range(len(gaps)), [_clipped(gap.method) for gap in gaps])
     axes.set_ylim(len(gaps) - 0.4, -0.6)
     unit = "accuracy, points (mean of the last five)" if scale == 100 else "test loss"
     axes.set(xlabel=f"difference to {baseline}: {unit}, 95% interval")
@@ -135,10 +139,14 @@ def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any
     return figure
 
 
+def _clipped(name: str) -> str:
+    return name if len(name) <= 50 else f"{name[:49]}…"
+
+
 def _draw_row(axes: Any, row: Row, key: str, scale: float, line: dict[str, Any], label: str, alpha: float) -> None:
     band = row.band(key)
     t, mean = [point[0] for point in band], [scale * point[1] for point in band]
-    axes.plot(t, mean, **line, label=label)  # also where empty: the legend says why
+    axes.plot(t, mean, **line, label=label)  # also if empty: the legend says why
     if len(row.runs) > 1:
         low, high = ([scale * (m + side * s) for _, m, s in band] for side in (-1, 1))
         axes.fill_between(t, low, high, color=line["color"], alpha=alpha, linewidth=0)
@@ -150,7 +158,7 @@ def _draw_row(axes: Any, row: Row, key: str, scale: float, line: dict[str, Any],
 
 
 def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] | None:
-    """Return a range that the curves fill after the first quarter; the climb before it may leave the picture."""
+    """Return the range of the curves after the first quarter of the rounds; the climb before it may be cut off."""
     bands = [band for row in rows if (band := row.band(key))]
     last = max((band[-1][0] for band in bands), default=0)
     settled = [scale * (m + side * s) for band in bands for t, m, s in band if 4 * t >= last for side in (-1, 1)]
@@ -161,14 +169,8 @@ def _limits(rows: Sequence[Row], key: str, scale: float) -> tuple[float, float] 
     return min(settled) - room, max(settled) + room
 
 
-WIDE = 10.0
-"""How many times the least value the largest is where an axis becomes logarithmic."""
-TICKS = 12
-"""Values up to which each has its tick."""
-
-
 def draw_sweep(found: Swept) -> Any:
-    """Draw the figure that fits the fields in which points differ; nothing is averaged over points."""
+    """Draw the figure that suits the number of fields that vary; points are never averaged."""
     from .sweep import is_problem
 
     names = list(found.varied)
@@ -185,12 +187,12 @@ def draw_sweep(found: Swept) -> Any:
 
 
 def _is_plottable(value: Any) -> bool:
-    """Whether an axis can hold it."""
+    """Whether an axis can show the value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def logarithmic(values: Sequence[Any]) -> bool:
-    """Whether values are spread over orders of magnitude.
+    """Whether values need a logarithmic axis.
 
     Example:
         >>> logarithmic([0.01, 0.1, 1]), logarithmic([1, 2, 3]), logarithmic([0, 0.1, 1])
@@ -200,7 +202,7 @@ def logarithmic(values: Sequence[Any]) -> bool:
 
 
 def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
-    """Draw the score over a field with its 95% interval; a curve for every value of another field."""
+    """Draw the score over a field with its 95% interval; one curve per value of another field."""
     figure, axes = new_figure()
     values = found.varied[name]
     numbers = all(map(_is_plottable, values))
@@ -230,12 +232,14 @@ def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
 
 
 def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
-    """Draw the score over two fields, a number in every cell; the best in a frame, absent points blank."""
+    """Draw the score over two fields, one number per cell; the best has a frame, missing points are blank."""
     rows, columns = (_sorted(found.varied[name]) for name in (down, across))
     cells = [[math.nan] * len(columns) for _ in rows]
     for point, score in zip(found.points, found.scores, strict=True):
         cells[rows.index(point[down])][columns.index(point[across])] = found.scale * score.mean
     figure, axes = new_figure(max(4.8, 1.6 + 0.9 * len(columns)), max(3.2, 1.4 + 0.5 * len(rows)))
+    from matplotlib.patches import Rectangle  # after `new_figure`, which imports matplotlib safely
+
     image = axes.imshow(cells, aspect="auto", cmap="viridis" if found.accuracy else "viridis_r", origin="lower")
     low, high = image.get_clim()
     for i, line in enumerate(cells):
@@ -247,8 +251,7 @@ def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
     for best in found.best:
         point = next(p for p, row in zip(found.points, found.rows, strict=True) if row.label == best.label)
         corner = (columns.index(point[across]) - 0.5, rows.index(point[down]) - 0.5)
-        frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.5}
-        axes.add_patch(_rectangle(corner, **frame, clip_on=False, zorder=3))
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, clip_on=False, zorder=3))
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
     axes.set(xlabel=_short(across), ylabel=_short(down), title=_sweep_title(found))
@@ -267,18 +270,11 @@ def _sweep_points(found: Swept) -> Any:
         ends = half if math.isfinite(half) else 0.0
         colour = style(1 if row.label in first else 0)["color"]
         axes.errorbar([found.scale * score.mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
-    names = [row.label if len(row.label) <= 50 else f"{row.label[:49]}…" for row in found.rows]
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(found.rows)), [_clipped(row.label) for row in found.rows])
+    axes.set_ylim(len(found.rows) - 0.4, -0.6)
     axes.set(xlabel=_score_label(found), title=_sweep_title(found, bars=True))
     axes.grid(axis="x", alpha=0.3)
     return figure
-
-
-def _rectangle(corner: tuple[float, float], **how: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 1, 1, **how)
 
 
 def _sorted(values: list[Any]) -> list[Any]:
@@ -306,7 +302,7 @@ def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[st
     Args:
         counts: samples of every class (columns) at every client (rows).
         path: the PNG to write.
-        names: of the classes, shown where they fit.
+        names: the class names, shown if they fit.
     """
     clients, classes = counts.shape
     figure, axes = new_figure(max(4.0, min(16.0, 2.5 + 0.07 * clients)), max(2.6, min(9.0, 1.6 + 0.09 * classes + 1)))
@@ -317,7 +313,7 @@ def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[st
 
 
 def bubbles(counts: np.ndarray, path: Path, title: str = "", names: Sequence[str] = (), most: int = 30) -> Path:
-    """Draw one circle per (client, class), its area proportional to the samples; the first `most` clients."""
+    """Draw one circle per (client, class), its area proportional to the samples, for the first `most` clients."""
     part = counts[:most]
     clients, classes = part.shape
     figure, axes = new_figure(max(4.0, min(14.0, 2.0 + 0.26 * clients)), max(2.8, min(16.0, 1.4 + 0.24 * classes)))
@@ -341,26 +337,22 @@ def _label_split(axes: Any, classes: int, title: str, names: Sequence[str]) -> N
         axes.set_yticks(range(classes))
 
 
-MARKS = "o+x*#@%&=~ABCDEFGHIJKLMNPQRSTUVWYZ123456789"
-"""One per method; no two look alike."""
-
-
 def chart(rows: Sequence[Row], width: int = 81, height: int = 14) -> str:
-    """Draw mean accuracy against rounds in characters, at most `width` (and 81) wide; one mark per method."""
-    return draw_text([(row.label, row.mean_curve()) for row in rows], "round", width, height)
+    """Return mean accuracy over rounds drawn with characters, at most `width` (and 81) wide; one mark per method."""
+    return draw_text([(row.label, [(t, mean) for t, mean, _ in row.band()]) for row in rows], "round", width, height)
 
 
 def draw_text(
     drawn: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str, width: int = 81, height: int = 14
 ) -> str:
-    """Draw named curves of shares in characters, against something counted in `unit`."""
+    """Return named curves of shares drawn with characters, over an axis in `unit`."""
     wide = max(10, min(72, width - 9))
     curves = [(mark, label, curve) for mark, (label, curve) in zip(MARKS, drawn, strict=False) if curve]
     points = [point for _, _, curve in curves for point in curve]
     if not points:
         return ""
     last = max(t for t, _ in points)
-    settled = [value for t, value in points if 4 * t >= last]  # the climb of the first quarter may leave the picture
+    settled = [value for t, value in points if 4 * t >= last]  # the climb of the first quarter may be cut off
     low, high = math.floor(min(settled) * 20) / 20, math.ceil(max(value for _, value in points) * 20) / 20
     high = high if high > low else low + 0.05
     grid = [[" "] * wide for _ in range(height)]
@@ -383,7 +375,7 @@ def draw_text(
 
 
 def _legend(names: list[str], wide: int) -> list[str]:
-    """Return names in as few lines as they need; one that is too long takes several."""
+    """Return the names in as few lines as possible; a name that is too long takes several."""
     lines = [""]
     for name in names:
         joined = f"{lines[-1]}   {name}" if lines[-1] else name

@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what stands in it: text is escaped, unless it is HTML already."""
+"""HTML elements with escaped text: only `Html` is taken as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Html(str):
-    """Text that is HTML."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -26,12 +26,12 @@ def element(name: str, *children: str, **attributes: str) -> Html:
 
 
 def join(parts: Iterable[str]) -> Html:
-    """Join HTML and text; text is escaped."""
+    """Join parts, escaping those that are not HTML."""
     return Html("".join(part if isinstance(part, Html) else html.escape(visible(part), quote=False) for part in parts))
 
 
 def visible(text: str) -> str:
-    """Replace characters that a page may not hold, or that turn the direction of the text after them."""
+    """Replace control characters and those that reverse the direction of text."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
@@ -44,13 +44,13 @@ def table(
     classes: Sequence[str] | None = None,
     **attributes: str,
 ) -> Html:
-    """Return a table in a box that scrolls by itself; the first cell of a line names it.
+    """Return a table in a scrolling box; the first cell of a line is its heading.
 
     Args:
-        label: the box for screen readers.
-        tall: the box is also limited in height.
-        classes: of the lines, if they have any.
-        attributes: further ones of the table.
+        label: the name of the box for screen readers.
+        tall: also limit the height of the box.
+        classes: the CSS classes of the lines.
+        attributes: further attributes of the table.
     """
     head = element("tr", *(element("th", title, scope="col") for title in header))
     body = []
@@ -63,6 +63,6 @@ def table(
 
 
 def folded(title: str, *children: str, open_: bool = False) -> Html:
-    """Return a section that is closed until the reader opens it."""
+    """Return a section that the reader can open; closed unless `open_`."""
     summary = element("summary", title)
     return Html(f"<details{' open' if open_ else ''}>{summary}{join(children)}</details>")

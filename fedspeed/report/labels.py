@@ -1,4 +1,4 @@
-"""Names of runs in a comparison: the method, and the fields that differ."""
+"""Labels of runs in a comparison: the method, and the fields that differ."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from ..config.plan import PLACEMENT
 from ..utils.tables import flat
 
 ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets")
-"""Keys of a config that do not make another method of a run: its seed, and where and how it was computed."""
+"""Keys of a config that do not distinguish rows: the seed, and where and how the run was computed."""
 CODED = ("method.", "model.", "data.")
 """Tables of a config that may name a Python file."""
 
 
 def kind_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that makes a run another method or setting, flat."""
+    """Return the part of a config that distinguishes rows (method and setting), flat."""
     kind = flat({key: value for key, value in config.items() if key not in ELSEWHERE})
     for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
-        table = key.removesuffix(".origin")  # code from a file is known by the user's file, not by the run's copy
+        table = key.removesuffix(".origin")  # code is named by the user's file, not by the copy in the run
         kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
         kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
-    for table, own in (("model", "digest"), ("data", "split_fingerprint")):  # of given objects: another for every seed
+    for table, own in (
+        ("model", "digest"),
+        ("data", "split_fingerprint"),
+    ):  # objects of the caller differ in every seed
         if kind.get(f"{table}.name") == "given":
             kind.pop(f"{table}.{own}", None)
     parts = (part.partition("=") for part in str(kind.pop("warmup", "")).split(",") if part)
@@ -53,7 +56,7 @@ def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> lis
 
 
 def _usual(kind: dict[str, Any], usual: dict[str, dict[str, Any]], table: str) -> dict[str, Any]:
-    """Return the default fields of a kind's method, flat, with those of the method inside it."""
+    """Return the default fields of the method and of the method inside it, flat."""
     found, inner = flat({table: usual[str(kind[f"{table}.name"])]}), f"{table}.base"
     if kind.get(f"{inner}.name") not in usual:
         return found
@@ -61,13 +64,13 @@ def _usual(kind: dict[str, Any], usual: dict[str, dict[str, Any]], table: str) -
 
 
 def _same(key: str, kind: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a field of two methods, or of those inside them, is one of the same method; so are their names."""
+    """Whether a key is a field of the same method in both; names of methods always are."""
     table, _, field = key.rpartition(".")
     return field == "name" or kind.get(f"{table}.name") == other.get(f"{table}.name")
 
 
 def _shares(key: str) -> bool:
-    """Whether all methods have a key; a schedule of another field than the rate is for methods that have the field."""
+    """Whether all methods have a key; schedules of fields other than the rate are for methods with the field."""
     return key != "follow_lr" and (not key.startswith("warmup.") or key == "warmup.lr")
 
 

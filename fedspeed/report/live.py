@@ -1,4 +1,4 @@
-"""Runs in progress: what changed in a folder, the state of every run, and the page served to this machine only."""
+"""Runs in progress: an incremental reader of a folder, the state of every run, and a page served to this machine."""
 
 from __future__ import annotations
 
@@ -26,33 +26,48 @@ from .page_data import embed
 from .run_files import Row, RunFiles, finished, folders_of_runs, minutes, read_any, rows_of, short
 
 READ = (*(name for name in FILES if name != MODEL), INSPECTION)
-"""The files of a run that a page is made from."""
+"""The files of a run that a page depends on."""
+RECENT = 20
+"""The number of last rounds whose mean time predicts the remaining time."""
+STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
+"""States of a run, in the order in which they are listed."""
+HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
+LOOPBACK = "127.0.0.1"
+SHARE = 10
+"""Rendering uses at most one second in `SHARE` of a core, so that it does not slow the runs down."""
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class Seen(NamedTuple):
-    """A run as it was when read: what its files looked like, and what they said or why they could not be read."""
+    """A run as last read: the stamps of its files, and the run or the error of reading it."""
 
     stamp: tuple[object, ...]
     run: RunFiles | UserError
 
 
 class Watched:
-    """The runs of a folder, which may still be empty, as rows (`rows`), and why others are not among them (`left_out`).
+    """An incremental reader of a folder of runs: `rows`, and why other runs are left out (`left_out`).
 
     Args:
-        folder: of runs, or a run; nothing outside of it is read, wherever links in it lead.
+        folder: a folder of runs, which may still be empty, or a run; links out of it are not followed.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UserError(f"{folder}: expected a folder of runs, found none; make it, or start a run in it")
+            raise UserError(f"{folder}: expected a folder of runs, found none; create it, or start a run in it")
         self.folder = folder
         self.rows: list[Row] = []
         self.left_out: list[str] = []
         self._seen: dict[Path, Seen] = {}
 
     def look(self) -> bool:
-        """Read what changed, and return whether anything did."""
+        """Read the runs that changed, and return whether any did."""
         try:
             folders = folders_of_runs(self.folder)
         except UserError:  # there are none yet
@@ -70,7 +85,7 @@ class Watched:
         return run
 
     def _read(self, path: Path) -> Seen:
-        """Return a run, read again if its files changed or its process ended."""
+        """Return a run; read it again only if its files changed or its process ended."""
         seen = self._seen.get(path)
         stamp: tuple[object, ...] = tuple(_stamp(path / name) for name in READ)
         if seen and isinstance(seen.run, RunFiles) and seen.run.done and seen.stamp[1:] == stamp:
@@ -89,7 +104,7 @@ class Watched:
         root = self.folder.resolve()
         for place in (path, *(path / name for name in (*READ, CODE))):
             if not place.resolve().is_relative_to(root):
-                raise UserError(f"{place.name} is a link that leads out of {self.folder}; copy what it leads to")
+                raise UserError(f"{place.name} is a link out of {self.folder}; copy its target instead")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -100,22 +115,16 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-RECENT = 20
-"""Rounds whose mean time tells how long the others take."""
-STATES = ("running", "failed", "diverged", "damaged", "interrupted", "stopped", "finished")
-"""In the order in which they are listed."""
-
-
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run in progress or over.
+    """The state of a run, in progress or not.
 
     Args:
         state: one of `STATES`.
-        about: why it failed, what is wrong with it; "" where there is nothing to say.
-        of: the rounds it is to have, 0 if it does not say.
-        left: seconds, of a run in progress that has done a round.
-        curve: what it was tested by, round after round.
+        about: the error and the health findings; "" without any.
+        of: the planned rounds; 0 if the config does not say.
+        left: the remaining seconds of a run in progress; None before its first round.
+        curve: the test accuracies, or the losses without them.
     """
 
     run: str
@@ -131,20 +140,20 @@ class Standing:
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Return the state of all runs, those in progress first."""
+    """Return the states of all runs, those in progress first."""
     found = [standing(run, row.label) for row in rows for run in row.runs]
     return sorted(found, key=lambda one: STATES.index(one.state))
 
 
 def standing(run: RunFiles, method: str) -> Standing:
-    """Return the state of one run, as far as its files say."""
+    """Return the state of one run from its files."""
     status, _, why = str(run.summary["status"]).partition(":")
     state = next((word for word in STATES if status.startswith(word)), "interrupted")  # terminated
-    told, of = why.strip().partition("\n")[0], run.config.get("rounds")
+    error, of = why.strip().partition("\n")[0], run.config.get("rounds")
     of = of if type(of) is int and of > 0 else 0
-    about = [told] if told else []
-    if ills := run.illnesses or _ills(run):
-        about.append(f"ill: {', '.join(ills)}")
+    about = [error] if error else []
+    if findings := run.findings or _findings(run):
+        about.append(f"unhealthy: {', '.join(findings)}")
     curve, score = [value for _, value in run.curve()], "-"
     if curve:
         score = f"{100 * curve[-1]:.2f}%"
@@ -157,8 +166,8 @@ def standing(run: RunFiles, method: str) -> Standing:
     )  # fmt: skip
 
 
-def _ills(run: RunFiles) -> list[str]:
-    """Return the names of what is wrong with a run in progress so far."""
+def _findings(run: RunFiles) -> list[str]:
+    """Return the names of the health findings so far of a run in progress."""
     if run.done or not any(plain.get("signs") for plain in run.rounds):
         return []
     return list(dict.fromkeys(one.name for one in diagnose([Record.from_dict(plain) for plain in run.rounds])))
@@ -170,7 +179,7 @@ def _left(run: RunFiles, of: int) -> float | None:
 
 
 def headline(found: Sequence[Standing]) -> str:
-    """Return how many runs are in which state, and how long those in progress still take.
+    """Return the number of runs per state, and the time that those in progress still need.
 
     Example:
         >>> headline([])
@@ -183,7 +192,7 @@ def headline(found: Sequence[Standing]) -> str:
 
 
 def progress(one: Standing) -> str:
-    """Return the rounds done, of how many.
+    """Return the rounds done, and of how many.
 
     Example:
         >>> progress(Standing("a", "fedavg", 0, "running", "", 3, 10, None, "-", []))
@@ -193,7 +202,7 @@ def progress(one: Standing) -> str:
 
 
 def time_left(one: Standing) -> str:
-    """Return the time left in words; "" if it is not known."""
+    """Return the remaining time in words; "" if it is not known."""
     return "" if one.left is None else minutes(one.left)
 
 
@@ -211,9 +220,6 @@ def live_section(found: Sequence[Standing]) -> Html:
     return join([lead, table(HEADER, lines, "plain runs", label="runs", tall=True, id="live-table")])
 
 
-HEADER = ("run", "state", "rounds", "last", "left", "method", "seed")
-
-
 def _bar(one: Standing) -> Html:
     name = visible(f"{one.run}: {progress(one)} rounds")
     return (
@@ -221,20 +227,8 @@ def _bar(one: Standing) -> Html:
     )
 
 
-LOOPBACK = "127.0.0.1"
-SHARE = 10
-"""Rendering takes at most one of so many seconds of a core, which the runs need more."""
-HEADERS = {
-    "Cache-Control": "no-cache",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-
-
 class Answers:
-    """Page and data of a folder; an unchanged folder is not rendered again."""
+    """The page and the data of a folder, rendered again only if the folder changed."""
 
     def __init__(self, folder: Path) -> None:
         self.watched = Watched(folder)
@@ -245,7 +239,7 @@ class Answers:
         self._data, self._tag = b"", ""
 
     def page(self) -> bytes:
-        """Return the page, complete also before its first request for data."""
+        """Return the page; it is complete before its first request for data."""
         with self._turn:
             self._stale |= self.watched.look()
             return page(*self._now()).encode()
@@ -259,8 +253,8 @@ class Answers:
             self._stale |= self.watched.look()
             if self._stale:
                 rows, found, left_out, text = self._now()
-                told = {"data": embed(rows, found), "parts": parts(rows, found, left_out, text)}
-                self._data = json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+                news = {"data": embed(rows, found), "parts": parts(rows, found, left_out, text)}
+                self._data = json.dumps(news, separators=(",", ":"), allow_nan=False).encode()
                 self._tag = f'"{hashlib.blake2b(self._data, digest_size=16).hexdigest()}"'
                 self._stale, self.made = False, self.made + 1
                 self._next = time.monotonic() + SHARE * (time.thread_time() - began)
@@ -274,10 +268,10 @@ class Answers:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers GET for `/` and `/data` to this machine.
+    """A server of GET `/` and `/data` that listens on this machine only.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 takes any free port.
 
     Example:
         >>> with Server(Path("."), 0) as server:
@@ -293,10 +287,10 @@ class Server(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), Handler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "expected 0 to 65535"
-            raise UserError(f"--port {port} cannot be had ({why}); choose another, 0 takes any that is free") from None
+            raise UserError(f"--port {port} cannot be used ({why}); choose another, 0 takes any free port") from None
 
     def server_bind(self) -> None:
-        """Bind without asking a name server who we are."""
+        """Bind without a reverse name lookup, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
 
@@ -307,12 +301,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> set[str]:
-        """The host names a request may use; another name is another site's that resolves to this machine."""
+        """The host names that a request may use; another name may be a foreign site that resolves to this machine."""
         names = {LOOPBACK, "localhost"}
         return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a reader that has left."""
+        """Ignore a browser that closed the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -334,7 +328,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/":
                 return self._send(self.server.answers.page(), "text/html; charset=utf-8")
             body, tag = self.server.answers.data()
-        except Exception as error:  # files that change as they are read: the page asks again
+        except Exception as error:  # files can change while they are read; the page asks again
             return self.send_error(503, None, one_line(error))
         if self.headers.get("If-None-Match") == tag:
             return self._send(b"", "application/json", tag, 304)
@@ -356,7 +350,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """Add the headers that keep every answer, also a refusal, to this page."""
+        """Add the security headers to every answer, errors included."""
         for name, value in HEADERS.items():
             self.send_header(name, value)
         super().end_headers()

@@ -1,4 +1,4 @@
-"""The report page: one HTML file that holds everything it needs."""
+"""The report page: one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), l
     """Return the page as text, the same for the same runs.
 
     Args:
-        rows: with all runs, also those that are not done.
-        found: the comparison of those that are.
+        rows: all runs, also unfinished ones.
+        found: the comparison of the finished ones.
         left_out: why other runs are not on the page.
-        live: how the runs stand; such a page asks its server for more (`/data`), any other makes no request.
+        live: the states of the runs as HTML; a live page asks its server for `/data`, any other makes no request.
     """
     code = "\n".join(map(_part, SCRIPTS if live is None else (*SCRIPTS, LIVE)))
     return Template(_part("page/page.html")).substitute(
@@ -45,16 +45,16 @@ def page(rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), l
 def parts(
     rows: Sequence[Row], found: Comparison, left_out: Sequence[str] = (), live: str | None = None
 ) -> dict[str, str]:
-    """Return the sections of the page as HTML, by the names of their places."""
-    told = warnings(rows, left_out, statuses=live is None)
+    """Return the sections of the page as HTML, by the names of their placeholders."""
+    notes = warnings(rows, left_out, statuses=live is None)
     flat = sharpness(found.rows)
     about = "Sharpness and client divergence of the trained models, as `fedspeed inspect` found them."
     runs = sum(len(row.runs) for row in rows)
     return {
         "title": join([setting(rows) or ("several settings" if rows else "No runs yet")]),
         "sub": join([f"{_many(len(rows), 'method')}, {_many(runs, 'run')}, {seeds_of(rows)} each"] if rows else []),
-        "warnings": element("div", element("ul", *(element("li", text) for text in told)), class_="warn")
-        if told
+        "warnings": element("div", element("ul", *(element("li", text) for text in notes)), class_="warn")
+        if notes
         else "",
         "live": _section("live", "Runs", live) if live is not None else "",
         "verdict": verdict(found),
@@ -74,7 +74,7 @@ def _section(name: str, title: str, *children: str) -> Html:
 
 
 def _policy(code: str, connect: str) -> str:
-    """Return a policy by which nothing is loaded, and no script runs but the page's own."""
+    """Return a content security policy: nothing is loaded, and only the page's own script runs."""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "

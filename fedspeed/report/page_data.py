@@ -1,4 +1,4 @@
-"""The data of a report page: every number of every round once, as JSON takes it."""
+"""The data of a report page: every number of every round once, as JSON values."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from .comparison import Comparison
 from .figures import COLOURS, DARK, DASHES
 from .run_files import Row, RunFiles, measured, setting
 from .statistics import NO, UNKNOWN, Gap, gaps
+from .tables import plain_gap
 
 SCORES = ("test_accuracy", "test_loss", "train_loss", "validation_accuracy", "validation_loss", "drift", "update_norm")
 COSTS = ("lr", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds", "virtual_seconds")
 COUNTED = ("cohort", "dropped", "stragglers")
 TIMES = ("seconds", "eval_seconds", "virtual_seconds")
 PLAIN = 1_000_000
-"""Characters of JSON that stand in the page as they are; more are compressed."""
+"""The largest number of characters of JSON that are embedded without compression."""
 BASELINES = 24
-"""Methods up to which the page has the differences to each of them, else to the chosen one only."""
+"""With at most so many methods, the page has the differences to each of them; else only to the baseline."""
 SPLITS, CELLS, CLIENTS = 12, 40_000, 2000
-"""Splits that are drawn, counts of each that may be, and clients that get a bar of their own."""
+"""The most splits that are drawn, counts per split, and clients with a bar of their own."""
 METRICS = 12
-"""Named numbers of methods that get a panel."""
+"""The most metrics of methods that get a panel."""
 
 
 def embed(rows: Sequence[Row], found: Comparison) -> dict[str, Any]:
     """Return the data that the page draws.
 
     Args:
-        rows: with all runs, also those that are not done.
-        found: the comparison of those that are.
+        rows: all runs, also unfinished ones.
+        found: the comparison of the finished ones.
     """
     pool = Pool()
     return {
@@ -55,14 +56,14 @@ def embed(rows: Sequence[Row], found: Comparison) -> dict[str, Any]:
 
 
 class Pool:
-    """Columns, the same one only once: rates and cohorts of many runs are."""
+    """Distinct columns: many runs share, for example, learning rates and cohort sizes."""
 
     def __init__(self) -> None:
         self.columns: list[Any] = []
         self._known: dict[str, int] = {}
 
     def add(self, values: list[Any]) -> int:
-        """Return the place of a column; one number stands for a column of equal numbers."""
+        """Return the index of a column; a column of equal numbers is stored as one number."""
         column = values[0] if values and all(value == values[0] for value in values) else values
         key = json.dumps(column)
         if key not in self._known:
@@ -78,7 +79,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
         "done": run.done,
         "folder": run.path.name,
         "rounds": len(run.rounds),
-        "of": told if type(told := run.config.get("rounds")) is int else None,
+        "of": of if type(of := run.config.get("rounds")) is int else None,
         "split": str(run.summary.get("split_fingerprint", "")),
         "columns": {name: pool.add(values) for name, values in columns(run).items()},
         "took_part": _took_part(run, pool),
@@ -88,7 +89,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
 
 
 def columns(run: RunFiles) -> dict[str, list[Any]]:
-    """Return a list per number of rounds, None where a round lacks it; times to the microsecond, lists as lengths."""
+    """Return one list per number, with None where a round lacks it; times to the microsecond, lists as lengths."""
     found: dict[str, list[Any]] = {}
     named = sorted({name for r in run.rounds for name in r.get("metrics", ())})
     for name in (*SCORES, *COSTS):
@@ -109,11 +110,11 @@ def _number(value: Any, name: str) -> float | None:
 
 
 def _took_part(run: RunFiles, pool: Pool) -> dict[str, Any]:
-    """Return how often each client was counted; of many clients, how many were how often."""
+    """Return how often each client took part; for many clients, only how many took part how often."""
     counts = Counter(client for r in run.rounds for client in r["cohort"])
     counts.subtract(client for r in run.rounds for client in r.get("dropped", ()))
-    told = run.config.get("clients")
-    clients = told if type(told) is int and 0 < told < 10**7 else len(counts)
+    given = run.config.get("clients")
+    clients = given if type(given) is int and 0 < given < 10**7 else len(counts)
     times = Counter(counts.values())
     times[0] += max(0, clients - len(counts))
     small = 0 < clients <= CLIENTS and all(0 <= client < clients for client in counts)
@@ -128,26 +129,12 @@ def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
     labels = [row.label for row in found.rows] if any(row.runs for row in found.rows) else []
     chosen = labels if len(labels) <= BASELINES else [found.baseline]
     own = {found.baseline: found.gaps}
-    return {label: [plain_gap(gap) for gap in own.get(label) or gaps(found.rows, label)] for label in chosen}
-
-
-def plain_gap(gap: Gap) -> dict[str, Any]:
-    """Return a difference as JSON takes it."""
-    sure = len(gap.values) > 1
-    return {
-        "method": gap.method,
-        "metric": gap.metric,
-        "seeds": gap.seeds,
-        "values": gap.values,
-        "mean": gap.mean,
-        "low": gap.low if sure else None,
-        "high": gap.high if sure else None,
-        "answer": answer(gap),
-    }
+    of = {label: own.get(label) or gaps(found.rows, label) for label in chosen}
+    return {label: [{**plain_gap(gap), "answer": answer(gap)} for gap in each] for label, each in of.items()}
 
 
 def answer(gap: Gap) -> str:
-    """Whether a difference is real, and what would decide it."""
+    """Return whether a difference is real, and what would decide it."""
     if gap.more:
         return f"undecided: {gap.more} more seed{'s' if gap.more > 1 else ''} would decide"
     longer = {UNKNOWN: "unknown: 1 seed; one more gives an interval"}
@@ -158,11 +145,11 @@ def answer(gap: Gap) -> str:
 def _splits(rows: Sequence[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for run in (run for row in rows for run in row.runs):
-        told = run.summary.get("split_fingerprint")
-        if len(found) >= SPLITS or told in found:
+        expected = run.summary.get("split_fingerprint")
+        if len(found) >= SPLITS or expected in found:
             continue
         split = read_split(RunDir(run.path).split_file)
-        if split is None or (told and split.fingerprint != told):
+        if split is None or (expected and split.fingerprint != expected):
             continue
         few = split.counts and len(split.counts) * len(split.counts[0]) <= CELLS
         found[split.fingerprint] = {
@@ -177,7 +164,7 @@ def _splits(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def script(data: dict[str, Any]) -> str:
-    """Return the data as a script element that no text in it can close; compressed where they are many."""
+    """Return the data as a script element that no text in it can close; compressed if it is large."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     if len(text) <= PLAIN:
         return f'<script id="data" type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
@@ -186,10 +173,10 @@ def script(data: dict[str, Any]) -> str:
 
 
 def last_scores(path: Path) -> dict[str, Any] | None:
-    """Return accuracy and loss of the last measured server model on every client's data; None without."""
+    """Return the last scores of the server model on every client's data; None if it was never scored so."""
     try:
         found = RunDir(path).client_metrics()
-    except UserError:  # damaged: `fedspeed verify` says so
+    except UserError:  # damaged; `fedspeed verify` reports it
         return None
     if found is None or not len(found.rounds):
         return None

@@ -1,4 +1,4 @@
-"""The parts of a report page that are text and tables, method cards included; the rest is drawn from its data."""
+"""The text and tables of a report page, method cards included; its script draws the rest from the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from ..utils.tables import flat
 from . import tables
 from .comparison import Comparison
 from .html import Html, element, folded, join, table
-from .labels import ELSEWHERE
 from .page_data import answer
 from .run_files import Row, RunFiles, measured, short, spread
 from .statistics import METRICS, OTHER_DATA, YES, gaps
@@ -37,19 +36,21 @@ SHARPNESS = {
     "divergence": "divergence",
 }
 FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
+MOST = 1_000_000
+"""The most characters that are read of a file with a method."""
 
 
 # --- the verdict ---
 
 
 def verdict(found: Comparison) -> Html:
-    """Return a sentence, and the table with the best, and all that are not proved worse, in bold; before a run is done,
-    only the sentence."""
+    """Return a sentence and the table, with the best method and those not proved worse in bold; before a run is
+    finished, only the sentence."""
     if not any(row.runs for row in found.rows):
         return element("p", sentence(found, "", {}), class_="lead")
     key, lowest = METRICS[measured(found.rows)][0], measured(found.rows) == "test_loss"
-    told = [row for row in found.rows if not row.diverged and not any(other.at_goal for other in found.rows)]
-    scores = {row.label: sum(v) / len(v) for row in told if (v := row.values(key))}
+    ranked = [row for row in found.rows if not row.diverged and not any(other.at_goal for other in found.rows)]
+    scores = {row.label: sum(v) / len(v) for row in ranked if (v := row.values(key))}
     header, lines = tables.table(found.rows, found.targets)
     best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
     ahead = _not_worse(found, best)
@@ -75,9 +76,9 @@ def _not_worse(found: Comparison, best: str) -> set[str]:
 
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
-    """Say which method wins, by how much, and whether that is real."""
+    """Return which method is best, by how much, and whether that is real."""
     if any(row.at_goal for row in found.rows):
-        return "Runs were stopped at a score: their last scores say nothing, what it took to get there does."
+        return "Runs were stopped at a score: compare what they needed to reach it, not their last scores."
     if not best:
         return "No run is finished yet: there is nothing to compare."
     lowest = measured(found.rows) == "test_loss"
@@ -95,7 +96,7 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
     if gap.mean is None:
         return f"{start}. It has no seed in common with {rival}."
     if gap.real == OTHER_DATA:
-        return f"{start}. {rival} was run on other data: that says nothing of the methods."
+        return f"{start}. {rival} was run on other data: the difference does not compare the methods."
     by = f"{short(abs(scale * gap.mean), digits)}{'' if lowest else ' points'}"
     bounds = ""
     if math.isfinite(gap.low):
@@ -109,7 +110,7 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
 
 
 def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True) -> list[str]:
-    """Return what makes runs hard to compare, and (`statuses`) which did not finish."""
+    """Return the reasons why runs cannot be compared, and (`statuses`) which did not finish."""
     runs = [run for row in rows for run in row.runs]
     found = []
     for key, name in FINGERPRINTS.items():
@@ -118,20 +119,21 @@ def warnings(rows: Sequence[Row], left_out: Sequence[str], statuses: bool = True
             if key in run.summary:
                 seeds.setdefault(int(run.summary["seed"]), set()).add(str(run.summary[key]))
         if any(len(values) > 1 for values in seeds.values()):
-            found.append(f"These runs are of different {name}: differences between them say little.")
+            found.append(f"These runs have different {name}: differences between them mean little.")
     for key in ("fedspeed", "torch", "cpu"):
-        versions = sorted({str(env[key]) for run in runs if key in (env := _environment(run))})
+        versions = sorted({str(env[key]) for run in runs if key in (env := _table(run, "environment"))})
         if len(versions) > 1:
             found.append(f"These runs were made with different {key}: {', '.join(versions)}.")
     if any(len(row.runs) == 1 for row in rows):
-        found.append("Some methods have one seed only: no interval, so no telling luck from merit.")
+        found.append("Some methods have one seed only: there is no interval, so their differences may be chance.")
     not_done = [run for run in runs if run.summary["status"] != "finished"] if statuses else []
     found += [f"{run.path.name}: {run.summary['status']}" for run in not_done]
     return found + [f"Left out: {reason}" for reason in left_out]
 
 
-def _environment(run: RunFiles) -> dict[str, object]:
-    found = run.summary.get("environment")
+def _table(run: RunFiles, key: str) -> dict[str, object]:
+    """Return a table of the summary; empty if it is missing."""
+    found = run.summary.get(key)
     return found if isinstance(found, dict) else {}
 
 
@@ -139,7 +141,7 @@ def _environment(run: RunFiles) -> dict[str, object]:
 
 
 def sharpness(rows: Sequence[Row]) -> Html:
-    """Return what `fedspeed inspect` found, mean and deviation over seeds; nothing without it."""
+    """Return the numbers of `fedspeed inspect`, mean and deviation over seeds; nothing if it was not run."""
     lines = []
     for row in rows:
         asked = [read_json(RunDir(run.path).inspection_file) for run in row.runs]
@@ -150,10 +152,8 @@ def sharpness(rows: Sequence[Row]) -> Html:
 
 
 def configs(rows: Sequence[Row]) -> Html:
-    """Return what differs between the configs, and each in full."""
-    kinds = [
-        flat({key: value for key, value in row.runs[0].config.items() if key not in ELSEWHERE[:2]}) for row in rows
-    ]
+    """Return the differences between the configs, and each config in full."""
+    kinds = [flat({key: v for key, v in row.runs[0].config.items() if key not in ("format", "seed")}) for row in rows]
     keys = [key for key in dict.fromkeys(key for kind in kinds for key in kind) if len(_values(kinds, key)) > 1]
     keys = [key for key in keys if key != "method.name"]
     lines = [(row.label, *(str(kind.get(key, "-")) for key in keys)) for row, kind in zip(rows, kinds, strict=True)]
@@ -175,7 +175,7 @@ def _seeds(row: Row) -> list[Html]:
 
 
 def provenance(rows: Sequence[Row]) -> Html:
-    """Return where every run was made, its fingerprints, and the command that repeats it."""
+    """Return the environment and fingerprints of every run, and the command that repeats it."""
     runs = [(row.label, run) for row in rows for run in row.runs]
     lines = [
         (
@@ -184,7 +184,7 @@ def provenance(rows: Sequence[Row]) -> Html:
             str(run.summary["seed"]),
             str(run.summary["status"]).splitlines()[0],
             *(str(run.summary.get(key, "-")) for key in ("data_fingerprint", "split_fingerprint")),
-            *(str(_digests(run).get(key) or "-")[:16] for key in ("model", "rounds")),
+            *(str(_table(run, "digests").get(key) or "-")[:16] for key in ("model", "rounds")),
             " ".join(str(run.summary[key]) for key in ("engine", "backend", "workers") if key in run.summary) or "-",
             repeat(run),
         )
@@ -192,9 +192,9 @@ def provenance(rows: Sequence[Row]) -> Html:
     ]
     header = ("run", "method", "seed", "status", "data", "split", "model", "rounds", "computed by", "repeat it")
     made_on = dict.fromkeys(
-        ", ".join(f"{key} {value}" for key, value in _environment(run).items()) for _, run in runs if _environment(run)
+        ", ".join(f"{key} {value}" for key, value in _table(run, "environment").items()) for _, run in runs
     )
-    places = [element("li", text) for text in made_on]
+    places = [element("li", text) for text in made_on if text]
     about = "Fingerprints of data and split, digests of model and rounds; equal ones mean equal bits."
     check = "`fedspeed verify RUN` recomputes them, `fedspeed diff A B` says what differs."
     return join(
@@ -206,11 +206,6 @@ def provenance(rows: Sequence[Row]) -> Html:
     )
 
 
-def _digests(run: RunFiles) -> dict[str, object]:
-    found = run.summary.get("digests")
-    return found if isinstance(found, dict) else {}
-
-
 def repeat(run: RunFiles) -> str:
     """Return the command that repeats a run, bit for bit."""
     given = any(flat(run.config).get(f"{table}.name") == "given" for table in ("model", "data"))
@@ -219,11 +214,11 @@ def repeat(run: RunFiles) -> str:
     return shlex.join(["fedspeed", "run", str(RunDir(run.path).config_file), "--out", f"runs/{run.path.name}-again"])
 
 
-MOST = 1_000_000
+# --- methods ---
 
 
 def cards(rows: Sequence[Row]) -> Html:
-    """Return a card per method of the rows, methods inside wrappers included."""
+    """Return one card per method of the rows, methods inside wrappers included."""
     found: dict[str, tuple[RunFiles, list[dict[str, Any]]]] = {}
     for row in rows:
         given: Any = row.runs[0].config["method"]
@@ -237,10 +232,10 @@ def cards(rows: Sequence[Row]) -> Html:
 def _card(name: str, run: RunFiles, used: list[dict[str, Any]]) -> Html:
     cls = (METHODS | WRAPPERS).get(name)
     text = inspect.cleandoc(cls.__doc__ or "") if cls else _own_docstring(run, name)
-    title = name if cls else f"{name.rpartition(':')[2]}, a method of its own"
+    title = name if cls else f"{name.rpartition(':')[2]}, a custom method"
     box, reference = _parts(text)
     first, _, rest = box.partition("\n")
-    parts = [element("p", first or "It says nothing of itself.", class_="lead")]
+    parts = [element("p", first or "It has no docstring.", class_="lead")]
     parts += [element("pre", rest.strip("\n"), class_="box", tabindex="0")] if rest.strip() else []
     parts += [element("p", f"Reference: {reference}")] if reference else []
     parts += [_fields(cls, used)] if cls else []
@@ -264,7 +259,7 @@ def _fields(cls: type[Method], used: list[dict[str, Any]]) -> Html:
         values = dict.fromkeys(_shown(given.get(field.name, default.get(field.name))) for given in used)
         usual = _shown(default.get(field.name))
         lines.append((field.name, ", ".join(values), usual, str(field.metadata.get("about", ""))))
-    return table(("field", "here", "default", "it is"), lines, "plain") if lines else Html("")
+    return table(("field", "here", "default", "meaning"), lines, "plain") if lines else Html("")
 
 
 def _shown(value: Any) -> str:
@@ -272,7 +267,7 @@ def _shown(value: Any) -> str:
 
 
 def _own_docstring(run: RunFiles, name: str) -> str:
-    """Return the docstring of a class in a file of the run directory, which is read and not executed."""
+    """Return the docstring of a class in the run's copy of a file, which is parsed and not executed."""
     file, inner = file_of(name), name.rpartition(":")[2]
     if not file:
         return ""

@@ -1,4 +1,4 @@
-"""The reader of run directories: what became of a run, runs of several seeds as one row, and rounds for trackers."""
+"""The reader of run directories: the outcome of a run, runs of several seeds as one row, rounds for trackers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from ..utils.files import read_bytes
 from ..utils.tables import flat
 from .labels import kind_of, labels
 
+VIRTUAL = "virtual_seconds"
+SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
+           "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
+RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
+MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
+"""Keys of a config that may change when a run is continued."""
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -33,22 +41,24 @@ class RunFiles:
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
-        """Read a run directory that is finished or stopped, or has diverged. Nothing in it is executed."""
+        """Read a run directory that is finished or stopped, or has diverged. Nothing in it is executed.
+
+        Unlike `read_contents`, this takes rounds with fields that this version does not have or require.
+        """
         files = RunDir(path)
         try:
             run = cls(path, list(files.lines(whole=True)), files.told() or {}, files.config())
             if not run.summary:
                 raise UserError(f"it has no {files.summary_file.name} that can be read")
+            run.check()
         except UserError as error:
             raise UserError(f"{path} is not a finished run directory: {error}") from None
-        try:
-            run.check()
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a finished run directory: it lacks {error}") from None
         return run
 
     def check(self) -> None:
-        """Raise KeyError, TypeError or AttributeError where something is missing, or is not what it must be."""
+        """Raise KeyError, TypeError or AttributeError where a required entry is missing or has another type."""
         method = self.config.get("method")
         if not isinstance(method, dict) or not isinstance(method.get("name"), str):
             raise TypeError("the name of a method")
@@ -57,7 +67,7 @@ class RunFiles:
                 raise TypeError(f"a number for {key}")
         texts = {"data_fingerprint": "-", "split_fingerprint": "-", **self.summary}
         for key in ("data_fingerprint", "split_fingerprint", "status"):
-            if not str.strip(texts[key]):  # a TypeError where it is no text
+            if not str.strip(texts[key]):  # raises TypeError for anything but text
                 raise TypeError(f"text for {key}")
 
     @property
@@ -67,35 +77,35 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """The end of the run in a word: `finished`, `stopped` (by a rule), `diverged`; else it broke off."""
+        """The first word of the status: `finished`, `stopped` (by a rule), `diverged`, or why the run broke off."""
         return str(self.summary["status"]).partition(":")[0]
 
     @property
     def stopped(self) -> str:
-        """The rule that stopped it, `stop_at accuracy=0.8`; "" if none did."""
+        """The rule that stopped the run, for example `stop_at accuracy=0.8`; "" if none did."""
         if self.state != "stopped":
             return ""
-        told = self.summary.get("stopped")
-        by, rule = (told.get("by"), told.get("rule")) if isinstance(told, dict) else ("", "")
+        stop = self.summary.get("stopped")
+        by, rule = (stop.get("by"), stop.get("rule")) if isinstance(stop, dict) else ("", "")
         return f"{by} {rule[:60]}" if by in RULES and isinstance(rule, str) else "by a rule"
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended with NaN or Inf."""
+        """Whether the run ended with NaN or Inf."""
         return self.state == "diverged"
 
     @property
-    def illnesses(self) -> list[str]:
-        """The names of what was wrong with it."""
+    def findings(self) -> list[str]:
+        """The names of the health findings in the summary."""
         found = self.summary.get("illnesses")
         return [str(name) for name in found] if isinstance(found, dict) else []
 
     def curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
-        """Return (round, value) where the value was measured."""
+        """Return (round, value) of the rounds that measured the value."""
         return [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
 
     def numbers(self, targets: Sequence[float] = ()) -> dict[str, float | None]:
-        """Return every result by machine names; None for what was not measured or not reached."""
+        """Return every result by its name in files; None where it was not measured or not reached."""
         plain: dict[str, float | None] = {key: self.summary[key] for key in SUMMARY}
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
         timed = bool(self.config.get("network"))
@@ -109,7 +119,7 @@ class RunFiles:
         return {}
 
     def _reach(self, target: float) -> dict[str, float | None]:
-        """Return the cost to reach a target by names; kept, because every cell of a table asks for it."""
+        """Return the costs to reach a target by name (cached: every cell of a table asks for them)."""
         spent = cost_to(self.rounds, target, COSTS) or {}
         found = self._reached[target]
         found[to("rounds", target)] = spent.get("round")
@@ -119,15 +129,10 @@ class RunFiles:
         return found
 
     def bound(self, cost: str) -> float:
-        """Return a lower bound of the cost to a target that was never reached: all rounds, or all that was spent."""
+        """Return a lower bound of the cost to a target that was not reached: the planned rounds, or the total cost."""
         if cost == "rounds":
             return float(planned_rounds(self.config, self.state, len(self.rounds)) or len(self.rounds))
         return float(self.numbers()[cost] or 0.0)
-
-
-VIRTUAL = "virtual_seconds"
-SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss", "last_train_loss",
-           "rounds", "bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")  # fmt: skip
 
 
 def to(cost: str, target: float) -> str:
@@ -148,13 +153,9 @@ class Row:
     runs: list[RunFiles]
 
     def values(self, key: str, targets: Sequence[float] = ()) -> list[float]:
-        """Return the number of every seed that has one."""
+        """Return one number per seed that has one."""
         found = [run.numbers(targets).get(key) for run in self.runs]
         return [value for value in found if value is not None]
-
-    def mean_curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
-        """Return (round, mean over seeds) where every seed has a value."""
-        return [(t, mean) for t, mean, _ in self.band(key)]
 
     def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
         """Return (round, mean, standard deviation over seeds) where every seed has a value."""
@@ -162,17 +163,17 @@ class Row:
 
     @property
     def diverged(self) -> int:
-        """The number of its runs that diverged."""
+        """The number of runs that diverged."""
         return sum(run.diverged for run in self.runs)
 
     @property
     def at_goal(self) -> int:
-        """The number of its runs that stopped at a score: their last scores are their goal's, not the method's."""
+        """The number of runs that stopped at a score: their last scores are the goal's, not the method's."""
         return sum(run.stopped.startswith("stop_at ") for run in self.runs)
 
 
 def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
-    """Return (round, mean, standard deviation) of curves where every one of them has a value.
+    """Return (round, mean, standard deviation) of the rounds in which every curve has a value.
 
     Example:
         >>> band([{1: 0.5, 2: 0.6}, {2: 0.6}])
@@ -184,14 +185,14 @@ def band(curves: Sequence[dict[int, float]]) -> list[tuple[int, float, float]]:
 
 
 def measured(rows: Iterable[Row]) -> str:
-    """Return the metric of the runs: `test_accuracy`, or `test_loss` where there is only that."""
+    """Return the metric of the runs: `test_accuracy`, or `test_loss` if no run has accuracies."""
     runs = [run for row in rows for run in row.runs]
     losses_only = any(run.curve("test_loss") for run in runs) and not any(run.curve() for run in runs)
     return "test_loss" if losses_only else "test_accuracy"
 
 
 def short(value: float, digits: int = 4) -> str:
-    """Return a number with this many decimals; a huge one, for example a loss that diverges, in short form.
+    """Return a number with this many decimals; a huge one, for example the loss of a diverging run, with an exponent.
 
     Example:
         >>> short(0.51234), short(3.0617e25)
@@ -201,7 +202,7 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def score_of(record: Record) -> str:
-    """Return accuracy and loss of an evaluated round; a loss that diverges in short form."""
+    """Return accuracy and loss of an evaluated round as text."""
     accuracy = "" if record.test_accuracy is None else f"accuracy {record.test_accuracy:.2%}  "
     return f"{accuracy}test loss {'-' if record.test_loss is None else short(record.test_loss)}"
 
@@ -241,7 +242,7 @@ def seeds_of(rows: Iterable[Row]) -> str:
 
 
 def setting(rows: Iterable[Row]) -> str:
-    """Return data, split and cohort, as far as all runs have the same."""
+    """Return those of data set, split and cohort that all runs share, as text."""
     tables = [flat(run.config) for row in rows for run in row.runs]
     first = tables[0] if tables else {}
     shared = {key: value for key, value in first.items() if all(t.get(key) == value for t in tables)}
@@ -252,14 +253,11 @@ def setting(rows: Iterable[Row]) -> str:
 
 
 def folders_of_runs(given: Path) -> list[Path]:
-    """Return a run directory itself, or those in a folder, `rho=0.1-s10` after `rho=0.1-s2`."""
+    """Return the run directories in a folder, or the folder itself if it is one; numbers in names sort by size."""
     found = runs_in(given)
     if not found:
         raise UserError(f"{given} holds no runs: expected a run directory, or a folder of them")
     return sorted(found, key=lambda path: [float(p) if i % 2 else p for i, p in enumerate(_NUMBER.split(path.name))])
-
-
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def gather(
@@ -268,12 +266,12 @@ def gather(
     read: Callable[[Path], RunFiles] = RunFiles.read,
     unfinished: bool = False,
 ) -> tuple[list[Row], list[str]]:
-    """Return finished runs as rows, seeds in order, named by method and what differs; and why others are left out.
+    """Return finished runs as rows, seeds in order, named by method and differences; and why others are left out.
 
     Args:
-        usual: the fields of methods by default; others are named too.
-        read: a run directory; one for which it raises UserError is left out.
-        unfinished: take those that are not done as well.
+        usual: the default fields of methods; fields with other values are part of a row's name.
+        read: reads a run directory; one for which it raises UserError is left out.
+        unfinished: also take runs that are not done.
     """
     runs: dict[str, dict[int, RunFiles]] = {}
     out = []
@@ -298,14 +296,11 @@ def gather(
     return [Row(label, seeds) for label, seeds in zip(names, kept, strict=True)], out
 
 
-RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
-
-
 def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row], list[str]]:
-    """Return the runs of some folders as rows, those of one folder in the usual order; and why others are left out.
+    """Return the runs of some folders as rows, sorted by method for one folder; and why others are left out.
 
     Args:
-        unfinished: also runs that are in progress, interrupted or damaged, as far as they came.
+        unfinished: also take the rounds so far of runs that are in progress, interrupted or damaged.
     """
     folders = [folder for path in given for folder in folders_of_runs(path)]
     rows, left_out = rows_of(folders, read_any if unfinished else RunFiles.read, unfinished, len(given) == 1)
@@ -320,8 +315,8 @@ def rows_of(
     """Return run directories as rows, and why others are left out.
 
     Args:
-        read: a run directory; one for which it raises UserError is left out.
-        in_order: methods in their usual order, not in that of the folders.
+        read: reads a run directory; one for which it raises UserError is left out.
+        in_order: sort by method, not by folder.
     """
     from ..methods import METHODS, WRAPPERS
 
@@ -334,7 +329,7 @@ def rows_of(
 
 
 def finished(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with those of their runs that are done, also where none is."""
+    """Return the rows with only their finished runs; a row without any stays."""
     return [Row(row.label, [run for run in row.runs if run.done]) for row in rows]
 
 
@@ -344,11 +339,11 @@ class Contents(NamedTuple):
     Args:
         rounds: the lines of `rounds.jsonl` up to the first that is not a round.
         records: the same rounds, checked.
-        unread: how many lines come after them; the last of those may still be written.
-        cut: whether the last line is not complete.
-        damage: what is wrong with the first unread line; "" if there is none.
-        summary: what `summary.json` says; None without one, empty if it cannot be read.
-        running: whether a process works in the directory.
+        unread: the number of lines after them; the run may still be writing the last one.
+        cut: whether the last line is incomplete.
+        damage: the error of the first unread line; "" if there is none.
+        summary: the contents of `summary.json`; None without one, empty if it cannot be read.
+        running: whether a process is running the run.
     """
 
     files: RunDir
@@ -363,14 +358,14 @@ class Contents(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The status of the summary; `running` or `interrupted` where there is none, or a process works on."""
+        """The status of the summary; `running` or `interrupted` if there is none, or a process continues the run."""
         if self.summary is None or self.running:
             return RUNNING if self.running else INTERRUPTED
         return str(self.summary.get("status", ""))
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a run directory in whatever state it is; nothing in it is executed.
+    """Read a run directory in any state; nothing in it is executed.
 
     Raises:
         UserError: the config, or the file of rounds as a whole, cannot be read.
@@ -378,9 +373,9 @@ def read_contents(path: Path) -> Contents:
     files = RunDir(path)
     config = files.config()
     with beside(path) as before:
-        pass  # the lock is not kept while files are read: a run that begins would wait for it
+        pass  # Release the lock before reading files, so that a run can start in the directory meanwhile.
     summary = files.told()
-    next(files.lines(), None)  # raises for a file that cannot be read at all
+    next(files.lines(), None)  # raises if the file cannot be read at all
     rounds: list[dict[str, Any]] = []
     records: list[Record] = []
     damage = ""
@@ -402,7 +397,7 @@ def read_contents(path: Path) -> Contents:
 
 
 def read_any(path: Path) -> RunFiles:
-    """Return a run, whatever became of it; `status` of its summary says what, also where there is no summary."""
+    """Return a run in any state; `status` in its summary says which, also where there is no summary file."""
     found = read_contents(path)
     seed, method = found.config.get("seed", 0), found.config.get("method")
     named = isinstance(method, dict) and isinstance(method.get("name"), str)
@@ -415,8 +410,8 @@ def read_any(path: Path) -> RunFiles:
     except (KeyError, TypeError, AttributeError):
         broken = broken or ("" if found.summary is None else "its summary cannot be read")
     else:
-        told = run.summary["rounds"]
-        broken = broken or ("" if told == len(rounds) else f"{told} rounds in its summary, {len(rounds)} in {ROUNDS}")
+        said = run.summary["rounds"]
+        broken = broken or ("" if said == len(rounds) else f"{said} rounds in its summary, {len(rounds)} in {ROUNDS}")
         if not broken:
             return run
     status = f"{DAMAGED}: {broken}" if broken else f"{INTERRUPTED} after {len(rounds)} rounds"
@@ -424,7 +419,7 @@ def read_any(path: Path) -> RunFiles:
 
 
 def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, Any]:
-    """Return a summary of these rounds, as far as tables need it."""
+    """Return the parts of a summary that tables need, computed from these rounds."""
     accuracies = [r["test_accuracy"] for r in rounds if is_number(r.get("test_accuracy"))]
     losses = [r["test_loss"] for r in rounds if is_number(r.get("test_loss"))]
     added = ("bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")
@@ -441,12 +436,8 @@ def _so_far(rounds: list[dict[str, Any]], seed: int, status: str) -> dict[str, A
     }
 
 
-MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
-"""Keys of a config that may change when a run is continued."""
-
-
-class Told(NamedTuple):
-    """One round: when it was done, in seconds since 1970, and its numbers by name."""
+class LoggedRound(NamedTuple):
+    """One round for a tracker: the time of its end, in seconds since 1970, and its numbers by name."""
 
     round: int
     time: float
@@ -455,7 +446,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A run as trackers see it, over or in progress: a name, hyper-parameters, tags, and numbers per round."""
+    """A run for trackers, finished or in progress: a name, hyper-parameters, tags, and numbers per round."""
 
     path: Path
     config: dict[str, Any]
@@ -464,12 +455,12 @@ class Source:
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read a run directory, whatever its state; a UserError says what is wrong with it. Nothing is executed."""
+        """Read a run directory in any state, or raise UserError if it is damaged. Nothing is executed."""
         found = read_contents(path)
         files, done = found.files, len(found.records)
         if not str(_table(found.config, "method").get("name", "")):
             raise UserError(f"{files.config_file} names no method")
-        expected: int | None = done + max(0, found.unread - 1)  # a last line may be half written
+        expected: int | None = done + max(0, found.unread - 1)  # the run may still be writing the last line
         if found.summary is not None and not found.running:
             expected = found.summary.get("rounds")
         if expected is None:
@@ -507,15 +498,15 @@ class Source:
         """The time at which the config was written, in seconds since 1970."""
         return RunDir(self.path).config_file.stat().st_mtime
 
-    def rounds(self, last: int = 0) -> list[Told]:
-        """Return the rounds, the `last` ones only unless 0; times add up from the beginning of the run."""
+    def rounds(self, last: int = 0) -> list[LoggedRound]:
+        """Return all rounds, or only the `last` ones; their times are sums since the beginning of the run."""
         done = accumulate(record.seconds + record.eval_seconds for record in self.records)
         pairs = list(zip(self.records, done, strict=True))[-last:]
-        return [Told(record.round, self.began + spent, numbers(record)) for record, spent in pairs]
+        return [LoggedRound(record.round, self.began + spent, numbers(record)) for record, spent in pairs]
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """Return the numbers of a record by name: of a list its length, metrics as `metrics/NAME`; None is left out.
+    """Return the numbers of a record by name: lists as lengths, metrics as `metrics/NAME`, without None.
 
     Example:
         >>> sizes = {"bytes_down": 8, "bytes_up": 8, "grad_evals": 10.0, "seconds": 0.5, "eval_seconds": 0.0}
@@ -533,7 +524,7 @@ def numbers(record: Record) -> dict[str, float]:
 
 
 def read_runs(given: Iterable[Path]) -> tuple[list[Source], list[str]]:
-    """Read run directories, and folders of them, each run once; return at least one, and why others are left out."""
+    """Read run directories and folders of them; return at least one run, and why others are left out."""
     found: dict[str, Source] = {}
     out = []
     for path in {folder.resolve(): folder for each in given for folder in folders_of_runs(each)}.values():
@@ -557,6 +548,6 @@ def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _label(table: dict[str, Any]) -> str:
-    """Return a name; of code from a file, the file's and the class's."""
+    """Return the name of a table; for code from a file, FILE:CLASS."""
     name = str(table.get("name", ""))
     return f"{Path(str(table['origin'])).name}:{name.rpartition(':')[2]}" if "origin" in table else name

@@ -1,6 +1,6 @@
-"""Is the difference real? Every method against a baseline, paired over seeds, with a 95% t-interval.
+"""Paired differences of methods to a baseline, with 95% t-intervals over seeds, and Student's t.
 
-Pairing removes what a seed brings to all methods: split, initial model, cohorts and batches.
+Pairing removes the variation that all methods share in a seed: split, initial model, cohorts and batches.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..errors import unknown
 from .run_files import Row, measured
 
 SMALL = 0.005
-"""Accuracies that differ by less, half a point, are called the same once the interval shows it."""
+"""Half a point of accuracy: a difference whose interval lies within it is reported as not real."""
 
 MOST = 1000
-"""The largest number of seeds that is recommended."""
+"""The largest number of seeds that `Gap.more` recommends."""
 
 YES = "yes"
 NO = "no"
@@ -41,10 +41,10 @@ class Gap:
     """A method minus the baseline in one metric.
 
     Args:
-        values: of every seed that both have; a run that diverged has none.
-        other: whether a pair was trained on different data, which says nothing of methods.
-        diverged: how many runs of either diverged: what is left of such a pair decides nothing.
-        at_goal: how many runs of either were stopped at a score, which is then what they end with.
+        values: one difference per seed that both have; a run that diverged has none.
+        other: whether a pair was trained on different data, so that the difference does not compare methods.
+        diverged: the number of runs of either that diverged; the remaining seeds decide nothing.
+        at_goal: the number of runs of either that were stopped at a score, so that they end with that score.
         low, high: 95% t-interval of the mean; infinite with fewer than two seeds.
     """
 
@@ -61,9 +61,9 @@ class Gap:
 
     @property
     def real(self) -> str:
-        """`yes` if the interval leaves out 0, `no` if it shows that there is less than half a point, or undecided.
+        """`yes` if the interval excludes 0, `no` if it lies within half a point of 0, else why it is undecided.
 
-        Seeds that agree to the last digit say that a test set is small, not that the difference is sure.
+        Equal differences in all seeds come from a small test set, not from certainty: they decide nothing.
         """
         if self.other:
             return OTHER_DATA
@@ -80,7 +80,7 @@ class Gap:
 
     @property
     def answer(self) -> str:
-        """`real`, and which is better."""
+        """`real`, and for `yes` whether the method is better or worse."""
         if self.real != YES:
             return self.real
         better = (self.low > 0) == ("accuracy" in self.metric)
@@ -88,8 +88,9 @@ class Gap:
 
     @property
     def more(self) -> int | None:
-        """How many more seeds would decide, should they be like those there are; None where that is not undecided, or
-        `MOST` seeds would not do either.
+        """The number of further seeds that would decide, if they vary like those there are.
+
+        None if the difference is not undecided, or `MOST` seeds would not decide it.
 
         Example:
             >>> Gap("a", "last_accuracy", (0, 1), (0.01, 0.03), 0.02, *interval([0.01, 0.03])).more
@@ -99,7 +100,7 @@ class Gap:
         if self.real != UNDECIDED or self.mean is None or n < 2:
             return None
         deviation, small = statistics.stdev(self.values), SMALL if "accuracy" in self.metric else 0.0
-        if self.high - self.low <= 1e-9:  # seeds that agree again would decide as little
+        if self.high - self.low <= 1e-9:  # equal differences in more seeds would not decide either
             return None
         for total in range(n + 1, MOST + 1):
             half = t_975(total - 1) * deviation / math.sqrt(total)
@@ -109,14 +110,14 @@ class Gap:
 
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
-    """Compare all methods with the baseline (the first row unless named), metric by metric."""
+    """Compare every method with the baseline (the first row unless named) in every metric."""
     against = find_row(rows, baseline)
     metrics = METRICS[measured(rows)]
     return [_gap(row, against, metric) for row in rows if row is not against for metric in metrics]
 
 
 def find_row(rows: Sequence[Row], label: str) -> Row:
-    """Return the row of a label, the first for ""."""
+    """Return the row with a label, the first for ""."""
     for row in rows:
         if row.label == label or not label:
             return row
@@ -145,7 +146,7 @@ def _by_seed(row: Row, metric: str) -> dict[int, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% t-interval of the mean; fewer than two values bound nothing.
+    """Return the 95% t-interval of the mean; infinite for fewer than two values.
 
     Example:
         >>> "%.3f %.3f" % interval([1.0, 2.0, 3.0])
@@ -159,7 +160,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def t_975(df: int) -> float:
-    """Return the 97.5% quantile of Student's t: a table up to 30, then Cornish-Fisher's expansion (right to 1e-5)."""
+    """Return the 97.5% quantile of Student's t: a table up to 30, then the Cornish-Fisher expansion (error 1e-5)."""
     if df <= len(T_975):
         return T_975[df - 1]
     z = statistics.NormalDist().inv_cdf(0.975)

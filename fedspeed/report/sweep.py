@@ -1,4 +1,4 @@
-"""The outcome of a sweep: a table of its points, the best of them and how sure that is, as files and as data."""
+"""The outcome of a sweep: a table of its points, and the best points with their certainty, as files and as data."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from .run_files import Row, RunFiles, measured, setting, short
 from .statistics import interval
 
 PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation")
-"""Fields that make another problem: points that differ in them are never averaged, nor is the best of them one."""
+"""Fields that define the problem: points with other values of them are neither averaged nor compared."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a point is judged by: of every seed that did not diverge, with mean and 95% interval."""
+    """The score of a point: one value per seed that did not diverge, with mean and 95% interval."""
 
     values: dict[int, float]
 
     @property
     def mean(self) -> float:
-        """Over seeds; NaN without any."""
+        """The mean over seeds; NaN without any."""
         return statistics.fmean(self.values.values()) if self.values else math.nan
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the mean; infinite with fewer than two seeds."""
+        """The 95% t-interval of the mean; infinite with fewer than two seeds."""
         return interval(list(self.values.values()))
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best of the points of one problem.
+    """The best point of one problem.
 
     Args:
-        where: the fields that make the problem; nothing if all points have the same.
-        rivals: those that the seeds do not prove worse (paired, 95% interval).
-        aside: those that diverged or lack seeds, and had no part in it.
+        where: the fields that define the problem; empty if all points share it.
+        rivals: the points that the seeds do not prove worse (paired, 95% interval).
+        aside: the points that diverged or lack seeds, and were not compared.
     """
 
     label: str
@@ -56,7 +56,7 @@ class Best:
 
 
 class Swept:
-    """Points with their runs.
+    """The points of a sweep with their runs.
 
     Args:
         points: the values of the fields of every row, by full names.
@@ -74,7 +74,7 @@ class Swept:
         ]
 
     def _score(self, run: RunFiles) -> float | None:
-        """The mean of the last five accuracies, or the last loss, on what points are chosen on."""
+        """Return the mean of the last five accuracies, or the last loss, on the data that points are chosen on."""
         values = [value for _, value in run.curve(f"{self.on}_{'accuracy' if self.accuracy else 'loss'}")]
         if not values or run.diverged:
             return None
@@ -82,13 +82,13 @@ class Swept:
 
     @property
     def title(self) -> str:
-        """Of the score."""
+        """The title of the column of scores."""
         what = "last-5 mean %" if self.accuracy else "loss"
         return what if self.on == "test" and self.accuracy else f"{self.on} {what}"
 
     @cached_property
     def varied(self) -> dict[str, list[Any]]:
-        """The fields in which points differ, each with its values in the order of the points."""
+        """The fields that vary, each with its values in the order of the points."""
         names = dict.fromkeys(name for point in self.points for name in point)
         found = {name: [point[name] for point in self.points if name in point] for name in names}
         apart = {name: [v for i, v in enumerate(values) if v not in values[:i]] for name, values in found.items()}
@@ -96,7 +96,7 @@ class Swept:
 
     @cached_property
     def best(self) -> list[Best]:
-        """The best point of every problem; one that diverged or lacks seeds only where there is no other."""
+        """The best point of every problem; one that diverged or lacks seeds only if there is no other."""
         groups: dict[str, list[int]] = {}
         for i, point in enumerate(self.points):
             where = {name: point.get(name) for name in self.varied if is_problem(name)}
@@ -119,60 +119,60 @@ class Swept:
 
     @cached_property
     def table(self) -> tuple[tuple[str, ...], tables.Lines]:
-        """Header and a line per point: the score with its 95% interval, then what a comparison has."""
+        """Header and one line per point: the score with its 95% interval, then the columns of a comparison."""
         header, lines = tables.table(self.rows, self.targets)
         kept = [i for i, title in enumerate(header) if i and title != self.title]
         found = []
         for line, score in zip(lines, self.scores, strict=True):
             low, high = score.bounds
-            told = f"[{self.number(low)}, {self.number(high)}]" if math.isfinite(low) else "-"
+            bounds = f"[{self.number(low)}, {self.number(high)}]" if math.isfinite(low) else "-"
             mean = self.number(score.mean) if score.values else "-"
-            found.append((line[0], mean, told, *(line[i] for i in kept)))
+            found.append((line[0], mean, bounds, *(line[i] for i in kept)))
         return ("point", self.title, "95% interval", *(header[i] for i in kept)), found
 
     @property
     def keep(self) -> list[int]:
-        """How long the columns of the table stay where there is little room."""
+        """The priorities of the columns when there is little room (`tables.fit`)."""
         others = [column.keep for column in tables.columns(self.rows, self.targets) if column.title != self.title]
         return [10, 10, *(min(keep, 9) for keep in others)]
 
     def number(self, score: float) -> str:
-        """A score as tables show it."""
+        """Return a score as shown in tables."""
         return short(self.scale * score, self.digits)
 
     @property
     def note(self) -> str:
-        """What the numbers are."""
+        """The conditions of the numbers: setting, seeds, decay."""
         parts = (setting(self.rows), Comparison(self.rows, ()).note)
         return "; ".join(part for part in parts if part)
 
     @property
     def verdict(self) -> list[str]:
-        """Which point is best, how sure that is, and what it was chosen on; of one point there is nothing to say."""
+        """The best points, how certain that is, and what they were chosen on; nothing for a single point."""
         if len(self.points) == 1 and self.best:
             return []
-        told = [self._told(best) for best in self.best]
+        lines = [self._sentence(best) for best in self.best]
         if len(self.best) > 1:
-            told.append("points that differ in data or split are other problems: nothing is averaged over them")
+            lines.append("points that differ in data or split are other problems: nothing is averaged over them")
         if self.best and self.on == "test":
-            told.append(
+            lines.append(
                 "chosen on the test set: the best number is too good, the more so the more points there are; choose "
                 "with --validation 0.1, and judge the point on other seeds"
             )
         elif self.best:
-            told.append(
-                "chosen on validation data, which nobody trains on; the test numbers had no part in it, other seeds "
+            lines.append(
+                "chosen on validation data, which no client trains on; the test numbers were not used, other seeds "
                 "would judge it best"
             )
-        return told or ["no run that could be judged: every one diverged or failed"]
+        return lines or ["no run that could be judged: every one diverged or failed"]
 
-    def _told(self, best: Best) -> str:
+    def _sentence(self, best: Best) -> str:
         where = "".join(f" {name}={value}" for name, value in best.where.items())
         unit = "%" if self.accuracy else ""
         text = f"best{f' on{where}' if where else ''}: {best.label} ({self.title.replace(' %', '')} "
         text += f"{self.number(best.score.mean)}{unit})"
         if len(best.score.values) < 2:
-            text += "; with 1 seed nobody can say whether it really is"
+            text += "; 1 seed cannot show whether it really is"
         elif best.rivals:
             text += f"; not proved worse by the seeds: {_some(best.rivals)}"
         elif len(self.rows) > len(self.best) + len(best.aside):
@@ -180,14 +180,14 @@ class Swept:
         return text + (f"; left aside, diverged or without all seeds: {_some(best.aside)}" if best.aside else "")
 
     def markdown(self) -> str:
-        """Table and verdict."""
+        """Return table and verdict as Markdown."""
         lines = "".join(f"- {text}\n" for text in self.verdict)
         return f"{tables.markdown(*self.table)}\n{self.note}.\n\n{lines}"
 
     # --- as data ---
 
     def runs(self) -> list[dict[str, Any]]:
-        """One per run: the fields of its point, seed, status, every number, and its folder."""
+        """Return one row per run: the fields of its point, seed, status, every number, and its folder."""
         found = []
         for point, row in zip(self.points, self.rows, strict=True):
             for run in row.runs:
@@ -198,13 +198,13 @@ class Swept:
         return found
 
     def csv(self) -> str:
-        """Write the runs as CSV."""
+        """Return the runs as CSV."""
         runs = [{**run, "folder": Path(run["folder"]).name} for run in self.runs()]
         names = list(dict.fromkeys(name for run in runs for name in run))
         return tables.csv_lines([names, *([run.get(name) for name in names] for run in runs)])
 
     def data(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the outcome as JSON values."""
         rows = tables.data(self.rows, self.targets, [], "")["rows"]
         return {
             "fields": self.varied,
@@ -220,7 +220,7 @@ class Swept:
         }
 
     def write(self, out: Path) -> list[Path]:
-        """The table in every format, the figure, and the report page."""
+        """Write the table in every format, the figure, and the report page; return the main files."""
         from .figures import draw_sweep, save
         from .page import page
 
@@ -232,16 +232,16 @@ class Swept:
         write(out / "table.tex", tables.tabular(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1, default=str) + "\n")
         write(out / "report.html", page(self.rows, found))
-        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep", ("png", "svg", "pdf"))]
+        return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep")]
 
 
 def is_problem(name: str) -> bool:
-    """Whether a field makes another problem."""
+    """Whether a field defines the problem."""
     return name.partition(".")[0] in PROBLEM
 
 
 def _some(labels: list[str]) -> str:
-    """The first three, and how many more."""
+    """Return the first three labels, and how many more there are."""
     return "; ".join(labels[:3]) + (f"; and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 

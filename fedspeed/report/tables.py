@@ -1,4 +1,4 @@
-"""The table of a comparison: as text that fits a width, Markdown, CSV, LaTeX and plain data."""
+"""Tables of comparisons and the formats of all tables: text that fits a width, Markdown, CSV, LaTeX, plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Column:
     """A column of the table.
 
     Args:
-        keep: how long it stays when there is little room; the least goes first.
+        keep: its priority when there is little room; columns with the least are dropped first.
         deviation: whether the deviation over seeds is shown.
     """
 
@@ -55,12 +55,12 @@ TO_TARGET = (
     ("gradients", "grad_evals", 2, 1.0, 0),
     ("seconds", "seconds", 1, 1.0, 1),
 )
-"""What a target may cost: title, name, `keep`, scale and digits of its column."""
+"""Costs to reach a target: title, name, `keep`, scale and digits of the column."""
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
-    """Accuracies, or the loss where there are none; what the targets took; what all of it cost. Simulated time is told
-    if every run has it."""
+    """Return the columns: accuracies (losses without them), costs to the targets, totals; simulated time if all
+    runs have it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
     timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
     costs = (*TO_TARGET, *([("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []))
@@ -73,7 +73,7 @@ def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column,
 
 
 def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str, ...], Lines]:
-    """Return header and one line per method, mean +- deviation over seeds, with notes on diverged and missing runs."""
+    """Return header and one line per method: mean +- deviation over seeds, notes on diverged and missing runs."""
     shown, most = columns(rows, targets), max((len(row.runs) for row in rows), default=0)
     lines = [(_name(row, most), *(_cell(row, column, targets) for column in shown)) for row in rows]
     return (METHOD, *(column.title for column in shown)), lines
@@ -83,8 +83,8 @@ def _name(row: Row, most: int) -> str:
     notes = [f"{row.diverged} of {len(row.runs)} diverged"] if row.diverged else []
     stops = [rule for run in row.runs if (rule := run.stopped)]
     notes += [f"{len(stops)} of {len(row.runs)} stopped: {' or '.join(dict.fromkeys(stops))}"] if stops else []
-    ill = [run for run in row.runs if run.illnesses and not run.diverged]
-    notes += [f"{len(ill)} of {len(row.runs)} ill: {ill[0].illnesses[0]}"] if ill else []
+    unhealthy = [run for run in row.runs if run.findings and not run.diverged]
+    notes += [f"{len(unhealthy)} of {len(row.runs)} unhealthy: {unhealthy[0].findings[0]}"] if unhealthy else []
     notes += [f"{len(row.runs)} of {most} seeds"] if len(row.runs) < most else []
     return row.label + (f" ({', '.join(notes)})" if notes else "")
 
@@ -99,7 +99,7 @@ def _cell(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
-    """Return a lower bound where not every run reached a target: one that never did counts with all it was given."""
+    """Return a lower bound where not every run reached a target: a run that did not counts with all it spent."""
     values, reached = [], 0
     for run in row.runs:
         value = run.numbers(targets)[column.key]
@@ -116,7 +116,7 @@ GAP_KEEP = (9, 9, 9, 2, 2, 2)
 
 
 def gap_table(found: Sequence[Gap]) -> tuple[tuple[str, ...], Lines]:
-    """Return a line per method: its difference to the baseline with its interval; accuracies in points."""
+    """Return header and one line per method: its difference to the baseline (accuracies in points), with interval."""
     by_method: dict[str, list[str]] = {}
     for gap in found:
         scale, digits = (100.0, 2) if "accuracy" in gap.metric else (1.0, 4)
@@ -138,7 +138,7 @@ def _signed(value: float | None, scale: float, digits: int) -> str:
 
 
 def markdown(header: tuple[str, ...], lines: Lines) -> str:
-    """Write a Markdown table; bars and tags in cells are escaped."""
+    """Return a Markdown table; bars and tags in cells are escaped."""
     rule = tuple("---" for _ in header)
     tag = re.compile("<(?=[a-zA-Z/!?])")
     safe = [[tag.sub("&lt;", cell.replace("|", r"\|")) for cell in line] for line in (header, rule, *lines)]
@@ -146,7 +146,7 @@ def markdown(header: tuple[str, ...], lines: Lines) -> str:
 
 
 def tabular(header: tuple[str, ...], lines: Lines) -> str:
-    """Write a plain LaTeX tabular."""
+    """Return a plain LaTeX tabular."""
     body = [" & ".join(map(escape, line)) + r" \\" for line in (header, *lines)]
     rows = [body[0], r"\hline", *body[1:]]
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
@@ -160,21 +160,21 @@ def escape(text: str) -> str:
 
 
 def csv_lines(lines: Iterable[Iterable[Any]]) -> str:
-    """Write lines, the header first, as CSV; None is an empty cell."""
+    """Return lines, the header first, as CSV; None is an empty cell."""
     text = io.StringIO()
     csv_format.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
 def csv_text(table: Sequence[dict[str, Any]]) -> str:
-    """Write rows by column names as CSV; a list becomes its numbers with spaces between them."""
+    """Return rows by column names as CSV; a list becomes its numbers with spaces between them."""
     names = list(dict.fromkeys(name for one in table for name in one))
     joined = [{name: " ".join(map(str, v)) if isinstance(v, list) else v for name, v in one.items()} for one in table]
     return csv_lines([names, *([one.get(name) for name in names] for one in joined)])
 
 
 def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
-    """Write one line per run, numbers only; nothing where a target was not reached."""
+    """Return one CSV line per run, numbers only; a cell is empty where a target was not reached."""
     runs = [(row.label, run, run.numbers(targets)) for row in rows for run in row.runs]
     names = _names([numbers for _, _, numbers in runs])
     lines = [[label, run.state, *map(numbers.get, names), run.path.name] for label, run, numbers in runs]
@@ -182,23 +182,24 @@ def csv(rows: Sequence[Row], targets: Sequence[float] = ()) -> str:
 
 
 def data(rows: Sequence[Row], targets: Sequence[float], found: Sequence[Gap], baseline: str) -> dict[str, Any]:
-    """Return the comparison as JSON takes it: numbers of every seed by machine names, with mean and deviation."""
+    """Return the comparison as JSON values: numbers of every seed by their names in files, with mean and deviation."""
     return {
         "rows": [_row(row, targets) for row in rows],
         "baseline": baseline,
-        "differences": [
-            {
-                "method": gap.method,
-                "metric": gap.metric,
-                "seeds": list(gap.seeds),
-                "values": list(gap.values),
-                "mean": gap.mean,
-                "low": gap.low if math.isfinite(gap.low) else None,
-                "high": gap.high if math.isfinite(gap.high) else None,
-                "real": gap.real,
-            }
-            for gap in found
-        ],
+        "differences": [{**plain_gap(gap), "real": gap.real} for gap in found],
+    }
+
+
+def plain_gap(gap: Gap) -> dict[str, Any]:
+    """Return a difference as JSON values; an interval without bounds is None."""
+    return {
+        "method": gap.method,
+        "metric": gap.metric,
+        "seeds": list(gap.seeds),
+        "values": list(gap.values),
+        "mean": gap.mean,
+        "low": gap.low if math.isfinite(gap.low) else None,
+        "high": gap.high if math.isfinite(gap.high) else None,
     }
 
 
@@ -208,7 +209,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
         "method": row.label,
         "seeds": [numbers.pop("seed") for numbers in of_runs],
         "status": [run.state for run in row.runs],
-        "illnesses": [run.illnesses for run in row.runs],
+        "illnesses": [run.findings for run in row.runs],
     }
     for key in _names(of_runs):
         values = [numbers.get(key) for numbers in of_runs]
@@ -223,7 +224,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(of_runs: Sequence[dict[str, float | None]]) -> list[str]:
-    """Return the names that some run has a number for, in the order of the run with most of them."""
+    """Return the names of all numbers of the runs, in the order of the run with most of them."""
     longest = sorted(of_runs, key=len, reverse=True)
     return list(dict.fromkeys(key for numbers in longest for key in numbers))
 
@@ -232,14 +233,14 @@ def _names(of_runs: Sequence[dict[str, float | None]]) -> list[str]:
 
 
 MATTERS, LONG = 5, 20
-"""Columns with less `keep` go before names longer than this get a line of their own; of shorter names, all can go."""
+"""Columns with less `keep` are dropped before names longer than `LONG` get a line of their own."""
 
 
 def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) -> tuple[str, list[str]]:
-    """Return a table of text at most `width` wide, and the titles of the columns there was no room for.
+    """Return a table as text of at most `width` characters, and the titles of the columns that were dropped.
 
-    Numbers are never cut. With too little room titles take two lines, then the columns with the least `keep` go (one
-    number per column but the first); long names that leave no room for what matters take a line of their own.
+    Numbers are never cut. With too little room, titles take two lines; then the columns with the least `keep` are
+    dropped (`keep` has one number per column but the first); then long names take a line of their own.
     """
     keep = keep[: len(header) - 1]  # a table of losses has fewer columns than one of accuracies
     levels = [0, *sorted(set(keep))[:-1]]  # columns up to a level are dropped together
@@ -255,7 +256,7 @@ def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) 
 
 
 def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int) -> list[str]:
-    """Return aligned lines; `stacked` titles take two lines, names stand `apart` above their numbers."""
+    """Return aligned lines; `stacked`: titles take two lines; `apart`: names take a line above their numbers."""
     titles = [_halves(table[0][i]) if stacked else ("", table[0][i]) for i in left]
     body = [[line[i] for i in left] for line in table[1:]]
     if apart:

@@ -1,7 +1,7 @@
-"""Trackers: each is an observer (`--log NAME`), and a target of `fedspeed export --to NAME`.
+"""Trackers: observers (`--log NAME`) that are also targets of `fedspeed export --to NAME`.
 
-Whenever a run begins, continues or is exported, what a tracker had of it is replaced by all rounds so far: nothing is
-in it twice, and live and later exports are alike. A tracker is imported when it is asked for.
+When a run begins, continues or is exported, all its rounds so far replace the tracker's copy of it. So no round is in
+a tracker twice, and live and later exports are equal. The package of a tracker is imported on demand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import UserError, one_line
 from ..record import Record
 from ..runs.directory import RunDir
 from ..server.observers import Observer
-from .run_files import Source, Told
+from .run_files import LoggedRound, Source
 
 if TYPE_CHECKING:
     from ..server.simulation import Simulation
@@ -31,7 +31,7 @@ def need(module: str, package: str = "") -> Any:
     """Import a module of another package; an error names the command that installs it."""
     try:
         found = importlib.import_module(module)
-        if getattr(found, "__file__", None) is None:  # a folder of that name, as wandb makes one
+        if getattr(found, "__file__", None) is None:  # a folder of that name; wandb creates one
             raise ModuleNotFoundError(f"No module named {module!r}")
     except Exception as error:
         raise UserError(f"{module} cannot be imported ({one_line(error)}); pip install {package or module}") from None
@@ -40,17 +40,17 @@ def need(module: str, package: str = "") -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress standard output and warnings: trackers print what the command line should not."""
+    """Suppress the standard output and the warnings of trackers."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
 class Tracker(Observer):
-    """What all trackers do.
+    """The base class of trackers.
 
     Args:
-        place: the folder it writes to, instead of its own.
+        place: the folder to write to instead of the tracker's default.
     """
 
     package = ""
@@ -61,25 +61,25 @@ class Tracker(Observer):
             self.module = need(self.package)
 
     def open(self, run: Source) -> None:
-        """Begin with a run; what is there of it already goes."""
+        """Begin a run, and remove an earlier copy of it."""
         raise NotImplementedError
 
-    def log(self, rounds: Sequence[Told]) -> None:
-        """Write rounds, which are there when this returns, or will be."""
+    def log(self, rounds: Sequence[LoggedRound]) -> None:
+        """Write rounds; the tracker may write them later."""
         raise NotImplementedError
 
     def close(self, status: str) -> None:
-        """Finish: no more rounds come."""
+        """Finish the run: no more rounds follow."""
         raise NotImplementedError
 
     def look(self) -> str:
-        """Return the command that shows what was written."""
+        """Return the command that shows the export."""
         raise NotImplementedError
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
         """Log all rounds so far."""
         if run.recorder is None:
-            raise UserError("it needs the rounds on disk; simulate(..., out=FOLDER)")
+            raise UserError("a tracker needs the rounds on disk; give a folder: simulate(..., out=FOLDER)")
         self._run = Source(run.recorder.out, RunDir(run.recorder.out).config(), run.recorder.records)
         with quiet():
             self.open(self._run)
@@ -97,7 +97,7 @@ class Tracker(Observer):
 
 
 class TensorBoard(Tracker):
-    """Event files, in the run's directory while it runs; numbers are rounded to single precision."""
+    """TensorBoard event files, by default in the run's directory; numbers are rounded to single precision."""
 
     package = "tensorboard"
     suffix = ".fedspeed"
@@ -106,7 +106,7 @@ class TensorBoard(Tracker):
         """Remove earlier event files of this run, and only those; write the hyper-parameters."""
         folder = run.path / "tensorboard" if self.place is None else self.place / run.name
         if folder.is_symlink():
-            raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
+            raise UserError(f"{folder} is a link: expected a folder or nothing; remove the link")
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"events.out.tfevents.*{self.suffix}"):
             old.unlink()
@@ -117,20 +117,17 @@ class TensorBoard(Tracker):
         hparams = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
         self._add(0, hparams.hparams_pb(run.parameters, trial_id=run.name, start_time_secs=run.began))
 
-    def log(self, rounds: Sequence[Told]) -> None:
-        """Write one event per round."""
-        for told in rounds:
-            self.time = told.time
-            values = [self.summary.Value(tag=name, simple_value=value) for name, value in told.numbers.items()]
-            self._add(told.round, self.summary(value=values))
+    def log(self, rounds: Sequence[LoggedRound]) -> None:
+        for one in rounds:
+            self.time = one.time
+            values = [self.summary.Value(tag=name, simple_value=value) for name, value in one.numbers.items()]
+            self._add(one.round, self.summary(value=values))
         self.writer.flush()
 
     def close(self, status: str) -> None:
-        """It keeps no status of runs."""
         self.writer.close()
 
     def look(self) -> str:
-        """The place is `tensorboard/` for an export."""
         return f"tensorboard --logdir {self.place}"
 
     def _add(self, step: int, summary: Any) -> None:
@@ -138,14 +135,16 @@ class TensorBoard(Tracker):
 
 
 class Wandb(Tracker):
-    """Weights & Biases, offline unless WANDB_MODE says otherwise; projects are WANDB_PROJECT or `fedspeed`."""
+    """Weights & Biases: offline unless WANDB_MODE is set, in the project WANDB_PROJECT or `fedspeed`."""
 
     package = "wandb"
 
     def open(self, run: Source) -> None:
         """Begin a run of the same id; an offline run cannot continue, so its folder is removed first."""
-        folder = Path(self.place or os.environ.get("WANDB_DIR") or ".").resolve()  # its process may stand elsewhere
-        (folder / "wandb").mkdir(parents=True, exist_ok=True)  # it would take a temporary folder instead
+        folder = Path(
+            self.place or os.environ.get("WANDB_DIR") or "."
+        ).resolve()  # the process of wandb may have another current folder
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)  # without it wandb takes a temporary folder
         for old in (folder / "wandb").glob(f"offline-run-*-{run.key}"):
             shutil.rmtree(old)
         own = self.module.Settings(
@@ -160,16 +159,15 @@ class Wandb(Tracker):
             config=run.config,
             tags=[f"{name}:{value}"[:64] for name, value in run.tags.items()],
             settings=own,
-            reinit="create_new",  # the program may have a run of its own
+            reinit="create_new",  # the user's program may have a run of its own
         )
 
-    def log(self, rounds: Sequence[Told]) -> None:
-        """Steps are rounds."""
-        for told in rounds:
-            self.run.log({**told.numbers, "time": told.time}, step=told.round)
+    def log(self, rounds: Sequence[LoggedRound]) -> None:
+        for one in rounds:
+            self.run.log({**one.numbers, "time": one.time}, step=one.round)
 
     def close(self, status: str) -> None:
-        """Finish the run; one that broke off counts as failed there."""
+        """Finish the run; an incomplete run is marked as failed."""
         self.run.summary["status"] = status
         self.run.finish(exit_code=0 if status.startswith(("finished", "stopped: ", "running")) else 1)
 
@@ -179,24 +177,24 @@ class Wandb(Tracker):
 
 
 class MLflow(Tracker):
-    """MLflow, in MLFLOW_TRACKING_URI or its own `mlflow.db`; experiments are MLFLOW_EXPERIMENT_NAME or `fedspeed`."""
+    """MLflow: in MLFLOW_TRACKING_URI or `mlflow.db`, in the experiment MLFLOW_EXPERIMENT_NAME or `fedspeed`."""
 
     package = "mlflow"
 
     def __init__(self, place: Path | None = None) -> None:
-        # by default a server that is down is asked for minutes
+        # By default MLflow retries a server that is down for minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         super().__init__(place)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         own = self.module.get_tracking_uri()
         self.uri = own if place is None else f"sqlite:///{place.resolve() / 'mlflow.db'}"
-        if self.uri.startswith("sqlite"):  # whose tables only one process may make, and other runs may begin at once
-            with suppress(Exception), quiet():  # it will be known when a run begins
+        if self.uri.startswith("sqlite"):  # only one process may create the tables, and several runs may begin together
+            with suppress(Exception), quiet():  # the error is raised again when a run begins
                 self._experiment()
 
     def _experiment(self) -> str:
-        """Return the id of the experiment, made if there is none."""
+        """Return the id of the experiment; create it if there is none."""
         if self.place is not None:
             self.place.mkdir(parents=True, exist_ok=True)
         self.store = self.module.MlflowClient(tracking_uri=self.uri)
@@ -207,33 +205,31 @@ class MLflow(Tracker):
     def open(self, run: Source) -> None:
         """Delete an earlier run of the same key, and create it again with tags and parameters."""
         within = self._experiment()
-        for old in self.store.search_runs([within], f"tags.`fedspeed.runs.launch` = '{run.key}'"):
+        for old in self.store.search_runs([within], f"tags.`fedspeed.run` = '{run.key}'"):
             self.store.delete_run(old.info.run_id)
-        tags = {"fedspeed.runs.launch": run.key, **run.tags}
+        tags = {"fedspeed.run": run.key, **run.tags}
         made = self.store.create_run(within, start_time=int(1000 * run.began), tags=tags, run_name=run.name)
         self.id, self.time = made.info.run_id, run.began
         entities = self.module.entities
         self.metric = entities.Metric
         parameters = [entities.Param(key, str(value)) for key, value in run.parameters.items()]
-        for at in range(0, len(parameters), 100):  # the most it takes at once
+        for at in range(0, len(parameters), 100):  # the largest batch that MLflow accepts
             self.store.log_batch(self.id, params=parameters[at : at + 100])
 
-    def log(self, rounds: Sequence[Told]) -> None:
-        """Log metrics in batches of the largest size that MLflow accepts."""
+    def log(self, rounds: Sequence[LoggedRound]) -> None:
         found = [
             self.metric(name, value, int(1000 * t.time), t.round) for t in rounds for name, value in t.numbers.items()
         ]
-        for at in range(0, len(found), 1000):
+        for at in range(0, len(found), 1000):  # the largest batch that MLflow accepts
             self.store.log_batch(self.id, metrics=found[at : at + 1000])
         self.time = rounds[-1].time if rounds else self.time
 
     def close(self, status: str) -> None:
-        """Set MLflow's word for the status, and ours as a tag."""
+        """Set MLflow's status, and ours as a tag."""
         self.store.set_tag(self.id, "status", status[:500])
         if status != "running":
             words = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "terminated": "KILLED"}
             self.store.set_terminated(self.id, words.get(status.partition(":")[0], "FAILED"), int(1000 * self.time))
 
     def look(self) -> str:
-        """Needs all of mlflow."""
         return f"mlflow ui --backend-store-uri {self.uri}"

@@ -1,17 +1,18 @@
-"""Recipes -> runs -> results -> pages: which runs a table needs, which are missing, and what they show."""
+"""The reproduction of the paper: the runs that recipes need, those that are missing, and the sheets they fill."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from ..config.config import Config
 from ..errors import UserError
 from ..utils.files import read_toml
 from . import facts
-from .recipes import FOLDER, Recipe, every_cell, merge, papers_scale, run_key, scale
+from .recipes import FOLDER, Recipe, merge, papers_scale, run_key, scale, trained
 from .runs import Run
 from .store import Store
 from .table import Cell, Sheet, Tables, cell_name
@@ -22,7 +23,7 @@ UNAVAILABLE = "not run: data unavailable"
 
 
 def data_digest(name: str) -> tuple[str, bool]:
-    """The SHA-256 of a data set's arrays, and whether it is on this machine. Nothing is fetched."""
+    """Return the SHA-256 of a data set's arrays, and whether it is on this machine. Nothing is fetched."""
     from ..data import read
     from ..data.fetch import cache_dir
 
@@ -40,13 +41,13 @@ def data_digest(name: str) -> tuple[str, bool]:
 
 
 class Reproduction:
-    """One preset of the suite: which runs a recipe needs, which are there, and the sheet they make.
+    """One preset of the suite: the runs that recipes need, the stored results, and the sheets they fill.
 
     Args:
-        preset: a scale: paper, cnn, mlp, smoke, ...
-        out: where results are kept.
-        seeds: how many; None for the recipe's own number.
-        overrides: config keys on top of every run, for example `{"device": "cuda"}`.
+        preset: the scale: paper, cnn, mlp, smoke, ...
+        out: the folder of the results.
+        seeds: the number of seeds; None for the recipe's own number.
+        overrides: config keys that replace those of every run, for example `{"device": "cuda"}`.
     """
 
     def __init__(self, preset: str, out: Path, seeds: int | None = None, overrides: Tables | None = None) -> None:
@@ -58,22 +59,22 @@ class Reproduction:
         self._measured: dict[str, tuple[str, ...]] | None = None
 
     def runs(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
-        """Every run of a recipe that can be made, each once; those of `tuned` cells when their grid is done.
+        """Return every run of a recipe that can be made, each once; those of `tuned` cells once their grid is done.
 
-        The longest first, so that runs side by side end together; or as the preset lists them, column by column.
+        The longest run is first, so that parallel runs end together; or runs are in the preset's order, by column.
         """
         found = {}
         columns = recipe.names(self.preset)[1]
         for cell in sorted(filter(wanted, recipe.cells(self.preset)), key=lambda cell: columns.index(cell.column)):
             for seed in self._seeds(recipe):
                 run = self._run(recipe, cell, seed)
-                if run is not None and self._digest(run.config)[1]:
+                if run is not None and self.available(run.config.data.name):
                     found[run.key] = run
         listed = list(found.values())
         return listed if recipe.preset(self.preset).in_order else sorted(listed, key=lambda run: -run.cost)
 
     def grid(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
-        """The tuning runs of a recipe's `tuned` cells."""
+        """Return the tuning runs of a recipe's `tuned` cells."""
         found: dict[str, Run] = {}
         for cell in filter(wanted, recipe.cells(self.preset)):
             if cell.tuned:
@@ -81,11 +82,11 @@ class Reproduction:
         return list(found.values())
 
     def missing(self, runs: list[Run]) -> list[Run]:
-        """Those that are not done."""
+        """Return the runs without a stored result."""
         return [run for run in runs if self.store.get(run.key, run.measure) is None]
 
     def sheet(self, recipe: Recipe) -> Sheet:
-        """The stored runs of a recipe, as cells."""
+        """Return the sheet of a recipe, filled with the stored results."""
         rows, columns = recipe.names(self.preset)
         cells = {cell_name(cell.row, cell.column): cell for cell in self._cells(recipe)}
         chosen = recipe.preset(self.preset)
@@ -102,7 +103,7 @@ class Reproduction:
         )  # fmt: skip
 
     def _cells(self, recipe: Recipe) -> Iterator[Cell]:
-        """Yield the cells with their results; where some are missing, with how many. The same on every machine."""
+        """Yield the cells with their results, and a note where some are missing. The same on every machine."""
         for cell in recipe.cells(self.preset):
             if recipe.kind != "runs":
                 yield self._fact(recipe, cell)
@@ -113,13 +114,13 @@ class Reproduction:
             yield replace(cell, results=results, note=note)
 
     def _chosen(self, recipe: Recipe) -> str:
-        """Which points of the grids were taken, as a sentence."""
+        """Return the chosen points of the grids as a sentence."""
         found = {cell.row: self.best(recipe, cell) for cell in recipe.cells(self.preset) if cell.tuned}
-        told = [f"{row} {json.dumps(point).replace(chr(34), '')}" for row, point in found.items() if point is not None]
-        return f" Points taken: {'; '.join(told)}." if told else ""
+        taken = [f"{row} {json.dumps(point).replace(chr(34), '')}" for row, point in found.items() if point is not None]
+        return f" Points taken: {'; '.join(taken)}." if taken else ""
 
     def _fact(self, recipe: Recipe, cell: Cell) -> Cell:
-        """A cell of a `data` or `split` recipe: the column says which number."""
+        """Return a filled cell of a `data` or `split` recipe; its column names the number."""
         if not self.available(cell.tables["data"]["name"]):
             return replace(cell, note=UNAVAILABLE)
         if recipe.kind == "data":  # the same for every seed
@@ -133,7 +134,7 @@ class Reproduction:
         return self._data(name)[1]
 
     def best(self, recipe: Recipe, cell: Cell) -> Tables | None:
-        """The grid point with the best score on the held-out clients; None while the grid is not done."""
+        """Return the grid point with the best score on the held-out clients; None while the grid is not done."""
         scored = [(self.store.get(run.key), point) for point, run in self._points(recipe, cell)]
         if any(result is None for result, _ in scored):
             return None
@@ -150,35 +151,33 @@ class Reproduction:
             )
         found = []
         for point in tune.grid[name]:
-            tables = merge(merge(merge(cell.tables, changes), point), self.overrides)
-            config = replace(cell, tables=tables).config(tune.seed)
-            found.append((point, Run(run_key(config, self._digest(config)[0]), f"tuning {name}", config)))
+            key, config = self._keyed(cell, tune.seed, changes, point)
+            found.append((point, Run(key, f"tuning {name}", config)))
         return found
 
     def _run(self, recipe: Recipe, cell: Cell, seed: int) -> Run | None:
-        if cell.tuned:
-            point = self.best(recipe, cell)
-            if point is None:
-                return None
-            cell = replace(cell, tables=merge(cell.tables, point))
-        config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
-        key = run_key(config, self._digest(config)[0])
+        point = self.best(recipe, cell) if cell.tuned else {}
+        if point is None:
+            return None
+        key, config = self._keyed(cell, seed, point)
         label = " ".join(part for part in (recipe.name, cell.row, cell.column, f"seed {seed}") if part)
         return Run(key, label, config, self._measures().get(key, ()))
 
     def _measures(self) -> dict[str, tuple[str, ...]]:
-        """What any recipe of the preset wants measured, by key: runs that recipes share are made once."""
+        """Return the measures that any recipe of the preset needs, by run key: recipes share runs."""
         if self._measured is None:
             self._measured = {}
-            for recipe, cell in every_cell(self.preset):
+            cells = [(recipe, cell) for recipe in trained(self.preset) for cell in recipe.cells(self.preset)]
+            for recipe, cell in cells:
                 for seed in self._seeds(recipe) if recipe.measure else ():
-                    config = replace(cell, tables=merge(cell.tables, self.overrides)).config(seed)
-                    key = run_key(config, self._digest(config)[0])
+                    key, _ = self._keyed(cell, seed)
                     self._measured[key] = tuple(dict.fromkeys((*self._measured.get(key, ()), *recipe.measure)))
         return self._measured
 
-    def _digest(self, config: Config) -> tuple[str, bool]:
-        return self._data(config.data.name)
+    def _keyed(self, cell: Cell, seed: int, *changes: Tables) -> tuple[str, Config]:
+        """Return key and config of a run of a cell, with changes and then the overrides."""
+        config = replace(cell, tables=reduce(merge, (*changes, self.overrides), cell.tables)).config(seed)
+        return run_key(config, self._data(config.data.name)[0]), config
 
     def _data(self, name: str) -> tuple[str, bool]:
         if name not in self._digests:

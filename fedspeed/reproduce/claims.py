@@ -1,4 +1,4 @@
-"""What a paper claims, as expressions over the cells of a table; `verdicts` holds them against the runs."""
+"""Claims of a paper as expressions over the cells of a table; `verdicts` tests them with the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError
 
 SOURCES = {"paper": "the paper's", "tolerance": "the paper's, our tolerance", "ours": "ours"}
-"""Whose a claim is; `tolerance`: the paper says it, how near is near enough is ours."""
+"""The authors of a claim; `tolerance`: the claim is the paper's, its tolerance is ours."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _COMPARISON = re.compile(rf"(?P<sum>.*) (?P<op>[<>=]) (?P<bound>{_NUMBER})(?: within (?P<within>{_NUMBER}))?")
@@ -30,14 +30,14 @@ class Expression:
 
     @property
     def edges(self) -> tuple[float, float]:
-        """Where the claim begins and ends."""
+        """The ends of the interval that the claim allows."""
         if self.op == "=":
             return self.bound - self.within, self.bound + self.within
         return (self.bound, math.inf) if self.op == ">" else (-math.inf, self.bound)
 
 
 def parse(text: str, claim: str = "") -> Expression:
-    """An expression of a claim; the claim's text is for the error.
+    """Parse an expression of a claim; an error names the claim.
 
     Example:
         >>> parse("FedSpeed/Dir-0.6 - 0.5*FedAvg/Dir-0.6 > 1").terms
@@ -51,7 +51,9 @@ def parse(text: str, claim: str = "") -> Expression:
         raise _wrong(claim, "`within NUMBER` after ` = NUMBER`, and only there", text)
     if within is not None and float(within) < 0:
         raise _wrong(claim, "`within` a number >= 0", text)
-    pieces = re.split(r" ([+-]) ", f" {found['sum']} ")  # the blanks show a sign at either end, where a cell is missing
+    pieces = re.split(
+        r" ([+-]) ", f" {found['sum']} "
+    )  # with the blanks, a sign at either end is found too: a cell is missing there
     terms = []
     for sign, piece in zip(["+", *pieces[1::2]], pieces[0::2], strict=True):
         term = _TERM.fullmatch(piece.strip())
@@ -63,17 +65,17 @@ def parse(text: str, claim: str = "") -> Expression:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, and the expressions that decide it.
+    """A claim and the expressions that decide it.
 
     Args:
         text: the claim in words.
         source: one of `SOURCES`.
-        metric: of the contrasts; "" takes the recipe's primary one.
-        ratio: contrasts of logarithms, so that `A - B > 0` is about the ratio of A and B.
+        metric: the metric of the contrasts; "" takes the recipe's primary one.
+        ratio: use logarithms, so that `A - B > 0` is about the ratio of A and B.
         each: names for the `{placeholders}`; every combination has to hold.
-        holds_if: expressions, see `parse`; at CPU scale the sign of what the paper says.
-        size_if: how much, instead of them where the preset has the paper's scale; alone, it is asked only there.
-        presets: where it is asked; () wherever the preset has its cells.
+        holds_if: expressions, see `parse`; at CPU scale only the sign of the paper's claim.
+        size_if: expressions for the size, which replace `holds_if` at the paper's scale; alone, tested only there.
+        presets: the presets that test it; () for every preset that has its cells.
     """
 
     text: str
@@ -86,7 +88,7 @@ class Claim:
     presets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Expand and parse, so that a wrong recipe says so before it is run."""
+        """Expand and parse all expressions, so that a wrong recipe fails before it is run."""
         if self.source not in SOURCES:
             raise _wrong(self.text, f"source {', '.join(SOURCES)}", self.source)
         if not self.holds_if and not self.size_if:
@@ -99,13 +101,13 @@ class Claim:
         self.expressions(True), self.expressions(False)
 
     def asked(self, preset: str, cells: set[str], papers_scale: bool) -> bool:
-        """Whether a preset is asked: not about cells it does not have, nor about sizes at another scale."""
+        """Whether a preset tests the claim: it needs the claim's cells, and for sizes the paper's scale."""
         if self.presets and preset not in self.presets:
             return False
         return bool(self.size_if if papers_scale and self.size_if else self.holds_if) and self.cells() <= cells
 
     def expressions(self, papers_scale: bool = False) -> list[Expression]:
-        """Every expression with every combination of `each` filled in."""
+        """Return every expression with every combination of `each` filled in."""
         texts = self.size_if if papers_scale and self.size_if else self.holds_if
         if texts and not _are_names(texts):
             raise _wrong(self.text, "a list of at least one expression", repr(texts))
@@ -122,23 +124,23 @@ class Claim:
         return [parse(text, self.text) for text in filled]
 
     def said(self, papers_scale: bool) -> str:
-        """Whose it is, and whether size or sign is asked."""
+        """Return whose claim it is, and whether only its sign is tested."""
         if papers_scale or not self.size_if:
             return SOURCES[self.source]
         return f"{SOURCES['paper']}, its sign"
 
     def cells(self) -> set[str]:
-        """The cells it names, to check a recipe with: a misspelt one would not be asked for ever."""
+        """Return the cells it names; a recipe is checked with them: a claim on a misspelt cell is never tested."""
         both = (*self.expressions(True), *self.expressions(False))
         return {cell for expression in both for _, cell in expression.terms}
 
 
 def _are_names(value: Any) -> bool:
-    """A list of at least one string; a string by itself would be taken letter by letter."""
+    """Whether a value is a list of at least one string; a single string would be split into letters."""
     return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(name, str) for name in value)
 
 
 def _wrong(claim: str, expected: str, found: str, whole: str = "") -> UserError:
-    """An error that names the claim and the piece."""
+    """Return an error that names the claim and the wrong piece."""
     where = f" in {whole!r}" if whole else ""
     return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; correct it in the recipe")

@@ -1,4 +1,4 @@
-"""Cells that need no training: what is loaded (Table 3), and what a split looks like (Figure 3)."""
+"""Cells that need no training: counts of data sets (Table 3) and of splits (Figure 3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .table import Cell, Result
 
 
 def of_data(cell: Cell) -> dict[str, float]:
-    """Counts and shape of a data set as it is loaded."""
+    """Return counts and shape of a data set as it is loaded."""
     from ..data import read
 
     samples = read(**cell.tables["data"])
@@ -28,7 +28,7 @@ def of_data(cell: Cell) -> dict[str, float]:
 
 
 def of_split(cell: Cell, seed: int) -> tuple[dict[str, float], np.ndarray]:
-    """Means over clients of a split, and samples of every class (columns) at every client (rows)."""
+    """Return means over clients of a split, and the samples of every class (columns) at every client (rows)."""
     from ..data import describe, load
 
     tables = cell.tables
@@ -39,6 +39,6 @@ def of_split(cell: Cell, seed: int) -> tuple[dict[str, float], np.ndarray]:
 
 
 def result(value: float, seed: int) -> Result:
-    """A number in the form of a result, so that sheets and claims take it like any other."""
+    """Return a number in the form of a result, which sheets and claims accept."""
     rounds: dict[str, list[Any]] = {name: [] for name in ROUNDS}
     return {"key": "fact", "seed": seed, "status": "finished", "measures": {"value": value}, "rounds": rounds}

@@ -1,4 +1,4 @@
-"""The pages of a reproduction: tables of ours beside the paper's, verdicts, and one page that leads to them."""
+"""The pages of a reproduction: our numbers beside the paper's, verdicts, and an index of all recipes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ HOW = (
 )
 UNTIMED = "times of runs that were made side by side: not a measurement, nothing is judged by them (`make bench` times)"
 CSV = ("recipe", "preset", "row", "column", "metric", "unit", "mean", "standard_deviation", "n", "not_reached", "paper")
+WALK = "## Table by table, figure by figure"
+CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
 
 
 def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
-    """The whole page of a recipe: claim, setting, ours beside the paper's, verdicts, cost, command."""
+    """Return the page of a recipe: claim, setting, our numbers beside the paper's, verdicts, cost, command."""
     where = f"{sheet.paper} of the paper" if sheet.paper else "A finding of ours"
     parts = [f"# {sheet.title}\n", f"{where}; preset `{sheet.preset}`.\n"]
     parts += [f"**Claim.** {sheet.claim.strip()}\n"] * bool(sheet.claim.strip())
@@ -45,7 +47,7 @@ def markdown(sheet: Sheet, verdicts: Sequence[Verdict]) -> str:
 
 
 def results(sheet: Sheet, details: bool = True) -> list[str]:
-    """Ours beside the paper's, the other metrics, and what the tables do not say."""
+    """Return our numbers beside the paper's, the other metrics (`details`), and notes."""
     parts = [f"{caption(sheet)}:\n", markdown_table(*primary(sheet))]
     if sheet.partial:
         parts[:0] = ["**These runs had part of the data set only: the numbers are shown, nothing is decided.**\n"]
@@ -54,18 +56,18 @@ def results(sheet: Sheet, details: bool = True) -> list[str]:
         parts.append(markdown_table(("", *map(label, others)), list(_details(sheet, others))))
     if details and sheet.printed:
         parts += ["Further numbers that the paper prints:\n", markdown_table(*_printed(sheet))]
-    told = list(notes(sheet))
-    return parts + ["".join(f"- {note}\n" for note in told)] * bool(told)
+    listed = "".join(f"- {note}\n" for note in notes(sheet))
+    return parts + [listed] * bool(listed)
 
 
 def caption(sheet: Sheet) -> str:
-    """What the numbers of the primary table are."""
+    """Return the caption of the primary table."""
     text = label(sheet.metric)
     return f"{text[:1].upper()}{text[1:]}, mean +- standard deviation over seeds"
 
 
 def csv(sheet: Sheet) -> str:
-    """One line per cell and metric; where `not_reached` > 0 the mean is a lower bound. The paper's in the primary."""
+    """Return one CSV line per cell and metric; where `not_reached` > 0 the mean is a lower bound."""
     lines: list[Sequence[Any]] = [CSV]
     for row, column in _places(sheet):
         for metric in dict.fromkeys((sheet.metric, *sheet.show)):
@@ -78,13 +80,8 @@ def csv(sheet: Sheet) -> str:
     return csv_lines(lines)
 
 
-def latex(sheet: Sheet) -> str:
-    """The table of the primary metric as a plain tabular."""
-    return tabular(*primary(sheet))
-
-
 def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and lines: a column of ours for every column, and the paper's beside it where it gives numbers."""
+    """Return header and lines of the primary metric: our column, and the paper's beside it where it has numbers."""
     beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
     header = [""]
     for column in sheet.columns:
@@ -102,7 +99,7 @@ def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def _printed(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and lines of the further numbers: ours beside a difference of two columns."""
+    """Return header and lines of the paper's further numbers, with ours for a difference of two columns."""
     header = [""]
     lines = [[row] for row in sheet.rows]
     for name, values in sheet.printed.items():
@@ -131,7 +128,7 @@ def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
-    """`mean +- deviation`; `> T` if no run reached the target, with how many did if some."""
+    """Return `mean +- deviation`, or `> T` where runs did not reach the target, with how many did."""
     found = estimate(cell, metric, targets)
     if not cell or not cell.results or not found:
         return "not run" if cell and not cell.results else "-"
@@ -149,7 +146,7 @@ def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
 
 
 def notes(sheet: Sheet) -> Iterator[str]:
-    """What the tables do not say: cells not run or incomplete, and runs that diverged."""
+    """Yield notes on the tables: cells that were not run or are incomplete, and runs that diverged."""
     found: dict[str, list[str]] = {}
     for row, column in _places(sheet):
         cell, name = sheet.cell(row, column), cell_name(row, column)
@@ -171,7 +168,7 @@ def notes(sheet: Sheet) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict, most: int = 3) -> str:
-    """The claim, its verdict, and the contrasts that are furthest from holding."""
+    """Return the claim, its verdict, and the contrasts that are furthest from holding, as a list in Markdown."""
     contrasts = verdict.contrasts
     if len(contrasts) > 1 and verdict.count(NOT_RUN) == len(contrasts):
         return f"- {said(verdict)}: **{verdict.verdict}**.\n"
@@ -183,7 +180,7 @@ def _verdict(verdict: Verdict, most: int = 3) -> str:
 
 
 def counts(verdict: Verdict) -> str:
-    """`3 for, 1 against, 4 undecided (1 diverged)`, of the contrasts; and where the row stands that it compares."""
+    """Return the counts of the contrasts, `3 for, 1 against, 4 undecided (1 diverged)`, and the ranks of the row."""
     found = f"{verdict.count(HOLDS)} for, {verdict.count(FAILS)} against"
     open_ones, diverged = verdict.count(UNDECIDED, DIVERGED), verdict.count(DIVERGED)
     found += f", {open_ones} undecided" + (f" ({diverged} diverged)" if diverged else "")
@@ -193,7 +190,7 @@ def counts(verdict: Verdict) -> str:
 
 
 def _telling(contrast: Contrast) -> tuple[int, float]:
-    """Sorts those that fail first, then the undecided that lean against the claim, the others, those that hold."""
+    """Return a sort key: failing contrasts first, then undecided ones by their leaning, others, holding ones."""
     order = {FAILS: 0, UNDECIDED: 1, DIVERGED: 2, HOLDS: 4}.get(contrast.verdict, 3)
     return order, contrast.leaning
 
@@ -212,7 +209,7 @@ def _contrast(contrast: Contrast) -> str:
 
 
 def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
-    """A line per claim: whose, its weakest contrast, the paper's number for it, ours, counts and ranks, the verdict."""
+    """Return one line per claim: claim, weakest contrast, the paper's number for it, ours, counts, verdict."""
     lines = list[tuple[str, ...]]()
     for verdict in verdicts:
         weakest = min(verdict.contrasts, key=_telling, default=None)
@@ -228,12 +225,12 @@ def claims(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
 
 
 def said(verdict: Verdict) -> str:
-    """The claim, and whose it is."""
+    """Return the claim, and whose it is."""
     return f"{verdict.text} ({verdict.said})"
 
 
 def _cost(sheet: Sheet) -> str:
-    """Seeds, runs and their time; a run that stands in several cells counts once."""
+    """Return seeds, runs and their time; a run of several cells counts once."""
     runs = {result["key"]: result for cell in sheet.cells.values() for result in cell.results if "summary" in result}
     fewer = any(0 < len(cell.results) < sheet.seeds for cell in sheet.cells.values())
     seeds = f"{'up to ' * fewer}{sheet.seeds} seed{'s' * (sheet.seeds != 1)} per cell"
@@ -244,7 +241,7 @@ def _cost(sheet: Sheet) -> str:
 
 
 def _commits(runs: Iterable[Result]) -> str:
-    """Of the code that the runs were made with."""
+    """Return the commits of the code that made the runs."""
     counts = Counter(run.get("commit") or "not recorded" for run in runs)
     if len(counts) < 2:
         return "".join(f" Commit: {name}." for name in counts)
@@ -256,7 +253,7 @@ def _places(sheet: Sheet) -> list[tuple[str, str]]:
 
 
 def _number(value: float) -> str:
-    """Two decimals, or three digits where those would say nothing.
+    """Return a number with two decimals, or with three digits if it is small or huge.
 
     Example:
         >>> _number(1.234), _number(-0.00421), _number(2.5e7)
@@ -266,25 +263,21 @@ def _number(value: float) -> str:
 
 
 def _seconds(result: Result) -> float:
-    """Of the run and its evaluations."""
+    """Return the seconds of a run and its evaluations."""
     summary = result.get("summary") or {}
     spent = [summary.get(key) or 0.0 for key in ("seconds", "eval_seconds")]
     return float(sum(spent) or max(result["rounds"]["seconds"], default=0.0))
 
 
-WALK = "## Table by table, figure by figure"
-CLAIMS = ("claim", "contrast", "paper", "ours", "contrasts", "verdict")
-
-
 def judged(work: Reproduction, recipe: Recipe) -> tuple[Sheet, list[Verdict]]:
-    """A recipe's sheet, and the verdicts on the claims that its preset is asked."""
+    """Return a recipe's sheet, and the verdicts on the claims that its preset tests."""
     sheet = work.sheet(recipe)
     full, cells = papers_scale(work.preset), recipe.cell_names(work.preset)
     return sheet, [judge(claim, sheet) for claim in recipe.claims if claim.asked(work.preset, cells, full)]
 
 
 def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
-    """Cells that the files of a sheet hold and that cannot be filled now: their data are not on this machine."""
+    """Return the cells that the files of a sheet have and that cannot be filled now, because their data are missing."""
     path = work.store.out / f"{sheet.name}.csv"
     gone = [c for c in sheet.cells.values() if not c.results and not work.available(c.tables["data"]["name"])]
     if not gone or not path.exists():
@@ -295,7 +288,7 @@ def lost(work: Reproduction, sheet: Sheet) -> list[Cell]:
 
 
 def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verdict]) -> None:
-    """Write NAME.md, .csv, .tex, .png, .svg from the stored runs."""
+    """Write NAME.md, .csv, .tex, .png and .svg of a recipe from the stored runs."""
     out = work.store.out
     out.mkdir(parents=True, exist_ok=True)
     with work.store.alone():
@@ -305,7 +298,7 @@ def render(work: Reproduction, recipe: Recipe, sheet: Sheet, verdicts: list[Verd
         shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
         write(out / f"{recipe.name}.md", markdown(sheet, verdicts) + shown)
         write(out / f"{recipe.name}.csv", csv(sheet))
-        write(out / f"{recipe.name}.tex", latex(sheet))
+        write(out / f"{recipe.name}.tex", tabular(*primary(sheet)))
 
 
 def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
@@ -318,8 +311,8 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
 
 
 def index(work: Reproduction) -> Path | None:
-    """README.md of a results folder: every recipe that was rendered with its claim, the paper's numbers beside ours,
-    the figure and the verdicts, and what all runs took. None, and nothing is written, where it would lose numbers."""
+    """Write README.md of a results folder: every rendered recipe with its claim, the paper's numbers beside ours, the
+    figure, the verdicts and the cost. Return None, and write nothing, where numbers would be lost."""
     out = work.store.out
     summary = list[tuple[str, ...]]()
     short = list[tuple[str, Verdict]]()
@@ -327,17 +320,17 @@ def index(work: Reproduction) -> Path | None:
     for recipe in recipes().values():
         if work.preset not in recipe.presets or not (out / f"{recipe.name}.md").exists():
             continue
-        sheet, told = judged(work, recipe)
+        sheet, verdicts = judged(work, recipe)
         if lost(work, sheet):
             return None
-        of_paper = [verdict for verdict in told if verdict.source != "ours"]
-        of_us = [verdict for verdict in told if verdict.source == "ours"]
+        of_paper = [verdict for verdict in verdicts if verdict.source != "ours"]
+        of_us = [verdict for verdict in verdicts if verdict.source == "ours"]
         summary.append((f"[{recipe.name}]({recipe.name}.md)", recipe.title, _counts(of_paper), _counts(of_us)))
         short += [(recipe.name, verdict) for verdict in of_paper]
         walk += [f"\n### {recipe.title}\n\n{' '.join(recipe.claim.split())} ([page]({recipe.name}.md))\n\n"]
         walk += ["\n".join(results(sheet, details=False))]
         walk += [f"\n![{recipe.name}]({recipe.name}.png)\n"] if (out / f"{recipe.name}.png").exists() else []
-        walk += ["\n", markdown_table(CLAIMS, list(claims(told)))] if told else []
+        walk += ["\n", markdown_table(CLAIMS, claims(verdicts))] if verdicts else []
     text = [f"# Reproduction, preset `{work.preset}`\n\n"]
     text += [f"{scale(work.preset)}\n\n"] * bool(scale(work.preset))
     text += [*_in_short(short), "## Recipes\n\n"]
@@ -354,7 +347,7 @@ def _counts(verdicts: list[Verdict]) -> str:
 
 
 def _in_short(found: list[tuple[str, Verdict]]) -> list[str]:
-    """The paper's claims by what came out; those of recipes that share runs are not independent."""
+    """Return the paper's claims by verdict; those of recipes that share runs are not independent."""
     parts = {"hold": (HOLDS,), "do not hold": (FAILS,), "are undecided": (UNDECIDED, DIVERGED)}
     parts["have no verdict"] = tuple({verdict.verdict for _, verdict in found}.difference(*parts.values()))
     text = ["## The paper's claims in short\n\n"] if found else []
@@ -364,14 +357,14 @@ def _in_short(found: list[tuple[str, Verdict]]) -> list[str]:
         for name, verdict in chosen:
             why = f"; {verdict.verdict}" if verdict.verdict not in (HOLDS, FAILS, UNDECIDED) else ""
             ranks = f"; rank: {', '.join(verdict.ranks)}" if verdict.ranks else ""
-            told = verdict.text if verdict.said == SOURCES["paper"] else said(verdict)
-            text.append(f"- [{name}]({name}.md): {told}{ranks}{why}\n")
+            claim = verdict.text if verdict.said == SOURCES["paper"] else said(verdict)
+            text.append(f"- [{name}]({name}.md): {claim}{ranks}{why}\n")
         text.append("\n" if chosen else "")
     return text
 
 
 def _spent(work: Reproduction) -> str:
-    """What all runs took, by their own clocks."""
+    """Return the time of all runs as a sentence."""
     runs = work.store.results()
     minutes = sum(run.get("wall_seconds", 0) for run in runs.values()) / 60
     return f"\n{len(runs)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"

@@ -1,4 +1,4 @@
-"""Figures of a reproduced table: curves, lines or bars of ours, and the paper's numbers in a panel of their own."""
+"""Figures of a reproduced table: our curves, lines or bars, and the paper's numbers in a panel of their own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CURVES = {
 }
 
 Points = list[tuple[float, float, bool] | None]
-"""Value, standard deviation and whether it is only a bound, for every column; None where there is none."""
+"""One (value, standard deviation, whether it is only a bound) per column; None without a value."""
 
 
 def figure(sheet: Sheet, stem: Path) -> list[Path]:
-    """Draw the sheet as `stem`.png and `stem`.svg, the same bytes every time; no files without runs or a figure."""
+    """Write the figure of a sheet as `stem`.png and `stem`.svg, the same bytes every time; nothing without runs."""
     kinds = {"curves": _curves, "lines": _lines, "bars": _bars, "none": None}
     if sheet.figure not in kinds:
         raise unknown("figure", sheet.figure, kinds)
@@ -35,7 +35,7 @@ def figure(sheet: Sheet, stem: Path) -> list[Path]:
 
 
 def _curves(sheet: Sheet) -> Any:
-    """One panel per curve and column: mean over seeds, every seed thin behind it; one that diverged ends in a cross.
+    """Draw one panel per curve and column: the mean over seeds, and every seed thin; a diverged one ends in a cross.
 
     Rows and columns without a run are left out.
     """
@@ -50,7 +50,7 @@ def _curves(sheet: Sheet) -> Any:
     crossed = False
     for panel, (kind, column) in zip(panels, pairs, strict=True):
         scale = 100 if kind == "test_accuracy" else 1
-        for i, row in enumerate(sheet.rows):  # a row has its colour whichever others were run
+        for i, row in enumerate(sheet.rows):  # the colour of a row does not depend on which others were run
             if row not in rows:
                 continue
             results = _results(sheet, row, column)
@@ -64,7 +64,7 @@ def _curves(sheet: Sheet) -> Any:
             marks = marker(i, len(mean), len(sheet.rows))
             panel.plot(
                 [t for t, _, _ in mean], [value for _, value, _ in mean], **style(i), **marks, linewidth=1.6, label=row
-            )  # also if empty here: one legend for all
+            )  # also if empty: all panels share the legend
         panel.set(title=column, xlabel="communication round", ylabel=CURVES[kind])
     if crossed:
         panels[0].plot([], [], "x", color="grey", markersize=8, markeredgewidth=2, label="diverged")
@@ -77,13 +77,13 @@ def _results(sheet: Sheet, row: str, column: str) -> list[Any]:
 
 
 def drawn(sheet: Sheet) -> list[str]:
-    """The curves of a sheet that some run has; the first where none has any."""
+    """Return the curves of a sheet that some run has; the first if no run has any."""
     runs = [result["rounds"] for cell in sheet.cells.values() for result in cell.results]
     return [curve for curve in sheet.curves if any(curve in rounds for rounds in runs)] or list(sheet.curves[:1])
 
 
 def _lines(sheet: Sheet) -> Any:
-    """x = columns, one line per row with standard deviations; the paper's beside it. `^`: never reached, a bound.
+    """Draw columns along x and one line per row with standard deviations, beside the paper's; `^` marks a bound.
 
     Lines that lie on each other differ in width, dashes and marks.
     """
@@ -101,7 +101,7 @@ def _lines(sheet: Sheet) -> Any:
 
 
 def _bars(sheet: Sheet) -> Any:
-    """Groups of bars with standard deviations; the paper's as hollow marks in a panel of their own."""
+    """Draw groups of bars with standard deviations; the paper's are hollow marks in a panel of their own."""
     picture, panels = _panels(2 if _has_paper(sheet) else 1)
     width = 0.8 / len(sheet.rows)
     for i, row in enumerate(sheet.rows):
@@ -122,7 +122,7 @@ def _ours(sheet: Sheet, row: str) -> Points:
 
 
 def _papers(sheet: Sheet, row: str) -> Points:
-    """The paper's numbers; `>1500` is a bound."""
+    """Return the paper's numbers; `>1500` is a bound."""
     points: Points = []
     for column in sheet.columns:
         value = sheet.value(row, column)
@@ -138,13 +138,13 @@ def _has_paper(sheet: Sheet) -> bool:
 
 
 def _curve(result: dict[str, Any], key: str, scale: float) -> dict[int, float]:
-    """Round -> value where it was measured and is finite."""
+    """Return round -> value, where it was measured and is finite."""
     points = zip(result["rounds"]["round"], result["rounds"].get(key, ()), strict=key in result["rounds"])
     return {t: scale * value for t, value in points if value is not None and math.isfinite(value)}
 
 
 def _panels(count: int, wide: int = 2) -> tuple[Any, list[Any]]:
-    """A figure of `count` panels, at most `wide` beside each other."""
+    """Return a figure of `count` panels, at most `wide` side by side."""
     wide = min(wide, count)
     tall = math.ceil(count / wide)
     picture, first = new_figure(4.6 * wide + 1.6, 3.4 * tall)
@@ -153,7 +153,7 @@ def _panels(count: int, wide: int = 2) -> tuple[Any, list[Any]]:
 
 
 def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
-    """Title, grid, and one legend for all panels at the side."""
+    """Add title, grid, and one legend for all panels; return the figure."""
     for panel in panels:
         panel.grid(alpha=0.3)
         panel.set_axisbelow(True)
@@ -161,7 +161,8 @@ def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
         for panel, title in zip(panels, ("ours", "paper"), strict=False):
             panel.set(title=f"{title}, preset {sheet.preset}" if title == "ours" else title, ylabel=label(sheet.metric))
             at = _places(sheet)
-            panel.set_xticks(at, sheet.columns, rotation=20 if _long(sheet.columns) else 0)
+            crowded = len(at) * max(map(len, sheet.columns)) > 40  # the names would overlap
+            panel.set_xticks(at, sheet.columns, rotation=20 if crowded else 0)
             room = 0.5 if sheet.figure == "bars" or len(at) < 2 else 0.15 * (max(at) - min(at))
             panel.set_xlim(min(at) - room, max(at) + room)  # the same in both, also where the paper lacks a column
         if UNITS.get(base(sheet.metric)) == "%":  # accuracies are compared by eye
@@ -175,7 +176,7 @@ def _finish(picture: Any, panels: list[Any], sheet: Sheet) -> Any:
 
 
 def _places(sheet: Sheet) -> list[float]:
-    """Where the columns stand: `E=1`, `E=5`, `E=20` on a logarithmic axis, others side by side."""
+    """Return the x of every column: `E=1`, `E=5`, `E=20` on a logarithmic axis, others side by side."""
     parts = [column.rpartition("=") for column in sheet.columns]
     try:
         numbers = [float(number) for _, _, number in parts]
@@ -185,8 +186,3 @@ def _places(sheet: Sheet) -> list[float]:
     if sheet.figure == "lines" and numeric and len({name for name, _, _ in parts}) == 1:
         return [math.log10(number) for number in numbers]
     return [float(i) for i in range(len(sheet.columns))]
-
-
-def _long(names: tuple[str, ...]) -> bool:
-    """Whether names would run into each other under a panel."""
-    return len(names) * max(map(len, names)) > 40

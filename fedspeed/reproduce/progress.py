@@ -1,4 +1,4 @@
-"""Runs that take hours: how far each got, kept beside the results until it is finished."""
+"""The progress of runs that take hours, kept beside the results until they are finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..report.tables import markdown
 from ..runs.directory import RunDir
 from ..utils.files import read_text, write
 from . import Reproduction
-from .recipes import recipes
+from .recipes import trained
 from .runs import Run
 from .table import Result
 
@@ -21,13 +21,13 @@ FILE, PAGE = "progress.jsonl", "progress.md"
 
 
 def write_progress(work: Reproduction) -> Path | None:
-    """Write progress.jsonl, what runs that are not finished have so far, and progress.md; the page, or None.
+    """Write progress.jsonl with the rounds so far of unfinished runs, and progress.md; return the page, or None.
 
-    A run that was begun elsewhere keeps its line until it is finished. Neither file is there when no run is under way.
+    The line of a run on another machine is kept until it is finished. Without a run in progress, both are removed.
     """
     out = work.store.out
     runs, targets = _all(work)
-    if not runs:  # the data are not on this machine: what others wrote stays
+    if not runs:  # the data are not on this machine: keep what another machine wrote
         return None
     with work.store.alone():
         before = _read(out / FILE)
@@ -47,14 +47,13 @@ def write_progress(work: Reproduction) -> Path | None:
 
 
 def _all(work: Reproduction) -> tuple[dict[str, Run], list[float]]:
-    """Every run of the preset by key, and every target accuracy."""
+    """Return every run of the preset by key, and every target accuracy."""
     runs: dict[str, Run] = {}
     targets: set[float] = set()
-    for recipe in recipes().values():
-        if work.preset in recipe.presets and recipe.kind == "runs":
-            for run in work.runs(recipe):
-                runs.setdefault(run.key, run)
-            targets |= set(recipe.preset(work.preset).targets or recipe.targets)
+    for recipe in trained(work.preset):
+        for run in work.runs(recipe):
+            runs.setdefault(run.key, run)
+        targets |= set(recipe.preset(work.preset).targets or recipe.targets)
     return runs, sorted(targets)
 
 
@@ -86,12 +85,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 def _page(work: Reproduction, runs: dict[str, Run], lines: dict[str, dict[str, Any]], targets: list[float]) -> str:
     header = ("run", "state", "rounds", "accuracy %", "best %", *(f"round of {100 * a:g}%" for a in targets), "hours")
     rows = [(run.label, *_row(run, work.store.get(key), lines.get(key), targets)) for key, run in runs.items()]
-    told = (
-        f"# How far the runs of preset `{work.preset}` are\n\n"
-        "Runs `under way` are not finished: their numbers are those of the last round that was scored, and no verdict "
-        "is drawn from them. A target that is reached stays reached; `-` is not reached so far.\n\n"
+    text = (
+        f"# Progress of the runs of preset `{work.preset}`\n\n"
+        "Runs `in progress` are not finished: their numbers are those of the last round that was scored, and no "
+        "verdict is drawn from them. A target that is reached stays reached; `-` is not reached so far.\n\n"
     )
-    return told + markdown(header, rows)
+    return text + markdown(header, rows)
 
 
 def _row(run: Run, done: Result | None, line: dict[str, Any] | None, targets: list[float]) -> tuple[str, ...]:
@@ -100,11 +99,11 @@ def _row(run: Run, done: Result | None, line: dict[str, Any] | None, targets: li
         curve = list(zip(rounds["round"], rounds["test_accuracy"], strict=True))
         state, count, seconds = done["status"], done["summary"]["rounds"], done["summary"]["seconds"]
     elif line is not None:
-        state, count, curve, seconds = "under way", line["rounds"], line["curve"], line["seconds"]
+        state, count, curve, seconds = "in progress", line["rounds"], line["curve"], line["seconds"]
     else:
         return ("not begun", f"0 of {run.config.rounds}", *["-"] * (len(targets) + 3))
     scores = [100 * accuracy for _, accuracy in curve if accuracy is not None]
-    told = [f"{scores[-1]:.2f}", f"{max(scores):.2f}"] if scores else ["-", "-"]
+    shown = [f"{scores[-1]:.2f}", f"{max(scores):.2f}"] if scores else ["-", "-"]
     reached = [first_at((accuracy for _, accuracy in curve), target) for target in targets]
-    told += ["-" if at is None else str(curve[at][0]) for at in reached]
-    return (state, f"{count} of {run.config.rounds}", *told, f"{seconds / 3600:.1f}")
+    shown += ["-" if at is None else str(curve[at][0]) for at in reached]
+    return (state, f"{count} of {run.config.rounds}", *shown, f"{seconds / 3600:.1f}")

@@ -1,10 +1,11 @@
-"""Recipes: a paper's tables and figures as data: settings, rows, columns, its numbers and claims. No torch here."""
+"""Recipes: a paper's tables and figures as data, with settings, rows, columns, its numbers and claims, and the time
+that a recipe takes. No torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
@@ -14,14 +15,15 @@ from typing import Any
 from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..errors import UserError, unknown
+from ..experiments.batch import pictures_of
 from ..utils.files import read_toml
 from .claims import Claim
 from .table import Cell, Tables, cell_name
 
 RESULTS_VERSION = 1
-"""Bumped whenever the arithmetic of a run changes beyond rounding, so that stored results are made again.
+"""The version of the arithmetic of runs; a change beyond rounding increases it, so that results are made again.
 
-`tests/reproduce/test_results_version.py` holds what this version computes, and fails when that changes.
+`tests/reproduce/test_results_version.py` has the numbers of this version, and fails if they change.
 """
 KEYED = {
     "format", "active", "cohort", "local_epochs", "local_steps", "batch_size", "lr", "lr_decay", "weight_decay",
@@ -29,14 +31,14 @@ KEYED = {
     "stragglers", "precision", "engine", "state_dtype", "rounds", "method", "model", "data", "split", "clients",
     "augment", "data_dir",
 }  # fmt: skip
-"""Config keys that name a run whatever their value; younger ones only where they are not at their default."""
+"""Config keys that are always part of a run's key; newer ones only with a value other than their default."""
 SUITE = "iclr2023"
 FOLDER = Path(__file__).parent / SUITE
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A scale of a recipe: its setting, seeds, and what of the recipe it replaces."""
+    """A scale of a recipe: its setting, seeds, and the parts of the recipe that it replaces."""
 
     setting: str = ""
     seeds: int = 1
@@ -47,16 +49,18 @@ class Preset:
     metric: str = ""
     show: tuple[str, ...] = ()
     in_order: bool = False  # runs column by column, as listed, not the longest first
-    tune: Tables = field(default_factory=dict)  # of the tuning runs; data.held_out clients replace the test set
+    tune: Tables = field(
+        default_factory=dict
+    )  # config keys of the tuning runs; data.held_out clients replace the test set
 
 
 @dataclass(frozen=True)
 class Tune:
-    """A small grid per method, scored on clients that do not train: never on the test set.
+    """A small grid per method, scored on clients that do not train, never on the test set.
 
     Args:
         grid: method -> points, each a table of config keys.
-        seed: of the tuning runs; the results use seeds 0, 1, ...
+        seed: the seed of the tuning runs; the results use seeds 0, 1, ...
     """
 
     grid: Mapping[str, list[Tables]]
@@ -65,7 +69,7 @@ class Tune:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure: claim, setting, rows x columns of runs, the paper's numbers, and what to show."""
+    """A table or figure of the paper: claim, setting, rows x columns of runs, the paper's numbers, metrics to show."""
 
     name: str
     title: str
@@ -89,13 +93,13 @@ class Recipe:
     tune: Tune | None = None
 
     def preset(self, name: str) -> Preset:
-        """A preset by name."""
+        """Return a preset by name."""
         if name not in self.presets:
             raise unknown(f"preset of {self.name}", name, self.presets)
         return self.presets[name]
 
     def cells(self, preset: str) -> list[Cell]:
-        """Every cell, without results: setting (the column's, if it names one) < preset < column < row."""
+        """Return every cell without results; the row overrides the column, the preset, and the setting."""
         chosen = self.preset(preset)
         found = []
         for row, column in product(chosen.rows or self.rows, chosen.columns or self.columns or ({"name": ""},)):
@@ -107,17 +111,17 @@ class Recipe:
         return [replace(cell, rivals=rivals) for cell in found]
 
     def names(self, preset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of rows and columns."""
+        """Return the names of rows and columns."""
         cells = self.cells(preset)
         return tuple(dict.fromkeys(c.row for c in cells)), tuple(dict.fromkeys(c.column for c in cells))
 
     def cell_names(self, preset: str) -> set[str]:
-        """What claims may name."""
+        """Return the names of the cells, which claims refer to."""
         return {cell_name(cell.row, cell.column) for cell in self.cells(preset)}
 
 
 def merge(under: Tables, over: Tables) -> Tables:
-    """One table of config keys over another; `method`, `data` and `model` key by key, a new name starting afresh.
+    """Merge two tables of config keys; `method`, `data` and `model` key by key, unless their name changes.
 
     Example:
         >>> merge({"lr": 0.1, "method": {"rho": 0.2}}, {"method": {"name": "fedspeed"}})
@@ -137,11 +141,11 @@ def merge(under: Tables, over: Tables) -> Tables:
 
 
 def run_key(config: Config, digest: str) -> str:
-    """Names a run by what decides its numbers: config (not where it is computed), data, and the results' version."""
+    """Return the key of a run: a digest of config (without its placement), data, and `RESULTS_VERSION`."""
     tables = config.to_dict()
     for name in (*PLACEMENT, "targets"):
         tables.pop(name, None)
-    for name in tables.keys() - KEYED:  # younger than the results that are stored
+    for name in tables.keys() - KEYED:  # newer than the oldest stored results
         if tables[name] == getattr(Config, name):
             tables.pop(name)
     given = {"config": tables, "data": digest, "results": RESULTS_VERSION}
@@ -150,7 +154,7 @@ def run_key(config: Config, digest: str) -> str:
 
 @cache
 def settings(preset: str) -> Mapping[str, Any]:
-    """The named settings of a preset; `paper-main` and the like use those of `paper` where they have none."""
+    """Return the named settings of a preset; `paper-main` inherits those of `paper`."""
     found = read_toml(FOLDER / "settings.toml")
     own = {**found.get(preset.partition("-")[0], {}), **found.get(preset, {})}
     if not own:
@@ -159,31 +163,31 @@ def settings(preset: str) -> Mapping[str, Any]:
 
 
 def papers_scale(preset: str) -> bool:
-    """Whether a preset says of itself that it is the paper's own setting: only there sizes are judged."""
+    """Whether a preset has the paper's own setting: only there the sizes of claims are tested."""
     return bool(settings(preset).get("papers_scale"))
 
 
 def scale(preset: str) -> str:
-    """What a preset says of its own scale beside the paper's; "" if nothing."""
+    """Return a preset's comparison of its scale with the paper's; "" if it has none."""
     return " ".join(str(settings(preset).get("scale", "")).split())
 
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
-    """Every recipe by name, in order of value."""
+    """Return every recipe by name, in order of value."""
     found = [read(path) for path in FOLDER.glob("*.toml") if path.stem not in ("settings", "data")]
     return {recipe.name: recipe for recipe in sorted(found, key=lambda recipe: (recipe.order, recipe.name))}
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by name."""
+    """Return a recipe by name."""
     if name not in recipes():
         raise unknown("recipe", name, recipes())
     return recipes()[name]
 
 
 def read(path: Path) -> Recipe:
-    """A recipe's file; keys it does not know are errors."""
+    """Read a recipe's file; unknown keys are errors."""
     given = read_toml(path)
     where = f"recipe {path.stem}"
     given["presets"] = {
@@ -217,9 +221,41 @@ def _without(table: Tables) -> Tables:
     return {name: value for name, value in table.items() if name not in ("name", "tuned", "setting")}
 
 
-def every_cell(preset: str) -> Iterator[tuple[Recipe, Cell]]:
-    """All cells of all recipes that have a preset."""
-    for recipe in recipes().values():
-        if preset in recipe.presets and recipe.kind == "runs":
-            for cell in recipe.cells(preset):
-                yield recipe, cell
+def trained(preset: str) -> list[Recipe]:
+    """Return the recipes of a preset that need runs."""
+    return [recipe for recipe in recipes().values() if preset in recipe.presets and recipe.kind == "runs"]
+
+
+def minutes_of(recipe: Recipe, preset: str) -> float:
+    """Return the estimated minutes of a recipe's own runs, those that no earlier recipe of the preset needs."""
+    return sum(_own_runs(preset).get(recipe.name, {}).values()) / 60
+
+
+def runs_of(recipe: Recipe, preset: str) -> int:
+    """Return the number of a recipe's own runs."""
+    return len(_own_runs(preset).get(recipe.name, {}))
+
+
+@cache
+def _own_runs(preset: str) -> dict[str, dict[str, float]]:
+    """Return, for every recipe of a preset, the keys of the runs that it is the first to need, and their seconds."""
+    seen: set[str] = set()
+    found: dict[str, dict[str, float]] = {}
+    for recipe in trained(preset):
+        needed = {key: seconds for cell in recipe.cells(preset) for key, seconds in _seconds(recipe, preset, cell)}
+        found[recipe.name] = {key: seconds for key, seconds in needed.items() if key not in seen}
+        seen |= needed.keys()
+    return found
+
+
+def _seconds(recipe: Recipe, preset: str, cell: Cell) -> list[tuple[str, float]]:
+    """Return key and seconds of every run of a cell, tuning included: pictures times measured seconds per picture."""
+    chosen = recipe.preset(preset)
+    column = next((c for c in chosen.columns or recipe.columns if c["name"] == cell.column), {})
+    measured = settings(preset).get("seconds_per_picture", {})
+    each = float(measured.get(column.get("setting", chosen.setting), 0.0))
+    configs = [cell.config(seed) for seed in range(chosen.seeds)]
+    if cell.tuned and recipe.tune is not None:
+        for point in recipe.tune.grid[cell.tables["method"]["name"]]:
+            configs.append(replace(cell, tables=merge(merge(cell.tables, chosen.tune), point)).config(recipe.tune.seed))
+    return [(run_key(config, ""), each * pictures_of(config)) for config in configs]

@@ -1,4 +1,4 @@
-"""Runs side by side: each is made or taken up again in its directory, packed as a result, and stored."""
+"""Runs in parallel: each is made or resumed in its directory, packed as a result, and stored."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from ..server.simulation import Simulation
 
 ROUNDS = ("round", "test_accuracy", "test_loss", "train_loss", "drift", "bytes", "grad_evals", "seconds")
-"""What a result keeps of every evaluated round; costs are what was spent by then."""
-
-
+"""The numbers that a result keeps of every evaluated round; costs are totals up to the round."""
 SERVER_LOSS = "server_loss.jsonl"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run to make: its key, what to call it, its config, and what to measure on its final model."""
+    """A run to make: its key, label, config, and the measures of its final model."""
 
     key: str
     label: str
@@ -48,7 +46,7 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """About how much work it is."""
+        """The estimated work of the run."""
         return cost_of(self.config)
 
 
@@ -59,17 +57,17 @@ def make(
     on_part: Callable[[Run, float, str], None],
     on_done: Callable[[Run], None],
 ) -> list[Run]:
-    """Make runs, `jobs` at a time in processes of their own; a run that was stopped continues from its checkpoint.
+    """Make runs, `jobs` at a time in processes of their own; an interrupted run continues from its checkpoint.
 
-    Returns those that another command is making, which are left to it.
+    Return the runs that another command is making.
 
     Args:
-        on_part: called with the run, how much of it is done, and how it goes in words.
-        on_done: called with every run that is finished, and stored by then.
+        on_part: called with the run, the share of it that is done, and its last score in words.
+        on_done: called with every run that is finished and stored.
     """
     others: list[Run] = []
 
-    def told(run: Run, progress: tuple[float, str]) -> None:
+    def report(run: Run, progress: tuple[float, str]) -> None:
         on_part(run, *progress)
 
     def keep(run: Run, result: Result | None) -> None:
@@ -79,16 +77,16 @@ def make(
             store.learn(result)
             on_done(run)
 
-    def stop(run: Run, told: str) -> None:
-        raise UserError(f"{run.label}: {told}")
+    def stop(run: Run, error: str) -> None:
+        raise UserError(f"{run.label}: {error}")
 
     work = partial(_work, store.out, store.read_at)
-    pool.run_tasks(runs, work, jobs, on_told=told, on_done=keep, on_failed=stop)
+    pool.run_tasks(runs, work, jobs, on_told=report, on_done=keep, on_failed=stop)
     return others
 
 
 def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
-    """The result, stored; None if another command is making it."""
+    """Make and store a result; return None if another command is making it."""
     store = Store(out)
     with store.claim(run.key) as ours:
         if not ours:
@@ -101,21 +99,23 @@ def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
 
 
 def make_result(run: Run, place: Path, observer: Observer) -> Result:
-    """Make or continue one run in its directory, and pack the outcome; of one that diverged, too."""
+    """Make or resume one run in its directory, and return its result, also if it diverged."""
     from ..client.trees import one_thread
 
     began = time.monotonic()
     observers = [observer, *([_ServerLoss(run.config)] if "server_loss" in run.measure else [])]
-    commit()  # as it is now, not when the run is done
+    commit()  # cached here: the commit at the start of the run, not at its end
     make_run(run.config, place, observers)
-    with one_thread():  # the same bits however many run side by side
+    with one_thread():  # One thread fixes the bits, however many runs are made in parallel.
         result = pack(run, place)
-    rounds = result["summary"]["seconds"] + result["summary"]["eval_seconds"]  # also of those before a break
+    rounds = (
+        result["summary"]["seconds"] + result["summary"]["eval_seconds"]
+    )  # includes the rounds before an interruption
     return result | {"wall_seconds": round(max(time.monotonic() - began, rounds), 2)}
 
 
 def pack(run: Run, place: Path) -> Result:
-    """A finished run directory as one result: config, summary, evaluated rounds, and scores of the final model."""
+    """Return a finished run directory as a result: config, summary, evaluated rounds, scores of the final model."""
     from ..client.evaluate import evaluate
     from ..runs.inspect import inspect_run
     from ..runs.launch import prepare
@@ -158,7 +158,7 @@ def pack(run: Run, place: Path) -> Result:
 
 
 class _ServerLoss(Observer):
-    """Writes the loss of the server's model on all clients' data at the evaluated rounds, about 50 of a long run."""
+    """An observer that writes the server model's loss on all clients' data at about 50 evaluated rounds."""
 
     def __init__(self, config: Config) -> None:
         self.every = config.eval_every
@@ -170,32 +170,32 @@ class _ServerLoss(Observer):
 
         if record.test_accuracy is None or not (record.round % self.step < self.every or run.t >= run.plan.rounds):
             return
-        with one_thread():  # the same bits however many run side by side
+        with one_thread():  # One thread fixes the bits, however many runs are made in parallel.
             loss = evaluate(run.work.flat, run.x, _clients_data(run.work.data), run.work.loss).loss
         with (Path(run.out or ".") / SERVER_LOSS).open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps([record.round, loss if math.isfinite(loss) else None]))
 
 
 def _server_losses(place: Path) -> dict[int, float | None]:
-    """Round -> loss; a round that was made again after a kill counts once, a line that a kill cut off not at all."""
+    """Return round -> loss; a round that was repeated after a kill counts once, an incomplete line is ignored."""
     path = place / SERVER_LOSS
     lines = path.read_text("utf-8").split("\n") if path.exists() else []
     return dict(json.loads(line) for line in lines if line.endswith("]"))
 
 
 def _clients_data(data: Federated) -> Federated:
-    """What all clients own, in the place of the test set."""
+    """Return a federation with the data of all clients as its test set."""
     own = sorted(set(data.indices.tolist()))
     return replace(data, x_test=data.x[own], y_test=data.y[own])
 
 
 def _finite(prefix: str, score: Score) -> dict[str, float | None]:
-    """A score as JSON takes it."""
+    """Return a score as JSON values."""
     return {prefix + name: value if math.isfinite(value) else None for name, value in score._asdict().items()}
 
 
 def _rounds(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The evaluated rounds, with what they had cost by then."""
+    """Return the numbers `ROUNDS` of the evaluated rounds, and their metrics if there are any."""
     found: dict[str, list[Any]] = {name: [] for name in ROUNDS}
     metrics: list[dict[str, Any]] = []
     spent = {"bytes": 0, "grad_evals": 0.0, "seconds": 0.0}
@@ -213,7 +213,7 @@ def _rounds(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 @cache
 def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """The commit of the checkout that the package is in, `-dirty` if the package was changed; "" if it is in none."""
+    """Return the commit of the package's checkout, with `-dirty` if the package was changed; "" without a checkout."""
     if not (package.parent / ".git").exists():
         return ""
 
@@ -229,9 +229,10 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
 
 
 def apart(stored: Result, now: Result) -> float:
-    """How far a run that was made again is from the stored one: its numbers' largest difference, relative to them.
+    """Return the largest relative difference between the numbers of a stored run and of its repetition.
 
-    0 if they are the same, times aside; it may have measured more. inf if it ended otherwise, or lacks numbers.
+    0 if they are equal, times excepted; the repetition may have more measures. Infinite if it lacks numbers or has
+    another status.
     """
     rounds = [name for name in stored["rounds"] if name != "seconds"]
     if stored["status"] != now["status"] or not {*rounds} <= now["rounds"].keys():

@@ -1,4 +1,4 @@
-"""Finished runs as files: all of them in one, and beside it those that are new."""
+"""Finished runs as files: one file of packed results, and one file per new result beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .table import Result
 class Store:
     """The results of a folder by key.
 
-    `OUT/runs.jsonl.gz` holds them, a line each, sorted by key. A new one is `OUT/runs/KEY.json` until `pack` takes it
-    into that file. Runs in the making are in `OUT/work/KEY`, each claimed by one process. Several may use one folder.
+    `OUT/runs.jsonl.gz` has one line per result, sorted by key. A new result is `OUT/runs/KEY.json` until `pack` moves
+    it into that file. Unfinished runs are in `OUT/work/KEY`, each claimed by one process. Processes may share a folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -29,21 +29,24 @@ class Store:
         self.work = out / "work"
         self.packed = out / "runs.jsonl.gz"
         self._known: dict[str, Result] | None = None
-        self.read_at = 0.0  # when what is known was read
+        self.read_at = 0.0  # the time at which `_known` was read
 
     def results(self) -> dict[str, Result]:
-        """All results by key."""
+        """Return all results by key."""
         if self._known is None:
             self._known = self._read()
         return self._known
 
     def get(self, key: str, measure: Iterable[str] = ()) -> Result | None:
-        """A finished run that has what is to be measured, or None."""
+        """Return a finished run that has these measures, or None."""
         found = self.results().get(key)
         return found if found is not None and all(name in found["measures"] for name in measure) else None
 
     def put(self, result: Result) -> None:
-        """Keep a finished run, and drop the directory it was made in."""
+        """Store a finished run, and remove its run directory.
+
+        The result is durable (fsync) before the directory is removed, so a crash loses neither.
+        """
         with self.alone():
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
             write(self._file(result["key"]), _line(result), durable=True)
@@ -52,26 +55,26 @@ class Store:
         (self.work / f".{result['key']}.lock").unlink(missing_ok=True)
 
     def learn(self, result: Result) -> None:
-        """Another process has put this result."""
+        """Remember a result that another process has stored."""
         if self._known is not None:
             self._known[result["key"]] = result
 
     def later(self, key: str, since: float) -> Result | None:
-        """A finished run that was put or packed after a time."""
+        """Return a finished run that was stored or packed after a time, or None."""
         with suppress(FileNotFoundError):
             return _parse(self._file(key), read_bytes(self._file(key))).get(key)
         with suppress(FileNotFoundError):
-            if self.packed.stat().st_mtime > since - 1:  # a file's time may lag behind the clock
+            if self.packed.stat().st_mtime > since - 1:  # the time of a file may lag behind the clock
                 return _parse(self.packed, read_bytes(self.packed)).get(key)
         return None
 
     def claim(self, key: str) -> AbstractContextManager[bool]:
-        """Whether a run is ours to make until the end; False while another process makes it (where locks exist)."""
+        """Claim a run inside the `with`; yield False while another process makes it (where locks exist)."""
         return locked_beside(self.work / key, tries=1)
 
     def pack(self) -> None:
-        """Take the new results into the one file: the same bytes for the same results."""
-        if not self._new():  # nor a folder for the lock, where there is nothing
+        """Move the new results into the packed file; the same results give the same bytes."""
+        if not self._new():  # without results, do not create the folder of the lock
             return
         with self.alone():
             new = self._new()
@@ -80,13 +83,13 @@ class Store:
             self._known = self._read()
             lines = "".join(map(_line, self._known.values()))
             write(self.packed, gzip.compress(lines.encode(), mtime=0), durable=True)
-            for path in new:
+            for path in new:  # only after the packed file is durable (fsync before unlink)
                 path.unlink()
-            with suppress(OSError):  # somebody's own files
+            with suppress(OSError):  # the user's own files are in it
                 (self.out / "runs").rmdir()
 
     def _read(self) -> dict[str, Result]:
-        """New ones first: one that is packed meanwhile is then found in the file."""
+        """Read new results first: one that is packed meanwhile is then found in the packed file."""
         self.read_at = time.time()
         new: dict[str, Result] = {}
         for path in self._new():
@@ -103,7 +106,7 @@ class Store:
         return sorted((self.out / "runs").glob("*.json"))
 
     def alone(self) -> AbstractContextManager[bool]:
-        """One process at a time: packing must not overtake a result that is being put, nor a page another's."""
+        """Lock the folder, so that results are stored and packed, and pages written, by one process at a time."""
         return locked_beside(self.work / "runs")
 
 
@@ -112,7 +115,7 @@ def _line(result: Result) -> str:
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Result]:
-    """Results by key of a file, compressed or not."""
+    """Parse the results of a file, compressed or not, by key."""
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
         found = {result["key"]: result for result in map(json.loads, text.splitlines())}

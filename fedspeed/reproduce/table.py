@@ -16,13 +16,13 @@ from ..record import first_at, planned_rounds
 
 Tables = dict[str, Any]
 Result = dict[str, Any]
-"""A finished run as it is stored: config, summary, evaluated rounds, scores and measures of the final model."""
+"""A stored run: config, summary, evaluated rounds, scores and measures of the final model."""
 
 ACCURACIES = ("final", "last", "last5", "best")
 COSTS = ("rounds", "bytes", "grad_evals", "seconds", "mean5_rounds")
-"""What it took to the first score at a target; `mean5_rounds`: rounds until the mean of five scores was there."""
+"""Costs of the first score at a target; `mean5_rounds`: rounds until the mean of five scores is at the target."""
 COUNTED = ("value", "grad_evals", "bytes")
-"""Metrics that are counted, so that seeds may agree to the last digit."""
+"""Metrics that are counted, so that all seeds may be equal."""
 MEASURES = ("sharpness", "sam_gap", "divergence", "value")  # value: of a cell that is counted, not trained
 PLAIN = (*ACCURACIES, "early", "test_loss", "train_loss", "seconds_per_round", "seconds", "grad_evals", "bytes",
          "drift", *MEASURES)  # fmt: skip
@@ -49,7 +49,7 @@ DIGITS = {
 
 
 def metric_names(targets: Sequence[float]) -> tuple[str, ...]:
-    """Every metric of a result: the plain ones, and what it cost to reach each target accuracy.
+    """Return the names of all metrics of a result: the plain ones, and the costs to reach each target accuracy.
 
     Example:
         >>> metric_names([0.825])[-5:]
@@ -62,7 +62,7 @@ def metric_names(targets: Sequence[float]) -> tuple[str, ...]:
 
 
 def metrics(result: Result, targets: Sequence[float]) -> dict[str, float | None]:
-    """The metrics of one result; None for what was not measured, or was never reached.
+    """Return the metrics of one result; None where it was not measured or not reached.
 
     Accuracies are in percent. A diverged run counts with its last evaluated accuracy, 0 if it has none.
 
@@ -82,10 +82,10 @@ def metrics(result: Result, targets: Sequence[float]) -> dict[str, float | None]
 
 
 def _plain(result: Result) -> list[float | None]:
-    """In the order of `PLAIN`."""
+    """Return the metrics in the order of `PLAIN`."""
     rounds, diverged = result["rounds"], is_diverged(result)
     final, measures = result.get("final") or {}, result.get("measures") or {}
-    accuracies = [100 * (_finite(a) or 0.0) for a in rounds["test_accuracy"]]  # not a number: counted as accuracy 0
+    accuracies = [100 * (_finite(a) or 0.0) for a in rounds["test_accuracy"]]  # NaN counts as accuracy 0
     if not accuracies and diverged:
         accuracies = [0.0]
     last = accuracies[-1] if accuracies else None
@@ -108,10 +108,12 @@ def _plain(result: Result) -> list[float | None]:
 
 
 def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | None]:
-    """Return what the first score at each target took, and the round in which the mean of five scores was there."""
+    """Return the costs of the first score at each target, and the round of the first mean of five scores there."""
     spent = list(zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True))
     scores = [_finite(accuracy) or 0.0 for accuracy in rounds["test_accuracy"]]
-    means = [math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))]  # less than five: too low
+    means = [
+        math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))
+    ]  # fewer than five scores give a mean that is too low
     found: list[float | None] = []
     for target in targets:
         first, steady = first_at(scores, target), first_at(means, target)
@@ -121,9 +123,9 @@ def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | N
 
 
 def censored(result: Result, metric: str) -> float | None:
-    """A lower bound of a `..._to_A` that the run never reached: its rounds + 1, or all the bytes etc. that it spent.
+    """Return a lower bound of a `..._to_A` that the run never reached: its rounds + 1, or its total cost.
 
-    A run that diverged early was given all its rounds, so its rounds are those of its config. None for other metrics.
+    The rounds of a run that diverged early are those of its config. None for other metrics.
     """
     cost, found, _ = metric.partition("_to_")
     if not found or cost not in COSTS:
@@ -144,7 +146,7 @@ def is_diverged(result: Result) -> bool:
 
 
 def check_metric(metric: str, targets: Sequence[float]) -> None:
-    """Raise a `UserError` unless a result gives this metric."""
+    """Raise `UserError` unless results have this metric."""
     if metric not in metric_names(targets):
         raise unknown("metric", metric, metric_names(targets))
 
@@ -161,14 +163,14 @@ def cell_name(row: str, column: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row and column: a config but for its seed, and the results of its runs.
+    """A row and a column: a config without its seed, and the results of its runs.
 
     Args:
-        results: in seed order; none if it was not run.
-        note: why it is empty or incomplete, e.g. `not run: data unavailable` or `2 of 3 seeds run`.
-        tables: of the config.
-        tuned: whether its runs take the best point of the method's grid.
-        rivals: the methods of its recipe, as tables; a warm-up is for all of them, of a field for those that have it.
+        results: in the order of seeds; empty if it was not run.
+        note: why it is empty or incomplete, for example `not run: data unavailable` or `2 of 3 seeds run`.
+        tables: the tables of the config.
+        tuned: whether its runs use the best point of the method's grid.
+        rivals: the methods of its recipe, as tables; they share a warm-up, of a field if they have it.
     """
 
     row: str
@@ -180,7 +182,7 @@ class Cell:
     rivals: tuple[Tables, ...] = ()
 
     def config(self, seed: int) -> Config:
-        """The run of a seed; a recipe that gives no learning-rate decay means the paper's own for the method."""
+        """Return the config of a seed; without a learning-rate decay, the method has that of the paper."""
         tables = {"lr_decay": 0.0, **self.tables, "seed": seed}
         if tables.get("warmup") or tables.get("follow_lr"):
             own = build(tables["method"])
@@ -188,28 +190,28 @@ class Cell:
         return Config.from_dict(tables)
 
     def values(self, metric: str, targets: Sequence[float]) -> list[float | None]:
-        """The metric of every result; None where it was not measured or never reached."""
+        """Return the metric of every result; None where it was not measured or not reached."""
         check_metric(metric, targets)
         return [metrics(result, targets)[metric] for result in self.results]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One reproduced table or figure: its words, its cells, and the paper's numbers.
+    """A reproduced table or figure: its text, its cells, and the paper's numbers.
 
     Args:
-        paper: where in the paper; "" for our own finding.
-        metric: the primary metric, the one the paper's numbers are in; `show`: the others of the table.
-        targets: accuracies in (0, 1) of `rounds_to_A` etc.
+        paper: its place in the paper; "" for our own finding.
+        metric: the primary metric, that of the paper's numbers; `show`: the other metrics of the table.
+        targets: accuracies in (0, 1), for `rounds_to_A` and other costs.
         cells: by cell name, see `cell_name`.
-        values: the paper's numbers by cell name; strings such as ">1500" for never reached.
-        seeds: asked for per cell.
+        values: the paper's numbers by cell name; a string such as ">1500" means never reached.
+        seeds: the number of seeds per cell.
         figure: `curves`, `lines`, `bars` or `none`.
-        curves: what `curves` draws, see `plot.CURVES`; one that no run has is left out.
-        partial: the runs had part of a data set only, so they decide nothing.
-        papers_scale: whether the preset is the paper's own setting, so that sizes are judged and not only signs.
-        printed: further numbers of the paper, by row: of `COLUMN - COLUMN` (differences), or of other words.
-        scale: what the preset says of its scale beside the paper's.
+        curves: the curves to draw, see `plot.CURVES`; one that no run has is left out.
+        partial: whether the runs had only part of a data set, so that they decide nothing.
+        papers_scale: whether the preset is the paper's own setting, so that sizes are tested and not only signs.
+        printed: further numbers of the paper by row, named `COLUMN - COLUMN` (differences) or otherwise.
+        scale: the preset's comparison of its scale with the paper's.
     """
 
     name: str
@@ -234,21 +236,21 @@ class Sheet:
     scale: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse metrics that no result gives, before anything is computed."""
+        """Raise `UserError` for metrics that no result has, before anything is computed."""
         for metric in (self.metric, *self.show):
             check_metric(metric, self.targets)
 
     @property
     def other_targets(self) -> bool:
-        """Whether ours are costs to a target of the preset's own: the paper's number is for another one."""
+        """Whether our numbers are costs to another target than the paper's."""
         return "_to_" in self.metric and not self.papers_scale
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """The cell of a row and a column, if the preset has it."""
+        """Return the cell of a row and a column, if the preset has it."""
         return self.cells.get(cell_name(row, column))
 
     def value(self, row: str, column: str) -> float | str | None:
-        """The paper's number of a row and a column, if it has one."""
+        """Return the paper's number of a row and a column, if it has one."""
         return self.values.get(cell_name(row, column))
 
 
@@ -257,10 +259,10 @@ class Estimate:
     """A metric of a cell over its seeds.
 
     Args:
-        mean: a lower bound where some runs never reached the target.
-        deviation: standard deviation over seeds, None with one.
-        n: runs it is the mean of.
-        missed: of them, runs that never reached the target.
+        mean: the mean; a lower bound if some runs never reached the target.
+        deviation: the standard deviation over seeds; None with one seed.
+        n: the number of runs.
+        missed: the number of them that never reached the target.
     """
 
     mean: float
@@ -270,7 +272,7 @@ class Estimate:
 
 
 def estimate(cell: Cell | None, metric: str, targets: Sequence[float]) -> Estimate | None:
-    """Mean and standard deviation, in the units of `label`; None where there is nothing to average."""
+    """Return mean and standard deviation in the units of `label`; None without values."""
     values, missed = [], 0
     for result, value in zip(cell.results, cell.values(metric, targets), strict=True) if cell else ():
         bound = censored(result, metric) if value is None else None
@@ -284,7 +286,7 @@ def estimate(cell: Cell | None, metric: str, targets: Sequence[float]) -> Estima
 
 
 def label(metric: str) -> str:
-    """What a metric is, with its unit.
+    """Return the description of a metric with its unit.
 
     Example:
         >>> label("best"), label("bytes_to_82.5")
@@ -296,10 +298,10 @@ def label(metric: str) -> str:
 
 
 def base(metric: str) -> str:
-    """What is counted: `bytes` of `bytes_to_82.5`, other metrics as they are."""
+    """Return a metric without its target: `bytes` for `bytes_to_82.5`."""
     return metric.partition("_to_")[0]
 
 
 def _finite(value: Any) -> float | None:
-    """A number, or None for null, NaN and Inf."""
+    """Return a number, or None for null, NaN and Inf."""
     return float(value) if value is not None and math.isfinite(value) else None

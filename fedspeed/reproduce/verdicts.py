@@ -1,8 +1,9 @@
-"""Whether the runs bear a claim out: linear contrasts of cells, paired over seeds, corrected for their number.
+"""Verdicts on claims: linear contrasts of cells, paired over seeds, corrected for their number.
 
-A contrast is v_s = sum of coefficient * metric(cell, seed s); pairing removes what a seed brings to all (split, cohorts
-and start). It is decided, for the claim or against it, if the p of its t-test is at most 0.05 after Holm's correction
-over the contrasts of the claim. A claim holds when all are decided for it, and does not when one is decided against it.
+A contrast is v_s = sum of coefficient * metric(cell, seed s). Pairing removes the variation that all cells share in a
+seed (split, cohorts and initial model). A contrast is decided, for or against the claim, if the p of its t-test is at
+most 0.05 after Holm's correction over the contrasts of the claim. A claim holds if all contrasts are decided for it,
+and does not hold if one is decided against it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..report.statistics import interval, t_p
 from .claims import Claim, Expression
-from .table import COUNTED, UNITS, Cell, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
+from .table import COUNTED, UNITS, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -32,12 +33,12 @@ class Contrast:
 
     Args:
         values: v_s of every seed that all its cells have.
-        low, high: 95% t-interval of the mean, of this contrast alone; infinite where nothing bounds it.
-        p: two-sided, that it lies on the other side of the claim's edge; None if it cannot be tested.
+        low, high: 95% t-interval of the mean of this contrast alone; infinite on an unbounded side.
+        p: two-sided p of the t-test against the claim's nearest edge; None if it cannot be tested.
         adjusted: p after Holm's correction over the claim.
-        leaning: how many standard errors the mean lies inside the claim; negative outside.
-        note: what else to know, e.g. that a target was never reached.
-        paper: what the paper's own numbers give, where it has one for every cell.
+        leaning: the distance of the mean from the edge in standard errors; negative outside the claim.
+        note: a remark, for example that a target was never reached.
+        paper: the contrast of the paper's own numbers, if it has one for every cell.
     """
 
     text: str
@@ -55,12 +56,12 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and what the runs say about it.
+    """A claim with the verdict of the runs.
 
     Args:
         source: one of `SOURCES`.
-        said: whose it is, in words, and whether its size or its sign was asked.
-        ranks: of the row that a claim compares with the others, by column.
+        said: whose claim it is, in words, and whether its size or its sign was tested.
+        ranks: the ranks of the row that a claim compares with others, by column.
     """
 
     text: str
@@ -71,14 +72,14 @@ class Verdict:
     ranks: tuple[str, ...] = ()
 
     def count(self, *verdicts: str) -> int:
-        """How many contrasts have one of these verdicts."""
+        """Return the number of contrasts with one of these verdicts."""
         return sum(contrast.verdict in verdicts for contrast in self.contrasts)
 
 
 def judge(claim: Claim, sheet: Sheet) -> Verdict:
-    """The verdict of one claim: holds if all its contrasts do, does not hold if any does not, else undecided.
+    """Return the verdict on a claim: it holds if all contrasts do, does not if any does not, else it is undecided.
 
-    A cell that was not run leaves the claim open, unless a contrast that was run refutes it.
+    A cell that was not run leaves the claim open, unless another contrast refutes it.
     """
     metric = claim.metric or sheet.metric
     check_metric(metric, sheet.targets)
@@ -93,7 +94,7 @@ def judge(claim: Claim, sheet: Sheet) -> Verdict:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjusted p: of m, the k-th smallest times m - k + 1, never below a smaller one's.
+    """Return Holm's adjusted p: the k-th smallest of m times m - k + 1, never below the adjusted p of a smaller one.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -108,9 +109,9 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def _corrected(contrasts: list[Contrast]) -> tuple[Contrast, ...]:
-    """Those that could be tested are one family: what is not decided after Holm's correction is undecided.
+    """Return the contrasts after Holm's correction over those that were tested.
 
-    The same runs in two columns are one test.
+    The same runs in two columns count as one test.
     """
     family = list(dict.fromkeys((c.values, c.p) for c in contrasts if c.p is not None))
     adjusted = dict(zip(family, holm([p for _, p in family]), strict=True))
@@ -125,7 +126,7 @@ def _corrected(contrasts: list[Contrast]) -> tuple[Contrast, ...]:
 
 
 def _contrast(expression: Expression, metric: str, ratio: bool, sheet: Sheet) -> Contrast:
-    """Its verdict is what it is if it is decided."""
+    """Return the contrast of an expression, with the verdict that holds if it is decided."""
     paper = _paper(expression, sheet) if metric == sheet.metric and not ratio else None
     nothing = Contrast(expression.text, (), math.nan, -math.inf, math.inf, UNDECIDED, paper=paper)
     cells = {name: sheet.cells.get(name) for _, name in expression.terms}
@@ -143,7 +144,7 @@ def _contrast(expression: Expression, metric: str, ratio: bool, sheet: Sheet) ->
             value, bound = _value(by_seed[name][seed], metric, sheet)
             if value is None:
                 return nothing if broken else replace(nothing, note=f"{name} has no {metric} for seed {seed}")
-            if bound:  # the true number is larger: a bound on one side, and nothing on the other
+            if bound:  # the true number is larger, so only one side is bounded
                 below, above = below or factor < 0, above or factor > 0
                 notes[f"{name} did not reach the target in every run: a bound"] = None
             total += factor * (math.log(value) if ratio else value)
@@ -162,10 +163,10 @@ def _contrast(expression: Expression, metric: str, ratio: bool, sheet: Sheet) ->
 
 
 def _tested(found: Contrast, expression: Expression, counted: bool, below: bool, above: bool) -> Contrast:
-    """With the p of the claim's nearest edge (inside: of both), and what is the case if that decides.
+    """Return the contrast with the p of the claim's nearest edge (inside: of both), and the verdict it decides.
 
-    Seeds that differ by the same say that a test set or an evaluation interval is coarse, not that the difference is
-    sure; but runs that are the same are equal, and what is counted has no spread.
+    Equal values in all seeds come from a coarse test set or evaluation interval, so they decide nothing; except for
+    counted metrics, which have no spread, and for runs that are equal.
     """
     start, end = expression.edges
     mean = found.mean
@@ -176,7 +177,7 @@ def _tested(found: Contrast, expression: Expression, counted: bool, below: bool,
             return replace(found, note="; ".join(filter(None, (found.note, "the same in every seed: no spread"))))
         return replace(found, p=0.0, verdict=HOLDS if inside else FAILS)
     edges = [edge for edge in (start, end) if math.isfinite(edge)] if inside else [end if mean >= end else start]
-    if any(below if mean > edge else above for edge in edges):  # nothing bounds the side that matters
+    if any(below if mean > edge else above for edge in edges):  # the side that matters is unbounded
         return replace(found, p=1.0)
     n = len(found.values)
     error = statistics.stdev(found.values) / math.sqrt(n)
@@ -185,13 +186,13 @@ def _tested(found: Contrast, expression: Expression, counted: bool, below: bool,
 
 
 def _value(result: Result, metric: str, sheet: Sheet) -> tuple[float | None, bool]:
-    """The metric, and whether it is only a lower bound; None e.g. for the loss of a diverged run."""
+    """Return the metric, and whether it is only a lower bound; None for example for the loss of a diverged run."""
     value = metrics(result, sheet.targets)[metric]
     return (value, False) if value is not None else (censored(result, metric), True)
 
 
 def _paper(expression: Expression, sheet: Sheet) -> float | None:
-    """The contrast of the paper's own numbers; None where one is missing, never reached, or for another target."""
+    """Return the contrast of the paper's own numbers; None if one is missing, a bound, or for another target."""
     if sheet.other_targets:
         return None
     terms = [(factor, sheet.values.get(name)) for factor, name in expression.terms]
@@ -200,11 +201,11 @@ def _paper(expression: Expression, sheet: Sheet) -> float | None:
 
 
 def _ranks(expressions: list[Expression], metric: str, sheet: Sheet) -> list[str]:
-    """`FedSpeed 2 of 8 on IID`: of a row that every contrast compares with another one of its column, by the means."""
+    """Return ranks by mean, `FedSpeed 2 of 8 on IID`, if every contrast compares one row with another."""
     pairs = [(e.terms[0][1], e.terms[1][1]) for e in expressions if _compares(e, sheet)]
     if len(pairs) != len(expressions):
         return []
-    for side in (0, 1):  # the row that is to be above, or below, the others
+    for side in (0, 1):  # the row that the claim puts above, or below, the others
         rivals: dict[str, list[str]] = {}
         for pair in pairs:
             rivals.setdefault(pair[side], []).append(pair[1 - side])
@@ -215,17 +216,17 @@ def _ranks(expressions: list[Expression], metric: str, sheet: Sheet) -> list[str
 
 
 def _compares(expression: Expression, sheet: Sheet) -> bool:
-    """Whether it says that one cell is above another of the same column."""
+    """Whether an expression says that one cell is above another of the same column."""
     cells = [sheet.cells.get(name) for _, name in expression.terms]
     signs = [factor for factor, _ in expression.terms] == [1, -1] and (expression.op, expression.bound) == (">", 0)
     return signs and None not in cells and len({cell.column for cell in cells if cell}) == 1
 
 
 def _rank(name: str, others: list[str], metric: str, sheet: Sheet) -> str:
-    """From the best: the highest accuracy, the lowest of anything else; `1 to 4 of 4` where others have the same."""
+    """Return the rank from the best (highest accuracy, lowest other metric); `1 to 4 of 4` for ties."""
     sign = 1 if UNITS.get(metric) == "%" else -1
-    means = {cell: _mean(sheet.cells[cell], metric, sheet) for cell in (name, *others)}
-    known = {cell: sign * mean for cell, mean in means.items() if mean is not None}
+    found = {cell: estimate(sheet.cells[cell], metric, sheet.targets) for cell in (name, *others)}
+    known = {cell: sign * each.mean for cell, each in found.items() if each}
     if name not in known or len(known) < 2:
         return ""
     place = 1 + sum(value > known[name] for value in known.values())
@@ -234,8 +235,3 @@ def _rank(name: str, others: list[str], metric: str, sheet: Sheet) -> str:
     cell = sheet.cells[name]
     where = f" on {cell.column}" if len(sheet.columns) > 1 else ""
     return f"{cell.row} {places} of {len(known)}{where}"
-
-
-def _mean(cell: Cell, metric: str, sheet: Sheet) -> float | None:
-    found = estimate(cell, metric, sheet.targets)
-    return found.mean if found else None

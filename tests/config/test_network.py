@@ -20,7 +20,7 @@ from fedspeed.client.work import Facts
 from fedspeed.config.network import DEVICES, NETWORKS, Clock, parse_devices, parse_network
 from fedspeed.models.fast_conv import Conv
 from fedspeed.record import Record
-from fedspeed.report.retime import costed
+from fedspeed.report.comparison import costed
 from fedspeed.report.run_files import RunFiles
 from fedspeed.runs.launch import resume, run_config
 from fedspeed.runs.verify import verify

@@ -21,7 +21,7 @@ from fedspeed.config.plan import Plan
 from fedspeed.config.stopping import Stopping, goal_text, time_text
 from fedspeed.data import Federated
 from fedspeed.record import Record
-from fedspeed.report.comparison import Comparison, told_targets
+from fedspeed.report.comparison import Comparison, configured_targets
 from fedspeed.report.run_files import RunFiles, collect
 from fedspeed.reproduce.recipes import run_key
 from fedspeed.runs.launch import resume, run_config
@@ -314,7 +314,7 @@ def test_tables_say_which_runs_were_stopped(tmp_path):
     made(tmp_path, "fedprox", 1, STOPPED)
     rows, left_out = collect([tmp_path])
     assert left_out == []
-    assert told_targets(rows) == [0.6]
+    assert configured_targets(rows) == [0.6]
     found = Comparison(rows, [0.99])
     names = [line[0] for line in found.table[1]]
     assert names == ["fedavg (1 of 2 stopped: stop_at accuracy=0.6)", "fedprox (2 of 2 stopped: stop_at accuracy=0.6)"]

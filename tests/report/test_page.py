@@ -22,7 +22,7 @@ from made_runs import made_run
 from fedspeed import Config, FedDyn, run_config
 from fedspeed.cli import main
 from fedspeed.report import page_data as embedding
-from fedspeed.report.comparison import Comparison, targets_of, told_targets
+from fedspeed.report.comparison import Comparison, configured_targets, targets_of
 from fedspeed.report.run_files import collect, finished, read_any
 from fedspeed.report.statistics import Gap, interval
 from fedspeed.runs.directory import RunDir, exclusive, read_split
@@ -140,6 +140,16 @@ def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(tmp_p
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_the_table_of_configs_leaves_out_seeds(tmp_path):
+    from fedspeed.report.page_sections import configs
+
+    made_run(tmp_path / "a-s0", "fedavg", 0)
+    made_run(tmp_path / "b-s1", "fedspeed", 1)
+    rows, _ = collect([tmp_path])
+    assert [row.runs[0].summary["seed"] for row in rows] == [0, 1]
+    assert configs(rows).startswith('<p class="note">Nothing but method and seed.</p>')
+
+
 def test_the_norms_of_x_and_of_the_running_mean_are_curves_with_a_title(tmp_path, monkeypatch):
     """A real run of FedDyn, and the page's own script for what it draws."""
     monkeypatch.chdir(tmp_path)
@@ -149,7 +159,7 @@ def test_the_norms_of_x_and_of_the_running_mean_are_curves_with_a_title(tmp_path
     for name in ("x_norm", "H_norm"):
         assert column(data, data["rows"][0]["runs"][0], f"metrics.{name}") == [line[name] for line in lines]
     page = Path(embedding.__file__).parent / "page"
-    code = (page / "curves.js").read_text("utf-8").partition("// Series of a panel")[0]
+    code = (page / "curves.js").read_text("utf-8").partition("// The series of a panel")[0]
     show = "console.log(JSON.stringify(panelsOf(data).map((panel) => [panel.key, panel.title])))"
     script = (
         f"const runsOf = (data) => data.rows.flatMap((row) => row.runs);\n{code}\nconst data = {json.dumps(data)};\n"
@@ -410,7 +420,7 @@ def test_files_that_say_strange_things(runs, changes, told):
     assert told in page
     assert len(Parts(page).lines) >= 3
     rows = collect([runs])[0]
-    Comparison(rows, told_targets(rows))  # what compare does
+    Comparison(rows, configured_targets(rows))  # what compare does
 
 
 def test_other_data_make_no_winner(runs):
@@ -477,4 +487,4 @@ def test_a_method_of_a_file_has_a_card_and_is_not_executed(tmp_path, monkeypatch
     )
     page = report("a")
     assert "My own &lt;method&gt;." in page
-    assert "Own, a method of its own" in page
+    assert "Own, a custom method" in page

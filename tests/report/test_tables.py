@@ -15,7 +15,7 @@ import tomli_w
 
 from fedspeed.errors import UserError
 from fedspeed.report import tables
-from fedspeed.report.figures import COLOURS, MARKS, chart, curves, draw_curves, style
+from fedspeed.report.figures import COLOURS, MARKS, chart, draw_curves, save, style
 from fedspeed.report.run_files import Row, RunFiles, folders_of_runs, gather, seeds_of, setting, short, spread
 from fedspeed.report.statistics import gaps
 
@@ -310,9 +310,9 @@ def test_the_setting_is_what_all_runs_share():
 # --- chart and figure ---
 
 
-def test_mean_curve_takes_the_rounds_all_seeds_have():
+def test_a_band_takes_the_rounds_all_seeds_have():
     made = Row("a", [run_files([0.5, None, 0.7]), run_files([0.3, 0.4, 0.5]), run_files([0.1, 0.2, 0.3])])
-    assert made.mean_curve() == [(1, pytest.approx(0.3)), (3, pytest.approx(0.5))]
+    assert [(t, mean) for t, mean, _ in made.band()] == [(1, pytest.approx(0.3)), (3, pytest.approx(0.5))]
     assert [deviation for _, _, deviation in made.band()] == pytest.approx([0.2, 0.2])
 
 
@@ -341,13 +341,13 @@ def test_the_chart_fits_and_gives_every_method_a_mark_of_its_own(width):
 
 def test_a_figure_is_the_same_bytes_in_every_format(tmp_path):
     rows = [row("a", 0.1, 0.2), row("b", 0.3)]
-    first, again = (curves(rows, tmp_path / name / "figure", "t") for name in "ab")
+    first, again = (save(draw_curves(rows, "t"), tmp_path / name / "figure") for name in "ab")
     assert [path.suffix for path in first] == [".png", ".svg", ".pdf"]
     assert first[0].read_bytes().startswith(b"\x89PNG")
     assert ET.parse(first[1]).getroot().tag.endswith("svg")
     assert first[2].read_bytes().startswith(b"%PDF")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    curves([Row("nothing", [run_files([])])], tmp_path / "empty")  # and no warning of an empty legend
+    save(draw_curves([Row("nothing", [run_files([])])]), tmp_path / "empty")  # and no warning of an empty legend
 
 
 def test_two_dozen_methods_are_told_apart_and_the_legend_is_beside_the_picture():

@@ -157,7 +157,7 @@ def test_links_that_lead_out_are_not_followed(ask, runs, what):
     told = ask.told()
     assert [row["label"] for row in told["data"]["rows"]] == ["fedavg", "fedspeed"]
     link = "c" if what == "folder" else what
-    assert f"{link} is a link that leads out of" in told["parts"]["warnings"]
+    assert f"{link} is a link out of" in told["parts"]["warnings"]
     assert "SECRET" not in json.dumps(told)
 
 
@@ -303,7 +303,7 @@ def test_ill_runs_are_told(tmp_path, over):
     if not over:
         run.summary_file.unlink()
     found = standing(read_any(run.path), "fedavg")
-    assert found.about == ("ill: dead layer" if over else "ill: constant outputs")
+    assert found.about == ("unhealthy: dead layer" if over else "unhealthy: constant outputs")
 
 
 def test_names_cannot_break_out(ask, runs):
@@ -354,8 +354,8 @@ def test_the_terminal_shows_what_there_is_room_for(runs):
     [
         (["nowhere"], "nowhere: expected a folder of runs, found none"),
         (["nowhere", "--terminal"], "nowhere: expected a folder of runs, found none"),
-        (["runs", "--port", "70000"], "--port 70000 cannot be had (expected 0 to 65535)"),
-        (["runs", "--port", "-1"], "--port -1 cannot be had"),
+        (["runs", "--port", "70000"], "--port 70000 cannot be used (expected 0 to 65535)"),
+        (["runs", "--port", "-1"], "--port -1 cannot be used"),
         (["runs", "--port", "x"], "invalid int value"),
     ],
 )

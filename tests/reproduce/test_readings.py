@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedspeed.config.presets import paper_decay
-from fedspeed.reproduce.minutes import minutes, runs
-from fedspeed.reproduce.recipes import find_recipe, recipes, settings
+from fedspeed.reproduce.recipes import find_recipe, minutes_of, recipes, runs_of, settings
 
 PROX = ("fedprox", "feddyn", "fedadmm", "fedspeed")
 SLOWER = ("feddyn", "fedadmm", "fedspeed")
@@ -162,17 +161,17 @@ def test_the_lines_say_so(line):
 )  # fmt: skip
 def test_runs_that_no_earlier_recipe_makes_are_counted(preset, recipe, count):
     """Counted by hand from rows, columns and seeds (before FedADMM had a second row)."""
-    found = runs(find_recipe(recipe), preset)
+    found = runs_of(find_recipe(recipe), preset)
     gong = sum("Gong" in cell.row for cell in find_recipe(recipe).cells(preset))
     assert found == count + 3 * gong
-    assert minutes(find_recipe(recipe), preset) > 60
+    assert minutes_of(find_recipe(recipe), preset) > 60
 
 
 def test_minutes_are_pictures_times_seconds():
     """48 runs of fig1: 1,500 rounds of 10 clients with 500 pictures, five epochs; FedSpeed takes two gradients."""
     pictures = 1500 * 10 * 500 * 5 * (7 + 2) * 3 * 2
     each = settings("paper")["seconds_per_picture"]["C10-100"]
-    assert minutes(find_recipe("fig1"), "paper") == pytest.approx(pictures * each / 60, rel=1e-9)
+    assert minutes_of(find_recipe("fig1"), "paper") == pytest.approx(pictures * each / 60, rel=1e-9)
 
 
 def test_no_recipe_has_minutes_that_somebody_typed():

@@ -14,6 +14,7 @@ import pytest
 from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
+from fedspeed.report.tables import tabular
 from fedspeed.reproduce import page, plot
 from fedspeed.reproduce.claims import Claim
 from fedspeed.reproduce.table import Cell
@@ -238,7 +239,7 @@ def test_csv_keeps_the_papers_number_of_a_cell_that_was_not_run():
 
 def test_latex():
     made = sheet({r"50% & {a_b} #1 $~^\ ": finals(60.0, 61.0, 62.0)}, values={r"50% & {a_b} #1 $~^\ ": ">1500"})
-    lines = page.latex(made).splitlines()
+    lines = tabular(*page.primary(made)).splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}"
     assert lines[1:3] == [r" &  & paper \\", r"\hline"]
     assert lines[3] == (

@@ -135,9 +135,9 @@ def test_progress_is_what_unfinished_runs_have_so_far(tmp_path):
     (line,) = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
     assert (line["key"], line["rounds"], line["of"], line["seconds"]) == (first.key, 4, 10, 7200)
     assert line["curve"] == [[1, 0.25], [3, 0.61], [4, 0.5]]
-    row = next(text for text in page.splitlines() if "under way |" in text)
+    row = next(text for text in page.splitlines() if "in progress |" in text)
     assert [cell.strip() for cell in row.split("|")[2:-1]] == [
-        "under way",
+        "in progress",
         "4 of 10",
         "50.00",
         "61.00",

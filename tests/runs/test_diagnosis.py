@@ -297,7 +297,7 @@ def test_a_line_each_while_it_runs_and_a_note_in_tables(tmp_path, capsys):
     assert main(["run", "--method", "fedavg", *SHORT, "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("fedavg: round 5: outputs no longer depend on the input") == 1
     _, lines = table([Row("a", [RunFiles.read(out)])])
-    assert lines[0][0] == "a (1 of 1 ill: constant outputs)"
+    assert lines[0][0] == "a (1 of 1 unhealthy: constant outputs)"
     assert main(["run", "--method", "fedavg", *SHORT, "--out", str(out), "--overwrite", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -310,7 +310,7 @@ def test_compare_names_the_run_that_is_ill(tmp_path, capsys, jobs):
     out = capsys.readouterr().out
     for seed in (0, 1):
         assert len(re.findall(rf"fedavg seed {seed}: round \d: outputs no longer depend", out)) == 1
-    assert "fedavg (2 of 2 ill: constant outputs)" in out
+    assert "fedavg (2 of 2 unhealthy: constant outputs)" in out
     assert json.loads((tmp_path / "c" / "table.json").read_text())["rows"][0]["illnesses"][0][0] == "constant outputs"
 
 
@@ -373,7 +373,7 @@ def test_explain_of_a_damaged_run(ill, capsys, bad):
     (ill / "rounds.jsonl").write_text("".join([*lines[:6], bad, *lines[7:]]))
     (ill / "summary.json").write_text("{")
     out = explained(capsys, "ill")
-    assert "the line after round 6 is no round" in out
+    assert "the line after round 6 is not a round" in out
     assert "summary.json cannot be read" in out
     assert "constant outputs" in out
 

@@ -1,5 +1,5 @@
 "use strict";
-// What all parts share: elements, colours, numbers as text, and the columns of runs. Text goes in as text, never as HTML.
+// Shared helpers: elements, colours, numbers as text, and the columns of runs. Text is inserted as text, never as HTML.
 const byId = (id) => document.getElementById(id);
 
 function make(name, attributes = {}, ...children) {
@@ -16,7 +16,7 @@ function make(name, attributes = {}, ...children) {
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// The i-th method's colour and dashes, as in the PNGs: seven colours, then again with another line.
+// The i-th method's colour and dashes, as in the PNGs: seven colours, repeated with other dashes.
 function look(data, i) {
   const { light, dark, dashes } = data.colours;
   const colours = isDark() ? dark : light;
@@ -31,7 +31,7 @@ function figures(value, digits = 4) {
 
 const signed = (value, digits) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
-// A column of a run, one value per round; null where it has none.
+// A column of a run: one value per round, null where a round has none.
 function column(data, run, name) {
   run.cache ??= {};
   if (!(name in run.cache)) {
@@ -53,13 +53,13 @@ const AXES = {
 
 const runsOf = (data) => data.rows.flatMap((row) => row.runs);
 
-// Which axes every run can be drawn against.
+// The axes for which every run has numbers.
 function axesOf(data) {
   const runs = runsOf(data).filter((run) => run.rounds);
   return Object.keys(AXES).filter((name) => (AXES[name].of ?? []).every((key) => runs.every((run) => column(data, run, key))));
 }
 
-// Where the rounds of a run end on an axis: sums of what they cost, unless what is written down are sums (`sums`).
+// The place of every round of a run on an axis: running totals, unless the column already has them (`sums`).
 function along(data, run, axis) {
   const key = `x ${axis}`;
   run.cache ??= {};
@@ -87,7 +87,7 @@ function smoothed(values, window) {
   });
 }
 
-// The points of a run that were measured.
+// The measured points of a run.
 function points(data, run, name, axis, window) {
   const values = column(data, run, name);
   if (!values) return { x: [], y: [] };
@@ -96,7 +96,7 @@ function points(data, run, name, axis, window) {
   return { x: keep.map((i) => x[i]), y: keep.map((i) => y[i]) };
 }
 
-// Values at other places, on straight lines between the points; null outside of them. Both x rise.
+// Linear interpolation at other places; null outside the points. Both x are increasing.
 function placed(curve, xs) {
   let j = 0;
   const { x, y } = curve, end = x.length - 1;
@@ -109,7 +109,7 @@ function placed(curve, xs) {
   });
 }
 
-// Where every curve has a value, their mean.
+// The mean of the curves, where every one has a value.
 function mean(curves) {
   if (!curves.length) return [];
   return curves[0].map((_, i) => {

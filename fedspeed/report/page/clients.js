@@ -1,4 +1,4 @@
-// Who owns what, who took part, and how well the last model serves each client.
+// The split, participation, and the scores of the last model on each client's data.
 const COLUMNS = 250, CLASSES = 100;
 
 function drawSplits(data) {
@@ -14,7 +14,7 @@ function drawSplits(data) {
   participation(data);
 }
 
-// Columns of at most so many; what is more is added up in bins.
+// At most so many columns; more are added up in bins.
 function binned(values, most) {
   const size = Math.ceil(values.length / most), bins = [];
   for (let i = 0; i < values.length; i += size) bins.push(values.slice(i, i + size).reduce((a, b) => a + b, 0));
@@ -25,7 +25,7 @@ function splitPlot(data, name) {
   const split = data.splits[name], parts = [];
   const run = runsOf(data).find((one) => one.rounds && (!split || one.split === name)) ?? runsOf(data).find((one) => one.rounds);
   if (split) parts.push(make("p", { class: "note" }, `${split.name}: ${split.samples} samples at ${split.clients} clients`));
-  else parts.push(make("p", { class: "note" }, "These runs did not write down their split (split.json)."));
+  else parts.push(make("p", { class: "note" }, "These runs have no record of their split (split.json)."));
   const strips = [];
   if (split?.counts.length) strips.push(...heat(split));
   if (split?.sizes.length) strips.push(make("div", { class: "title" }, "samples"), bars(split.sizes, "samples"));

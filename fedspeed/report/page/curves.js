@@ -1,4 +1,4 @@
-// Panels of curves that hover, zoom and hide together.
+// Panels of curves that share hover, zoom and hidden methods.
 const GRID = 800; // places on an axis that is not rounds, where runs differ
 
 const view = { axis: "round", window: 0, seeds: true, settled: true, log: false, hidden: new Set(), panels: [] };
@@ -13,10 +13,10 @@ const PANELS = [
   { key: "update_norm", title: "Update norm ‖x⁺ − x‖", scale: 1, into: "motion-panels", log: true },
 ];
 
-// The title of a number that a method reports; x_norm is one of every method with a running mean.
+// The title of a metric of a method, for example h_norm.
 const titleOf = (name) => name.replace(/^(\w+)_norm$/, "Norm of $1, ‖$1‖");
 
-// What there is to draw: known panels, and one per number that a method reports.
+// The panels to draw: the known ones, and one per metric of a method.
 function panelsOf(data) {
   const names = new Set(runsOf(data).flatMap((run) => Object.keys(run.columns)));
   const own = [...names].filter((name) => name.startsWith("metrics.")).sort();
@@ -24,7 +24,7 @@ function panelsOf(data) {
   return [...PANELS, ...more].filter((panel) => names.has(panel.key));
 }
 
-// Series of a panel: for every method its seeds, thin, and their mean, bold; all at the same places.
+// The series of a panel: per method its seeds (thin) and their mean (bold), all at the same x.
 function series(data, panel) {
   const rows = data.rows.map((row) => {
     const runs = row.runs.filter((run) => run.rounds);
@@ -55,7 +55,7 @@ function series(data, panel) {
   return { xs, lines, ends };
 }
 
-// A range filled by what happens after the first quarter, as in the PNGs.
+// The range of the values after the first quarter, as in the PNGs.
 function settledRange(found) {
   const from = found.xs[0] + (found.xs.at(-1) - found.xs[0]) / 4;
   let low = Infinity, high = -Infinity;
@@ -114,7 +114,7 @@ function draw(data, panel) {
   view.panels.push({ chart, found, box, panel });
 }
 
-// What the means are where the cursor is.
+// The means at the cursor.
 function tell(data, found, u, readout) {
   const at = u.cursor.idx;
   if (at === null || at === undefined) return readout.replaceChildren();
@@ -138,7 +138,7 @@ function follow(u) {
   following = false;
 }
 
-// Where runs diverged.
+// Crosses where runs diverged.
 function crosses(data, found, u) {
   const { ctx } = u, size = 5 * devicePixelRatio;
   for (const end of found.ends) {
@@ -175,7 +175,7 @@ function resetZoom() {
   for (const { chart, found } of view.panels) chart.setScale("x", { min: found.xs[0], max: found.xs.at(-1) });
 }
 
-// All panels from the beginning: another axis, other smoothing, other colours.
+// Redraw all panels, for example for another axis, smoothing or colours.
 function drawCurves(data) {
   for (const { chart } of view.panels) chart.destroy();
   view.panels = [];
@@ -187,7 +187,7 @@ function drawCurves(data) {
   byId("motion").hidden = !byId("motion-panels").childElementCount;
 }
 
-// More of the same curves: panels stay, with zoom, hover and focus. False where that does not do.
+// Extend the same curves in place, keeping zoom, hover and focus; false if the panels must be redrawn.
 function refreshCurves(data) {
   const panels = panelsOf(data).map((panel) => [panel, series(data, panel)]).filter(([, found]) => found);
   const shape = (panel, found) => [panel.key, ...found.lines.map((l) => `${l.row}${l.bold}`)].join();
@@ -204,14 +204,14 @@ function refreshCurves(data) {
   return true;
 }
 
-// The part of the axis that is shown; null if all of it is.
+// The part of the axis that is shown; null for all of it.
 function zoomed() {
   if (!view.panels.length) return null;
   const { chart, found } = view.panels[0], { min, max } = chart.scales.x;
   return min > found.xs[0] || max < found.xs.at(-1) ? { min, max } : null;
 }
 
-// Hide or show methods without drawing anew.
+// Hide or show methods without redrawing.
 function showMethods() {
   for (const { chart, found } of view.panels) {
     chart.batch(() => found.lines.forEach((l, i) => {

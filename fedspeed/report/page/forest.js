@@ -38,7 +38,7 @@ function forestRows(data, baseline, metric) {
   byId("forest-plot").replaceChildren(make("div", { class: "forest" }, ...cells), note);
 }
 
-// All seeds and zero, and the intervals as far as they do not make everything else small.
+// A range with zero and all seeds, and the intervals unless they would make everything else small.
 function forestRange(gaps, scale) {
   const seen = gaps.flatMap((gap) => gap.values.map((value) => value * scale));
   const most = Math.max(1e-9, ...seen.map(Math.abs)) * 2.2;

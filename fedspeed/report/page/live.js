@@ -1,8 +1,8 @@
-// Asks the server of a watched folder for what is new.
+// Asks the server of a watched folder for changes.
 const EVERY = 2000, told = {};
 let tag = "";
 
-// The parts that are HTML, which the server escapes; one that is as it was stays, opened and scrolled as it is.
+// The HTML parts, escaped by the server; an unchanged part is kept, so that it stays open and scrolled.
 function replaceParts(parts) {
   for (const place of document.querySelectorAll("[data-part]")) {
     const name = place.dataset.part;
@@ -27,7 +27,7 @@ async function ask() {
     }
     byId("trouble").hidden = true;
   } catch (error) {
-    byId("trouble").textContent = `Nothing new: fedspeed watch does not answer (${error.message}). This is how the runs stood.`;
+    byId("trouble").textContent = `Nothing new: fedspeed watch does not answer (${error.message}). The page shows the last state of the runs.`;
     byId("trouble").hidden = false;
   }
 }

@@ -1,4 +1,4 @@
-// Reads the data, draws everything, and listens to the controls.
+// Reads the data, draws the page, and handles the controls.
 async function readData() {
   const element = byId("data");
   if (!element.dataset.packed) return JSON.parse(element.textContent);
@@ -51,7 +51,7 @@ function controls(data) {
   byId("csv").onclick = () => save("rounds.csv", toCsv(data));
 }
 
-// Every number of every round, as the runs wrote them (times to the microsecond).
+// Every number of every round as CSV, as in the run directories (times to the microsecond).
 function toCsv(data) {
   const names = [...new Set(runsOf(data).flatMap((run) => Object.keys(run.columns)))];
   const quoted = (value) => (value === null || value === undefined ? "" : /[",\n\r]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
@@ -77,7 +77,7 @@ function navigation() {
   document.querySelector("nav").replaceChildren(...shown.map((section) => make("a", { href: `#${section.id}` }, section.dataset.nav)));
 }
 
-// Draws the page from data: at the start, and again whenever there are more.
+// Draws the page from data: at the start, and again for every update.
 function render(data, more = false) {
   legend(data);
   controls(data);
@@ -100,7 +100,7 @@ navigation();
 
 const report = {
   data: null,
-  // Other data, of the same runs a round later for example: what one has hidden, zoomed, chosen or focused stays so.
+  // An update, for example the same runs a round later: hidden methods, zoom, choices and focus are kept.
   update(data) {
     const before = report.data, zoom = before && zoomed(), axis = view.axis, focus = before && focused();
     const hidden = new Set([...view.hidden].map((i) => before.rows[i].label));
@@ -115,7 +115,7 @@ const report = {
   },
 };
 
-// Where the keyboard is, if it is at something that is made anew.
+// The selector of the focused element, if it will be created again.
 function focused() {
   const { dataset, name, value } = document.activeElement;
   if (dataset.row) return `#legend [data-row="${dataset.row}"]`;
