@@ -19,7 +19,7 @@ from ..utils.files import read_toml as read_toml
 from ..utils.files import refuse_depth
 from ..utils.registry import file_of, read_code
 from ..utils.tables import merged
-from .plan import OURS_TO_SAY, Plan, course, federation, local_work
+from .plan import COMMAND_LINE_ONLY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
 from .until import Until, changed_lasting_field, class_chain, read_until
@@ -155,7 +155,7 @@ class Config(Plan):
             object.__setattr__(self, "augment", usual_augment(self.data.name))
         self._settle_clients()
         object.__setattr__(self, "until", read_until(self.until, self.rounds))
-        self.earlier(0)
+        self.config_at(0)
 
     @cached_property
     def stretches(self) -> list[tuple[int, Config]]:
@@ -169,7 +169,7 @@ class Config(Plan):
                 raise UserError(f"config: until.{upto}.method: expected the same {name} in all rounds, found another")
         return found
 
-    def earlier(self, t: int) -> Config | None:
+    def config_at(self, t: int) -> Config | None:
         """The config that round t = 0, 1, ... has instead of this one, if it is one of a fork's first."""
         return next((config for upto, config in self.stretches if t < upto), None) if self.until else None
 
@@ -238,7 +238,7 @@ class Config(Plan):
 def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a config file. Relative paths in it start from its own folder, whatever the current one is."""
     tables = read_toml(path)
-    for name in tables.keys() & set(OURS_TO_SAY):
+    for name in tables.keys() & set(COMMAND_LINE_ONLY):
         raise UserError(f"{path}: {name}: expected on the command line or in $RAY_ADDRESS, found in a file; remove it")
     return resolved(tables, path.parent)
 

@@ -180,11 +180,11 @@ class Plan(Params):
         object.__setattr__(self, "max_time", time_text(self.max_time))
         fit_rules(self)
 
-    def measures(self, t: int, own: bool = False) -> bool:
+    def scores_clients(self, t: int, own: bool = False) -> bool:
         """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.
 
         Example:
-            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
+            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").scores_clients(t)]
             [3, 6, 7]
         """
         if not self.client_metrics:  # asked for every client of every round
@@ -193,7 +193,7 @@ class Plan(Params):
         return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
 
     @property
-    def tracks(self) -> bool:
+    def keeps_statistics(self) -> bool:
         """Whether running statistics are kept, each client's or everybody's."""
         return self.batch_norm in ("local", "average")
 
@@ -236,7 +236,7 @@ class Plan(Params):
 
     def _require_bounded(self, method: Method) -> None:
         """Raise if anything but the uploads whose length a method bounds would carry clients' data out."""
-        if self.tracks:
+        if self.keeps_statistics:
             raise UserError(
                 f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
                 f"the server as they are; --batch-norm group"
@@ -252,7 +252,7 @@ class Plan(Params):
                 f"not bounded; stop at a score on the test set"
             )
 
-    def earlier(self, t: int) -> Config | None:
+    def config_at(self, t: int) -> Config | None:
         """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
         return None
 
@@ -270,7 +270,7 @@ class Plan(Params):
 
 PLACEMENT = tuple(field.name for field in fields(Plan) if field.metadata.get("placement"))
 """Settings that say where and how, and change no bit of the result (on one kind of device)."""
-OURS_TO_SAY = ("ray_address",)
+COMMAND_LINE_ONLY = ("ray_address",)
 """Settings that no file decides and no run directory holds: whose cluster is trusted with code is the user's to say."""
 
 

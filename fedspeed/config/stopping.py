@@ -213,7 +213,7 @@ class Stopping:
         """A round is done."""
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds
-        plan = self.plan.earlier(record.round - 1) or self.plan
+        plan = self.plan.config_at(record.round - 1) or self.plan
         due = record.round % plan.eval_every == 0 or record.round == plan.rounds
         stale = self._stale(record) if self.plan.patience and due else ""
         self.fired = None  # a rule that came later than a round says nothing of it
