@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on beside config and data: versions, hardware, variables that libraries read."""
+"""Everything besides config and data that can change a result's last bits: versions, hardware, variables."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that choose instructions or precision, so other bits. Numbers of threads change none."""
+"""Environment variables that choose instructions or precision and so change bits. Numbers of threads change none."""
 
 
 def bits_environment() -> dict[str, str]:
-    """Those of `VARIABLES` that are set.
+    """Return those of `VARIABLES` that are set.
 
     Example:
         >>> os.environ["MKL_CBWR"] = "COMPATIBLE"
@@ -43,15 +43,15 @@ def bits_environment() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Versions, hardware and variables: equal bits are promised for equal ones.
+    """Return versions, hardware and variables; where they are equal, results are equal bit for bit.
 
     Args:
-        device: that computed, a `torch.device` or its name.
+        device: the device that computed, a `torch.device` or its name.
     """
     import numpy
     import torch
