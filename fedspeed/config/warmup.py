@@ -186,63 +186,43 @@ def _scaled(method: Method, name: str, by: float, what: str) -> Method:
 
 def require_schedulable(warmup: str, follow: str, method: Method) -> None:
     """Raise if a warm-up or `follow_lr` names a field that this method cannot have scheduled."""
-    known = schedulable(method)
-    for name in lengths(warmup):
-        if name not in [LR, *known]:
-            raise _refusal("warmup", name, [method], [LR, *known])
-    for name in followers(follow):
-        if name not in known:
-            raise _refusal("follow_lr", name, [method], known)
+    _require_fields("warmup", lengths(warmup), [method])
+    _require_fields("follow_lr", followers(follow), [method])
 
 
 def shared(tables: Mapping[str, Any], method: Method, among: Iterable[Method]) -> dict[str, str]:
     """Return a method's part of the schedules in the tables of a config that several methods share, by key.
 
+    The part is the rate and the fields that the method has; a field that none of the methods has is an error.
+
     Args:
         among: all methods that share it.
 
     Example:
         >>> from fedspeed import FedAvg, FedSpeed
-        >>> shared({"warmup": "lr=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
+        >>> shared({"warmup": "lr=2,rho=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
         {'warmup': 'lr=2', 'follow_lr': ''}
     """
-    all_of_them = list(among)
-    parts = {"warmup": warmup_of, "follow_lr": follow_of}
-    return {key: part(tables[key], method, all_of_them) for key, part in parts.items() if tables.get(key)}
+    methods, own = list(among), schedulable(method)
+    found = {}
+    if tables.get("warmup"):
+        rounds = lengths(warmup_text(tables["warmup"]))
+        _require_fields("warmup", rounds, methods)
+        found["warmup"] = _text({name: length for name, length in rounds.items() if name in [LR, *own]})
+    if tables.get("follow_lr"):
+        names = followers(follow_text(tables["follow_lr"]))
+        _require_fields("follow_lr", names, methods)
+        found["follow_lr"] = follow_text([name for name in names if name in own])
+    return found
 
 
-def warmup_of(warmup: Any, method: Method, among: Iterable[Method]) -> str:
-    """Return a method's part of a warm-up that several share: the rate and the fields that it has.
-
-    A field that none of them has is an error.
-
-    Args:
-        among: all methods that share it.
-
-    Example:
-        >>> from fedspeed import FedAvg, FedSpeed
-        >>> both = [FedAvg(), FedSpeed()]
-        >>> [warmup_of("lr=10,rho=10", method, both) for method in both]
-        ['lr=10', 'lr=10,rho=10']
-    """
-    all_of_them = list(among)
-    some = {name for each in all_of_them for name in schedulable(each)}
-    found = lengths(warmup_text(warmup))
-    for name in found:
-        if name != LR and name not in some:
-            raise _refusal("warmup", name, all_of_them, [LR, *sorted(some)])
-    return _text({name: length for name, length in found.items() if name == LR or name in schedulable(method)})
-
-
-def follow_of(follow: Any, method: Method, among: Iterable[Method]) -> str:
-    """Return a method's part of `follow_lr` that several share: the fields that it has. Raise if none has one."""
-    all_of_them = list(among)
-    some = {name for each in all_of_them for name in schedulable(each)}
-    found = followers(follow_text(follow))
-    for name in found:
-        if name not in some:
-            raise _refusal("follow_lr", name, all_of_them, sorted(some))
-    return follow_text([name for name in found if name in schedulable(method)])
+def _require_fields(key: str, names: Iterable[str], methods: list[Method]) -> None:
+    """Raise for a name that is not a schedulable field of any of these methods, nor the rate in a warm-up."""
+    some = dict.fromkeys(name for method in methods for name in schedulable(method))
+    known = [LR, *some] if key == "warmup" else list(some)
+    for name in names:
+        if name not in known:
+            raise _refusal(key, name, methods, known)
 
 
 def _refusal(key: str, name: str, methods: list[Method], names: Collection[str]) -> UserError:

@@ -6,7 +6,7 @@ pictures is in `images.py`. By name, in a config or on the command line: `arrays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +137,18 @@ def from_torch(
     Leave random augmentation out of it (this library draws its own, one batch at a time) and return bytes where you
     can: PIL pictures and `uint8` tensors stay bytes. Arguments as in `from_arrays`.
     """
-    parts = [_stack(part, name, progress or silent) for part in (dataset, test) if part is not None]
-    pair = parts[1] if len(parts) == 2 else None
-    return from_arrays(*parts[0], test=pair, clients=clients, holdout=holdout, classes=classes, name=name, owner=owner)
+    parts = [_stack(part, name, progress or silent, tuple) for part in (dataset, test) if part is not None]
+    held = parts[1] if len(parts) == 2 else None
+    return from_arrays(*parts[0], test=held, clients=clients, holdout=holdout, classes=classes, name=name, owner=owner)
 
 
-def _stack(pairs: Any, name: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    xs = []
-    ys = []
-    total = len(pairs)
+def _stack(rows: Any, name: str, progress: Progress, pair: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and targets of a dataset; `pair` takes both from a row."""
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    total = len(rows)
     for i in range(total):
-        x, y = pairs[i]
+        x, y = pair(rows[i])
         xs.append(np.asarray(x))
         ys.append(np.asarray(y))
         if xs[-1].shape != xs[0].shape:
@@ -186,11 +187,15 @@ def from_hugging_face(
     label = _column(label, "ClassLabel", "label", kinds, name)
     if client and client not in kinds:
         raise UserError(f"data {name}: no column {client!r}; there are {', '.join(kinds)}")
-    parts = [_stack(_Pairs(part, image, label), name, progress or silent) for part in (train, test) if part is not None]
-    pair = parts[1] if len(parts) == 2 else None
+    parts = [
+        _stack(part, name, progress or silent, lambda row: (row[image], row[label]))
+        for part in (train, test)
+        if part is not None
+    ]
+    held = parts[1] if len(parts) == 2 else None
     ids = np.asarray(train[client]) if client else None
     labels: Iterable[str] = getattr(train.features[label], "names", None) or ()
-    return from_arrays(*parts[0], test=pair, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
+    return from_arrays(*parts[0], test=held, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
 
 
 def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str) -> str:
@@ -201,22 +206,6 @@ def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str
             f"{option}=COLUMN, one of {', '.join(kinds)}"
         )
     return found[0]
-
-
-class _Pairs:
-    """The pairs (picture, label) of a Hugging Face dataset, in the form of a torch `Dataset`."""
-
-    def __init__(self, part: Any, image: str, label: str) -> None:
-        self.part = part
-        self.image = image
-        self.label = label
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def __getitem__(self, i: int) -> tuple[Any, Any]:
-        row = self.part[i]
-        return row[self.image], row[self.label]
 
 
 def huggingface(

@@ -41,16 +41,8 @@ def param(
     """
     if schedulable and not isinstance(default, float):
         raise UserError(f"param: a schedulable field has a float as its default such as 0.1, got {default!r}")
-    about_it = {
-        "allowed": allowed,
-        "about": about,
-        "group": group,
-        "placement": placement,
-        "schedulable": schedulable,
-        "later": later,
-        "tune": tune,
-    }
-    return dataclasses.field(default=default, metadata=about_it)
+    facts = {"allowed": allowed, "about": about, "group": group, "placement": placement, "schedulable": schedulable}
+    return dataclasses.field(default=default, metadata={**facts, "later": later, "tune": tune})
 
 
 class Params:
