@@ -65,7 +65,8 @@ class Record:
 
     def copy(self) -> Record:
         """Return a copy that shares no list or table with this record."""
-        return replace(self, **{k: v.copy() for k, v in vars(self).items() if isinstance(v, list | dict)})
+        own: dict[str, Any] = {k: v.copy() for k, v in vars(self).items() if isinstance(v, list | dict)}
+        return replace(self, **own)
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Record:
