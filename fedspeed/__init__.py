@@ -1,4 +1,4 @@
-"""Federated optimisation that is exact, fast and re-runnable: FedSpeed, its baselines and its successors.
+"""Federated optimisation in PyTorch: FedSpeed, its baselines and its successors.
 
 The public names are resolved when first used, so that `import fedspeed` does not import torch.
 """
@@ -7,7 +7,7 @@ import os
 import sys
 
 if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
-    del sys.path[0]  # of `python -m fedspeed`: the current folder, which may be somebody's run directory
+    del sys.path[0]  # `python -m fedspeed` puts the current folder here, perhaps an untrusted run directory
 
 import importlib
 from typing import Any

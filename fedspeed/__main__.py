@@ -1,4 +1,4 @@
-"""`python -m fedspeed` is `fedspeed`."""
+"""The command `fedspeed` as `python -m fedspeed`."""
 
 import sys
 

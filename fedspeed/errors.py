@@ -1,4 +1,4 @@
-"""What a user can correct: the CLI prints it as one line and exits with 2."""
+"""Errors that a user can correct, and their messages: the CLI prints them as one line and exits with 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input. The message says what was expected, what was found and how to fix it."""
+    """Bad input; the message says what was expected, what was found and how to fix it."""
 
 
 class ClientFailed(UserError):
@@ -15,7 +15,11 @@ class ClientFailed(UserError):
 
 
 class Diverged(RuntimeError):
-    """A client or the server produced NaN or Inf; nothing of that round was kept."""
+    """NaN or Inf of a client or the server; nothing of that round was kept."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
 
 
 SYNONYMS = {
@@ -43,12 +47,12 @@ SYNONYMS = {
     "max_time": "time_limit time_budget timeout walltime max_seconds",
     "out": "output output_dir out_dir save_dir folder",
 }
-"""What others call our options and keys."""
+"""Our options and keys, with the names that other programs have for them."""
 _MEANT = {theirs: ours for ours, names in SYNONYMS.items() for theirs in names.split()}
 
 
 def nearest(found: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant: what other programs' word is called here, else one spelled alike.
+    """Return the known name that was probably meant: our word for another program's, else one spelled alike.
 
     Example:
         >>> nearest("learning_rate", ["lr", "lr_decay"]), nearest("SCAFOLD", ["scaffold"]), nearest("x", ["lr"])
@@ -62,12 +66,8 @@ def nearest(found: str, known: Iterable[str]) -> str | None:
     return names[near[0]] if near else None
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
-
-
 def one_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says.
+    """Return an error's class and the first line of its message.
 
     Example:
         >>> one_line(ValueError("no\\nand why"))
@@ -75,13 +75,13 @@ def one_line(error: BaseException) -> str:
     """
     try:
         first = (str(error).splitlines() or [""])[0]
-    except Exception:  # of a class of somebody's own
+    except Exception:  # a user's exception class may fail to print
         first = ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
-    """An error for a name that does not exist, with the nearest one that does.
+    """Return an error for a name that does not exist, with the nearest one that does.
 
     Example:
         >>> print(unknown("method", "fedsped", ["fedavg", "fedspeed"]))

@@ -1,27 +1,27 @@
-"""What happened in one round: a value that knows its own JSON, and needs no torch."""
+"""`Record`: one round as a value, to and from JSON, and costs of rounds. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
 TIMES = ("seconds", "eval_seconds", "checkpoint_seconds", "wall_seconds")
-"""What differs between two runs of the same config, in their records and summaries."""
+"""Keys of records and summaries that differ between two runs of the same config."""
 
 PLACED = ("backend", "workers")
-"""What a summary says about where a run was computed, which changes no result."""
+"""Keys of a summary that say where a run was computed, which changes no result."""
 
 MOST = 1e300
-"""Numbers of records are smaller than this; one that is not, or is no number at all, is not written down."""
+"""The bound of numbers in records; larger ones, Inf and NaN are written as null."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What happened in one round; a line of `rounds.jsonl`."""
+    """One round, and a line of `rounds.jsonl`. The order of the fields is that of the keys in the file."""
 
     round: int  # 1 is the first
     cohort: list[int]
@@ -40,15 +40,17 @@ class Record:
     eval_seconds: float
     validation_loss: float | None = None  # as test_loss, on the validation set; None without one
     validation_accuracy: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # what the method and its clients report, by name
-    signs: dict[str, float] = field(default_factory=dict)  # of trouble, by name (symptoms.py); none in a healthy round
+    metrics: dict[str, float] = field(default_factory=dict)  # reported by the method and its clients
+    signs: dict[str, float] = field(
+        default_factory=dict
+    )  # signs of trouble (server/health.py), none in a healthy round
     virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
     wall_seconds: float | None = None  # real, up to its end, in all processes that ran it; None without a time budget
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON takes it: a number beyond `MOST` becomes None; fields a run lacks are left out."""
+        """Return the record for JSON: a number beyond `MOST` becomes None; fields that a run lacks are left out."""
         plain: dict[str, Any] = {
             name: value.copy() if isinstance(value, list | dict) else value for name, value in vars(self).items()
         }
@@ -62,51 +64,34 @@ class Record:
         return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
 
     def copy(self) -> Record:
-        """Another one that shares nothing which can be changed."""
-        own: dict[str, Any] = {
-            name: value.copy() for name, value in vars(self).items() if isinstance(value, list | dict)
-        }
+        """Return a copy that shares no list or table with this record."""
+        own: dict[str, Any] = {k: v.copy() for k, v in vars(self).items() if isinstance(v, list | dict)}
         return replace(self, **own)
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Record:
-        """The record that JSON holds; a TypeError names a field that is not of its type.
+        """Return the record of a line of JSON; a TypeError names a field that is not of its type.
 
         Example:
             >>> Record.from_dict({"round": "1"})
             Traceback (most recent call last):
             TypeError: round is '1'
         """
-        plain = {**_LATER, **plain}
-        for name, fits in _checks():
-            if not fits(plain.get(name)):
+        plain = {"dropped": [], "stragglers": [], **plain}  # the first version of format 1 did not write these two
+        for name, fits, optional in _checks():
+            if not (optional and name not in plain) and not fits(plain.get(name)):
                 raise TypeError(f"{name} is {plain.get(name)!r}")
         return cls(**plain)
 
 
-_LATER: dict[str, Any] = {
-    "dropped": [],
-    "stragglers": [],
-    "validation_loss": None,
-    "validation_accuracy": None,
-    "metrics": {},
-    "signs": {},
-    "virtual_seconds": None,
-    "client_flops": [],
-    "client_bytes_up": [],
-    "wall_seconds": None,
-}
-"""Fields that the first version of format 1 did not write, and that a run which has nothing for them does not."""
-
-
 def rounds_digest(records: Iterable[Record]) -> str:
-    """Of rounds without their times: equal for equal runs."""
+    """Return the digest of rounds without their times, which is equal for equal runs."""
     rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
     return hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16).hexdigest()
 
 
 def older(record: Record) -> Record:
-    """Return a record as versions wrote it that did not have the norms of x and of the running mean, which come first.
+    """Return a record without the norms of x and of the running mean, which earlier versions did not write.
 
     Example:
         >>> older(Record.from_dict({**dict.fromkeys(["round", "bytes_down", "bytes_up"], 1), "cohort": [], "lr": 0.1,
@@ -173,9 +158,11 @@ def _finite(value: Any) -> Any:
 
 
 @cache
-def _checks() -> list[tuple[str, Callable[[Any], bool]]]:
-    """For every field, whether a value fits it."""
-    return [(entry.name, _check(str(entry.type), entry.name)) for entry in fields(Record)]
+def _checks() -> list[tuple[str, Callable[[Any], bool], bool]]:
+    """Return every field's name, the check of a value, and whether a line of JSON may leave the field out."""
+    names = {entry.name: entry for entry in fields(Record)}
+    optional = {name for name, e in names.items() if e.default is not MISSING or e.default_factory is not MISSING}
+    return [(name, _check(str(entry.type), name), name in optional) for name, entry in names.items()]
 
 
 def _check(kind: str, name: str) -> Callable[[Any], bool]:
@@ -190,5 +177,5 @@ def _check(kind: str, name: str) -> Callable[[Any], bool]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value that JSON held is a number one can compute with."""
+    """Return whether a value of JSON is a number within `MOST`."""
     return type(value) in (int, float) and -MOST < value < MOST

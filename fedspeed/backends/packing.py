@@ -79,7 +79,7 @@ def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
         load_text(Path(file), text)
     parts = {name: pickle.loads(part) for name, part in pickled.items()}
     data = replace(parts["data"], **tensors)
-    flat = FlatModel(parts["model"], no_decay, parts["plan"].tracks)
+    flat = FlatModel(parts["model"], no_decay, parts["plan"].keeps_statistics)
     work = Work(parts["method"], flat, parts["loss"], data, parts["plan"])
     work.__dict__["shapes"] = parts["shapes"]  # found where the work was made
     work.hooks.expect(work.shapes.up)

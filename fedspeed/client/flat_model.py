@@ -205,7 +205,7 @@ def flat_model(
     """
     module = copied(model).to(device)
     module = with_group_norm(module) if plan.batch_norm == "group" else module
-    flat = FlatModel(module, no_decay, plan.tracks)
+    flat = FlatModel(module, no_decay, plan.keeps_statistics)
     if flat.statistics:
         fraction = getattr(method, "ascent_fraction", 1.0)
         _refuse_single(flat, data.to(device, flat.dtype), plan.batch_size, fraction, method)

@@ -126,7 +126,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
 
 def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
     """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
-    if not work.plan.measures(job.t + 1, own=True):
+    if not work.plan.scores_clients(job.t + 1, own=True):
         return None
     with preserve_rng(work.flat.device):  # an upload that draws draws the same, asked or not
         return own_score(work.flat, x, work.data, work.loss, job.client)

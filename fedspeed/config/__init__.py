@@ -1,1 +1,1 @@
-"""What a run is: plan, warm-up, stopping rules, presets, `Config` <-> TOML. Nothing here needs torch."""
+"""The settings of a run: plan, warm-up, stopping rules, presets, `Config` <-> TOML. Nothing here imports torch."""

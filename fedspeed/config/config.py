@@ -19,33 +19,33 @@ from ..utils.files import read_toml as read_toml
 from ..utils.files import refuse_depth
 from ..utils.registry import file_of, read_code
 from ..utils.tables import merged
-from .plan import OURS_TO_SAY, Plan, course, federation, local_work
+from .plan import COMMAND_LINE_ONLY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
 from .until import Until, changed_lasting_field, class_chain, read_until
 from .validation import clients_that_train
 
 GIVEN = "given"
-"""The name of a model and of data that were Python objects, given to `simulate`."""
+"""The name of a model and of data that were passed to `simulate` as Python objects."""
 GIVEN_FROM_PYTHON = (
     "expected names of model and data, found objects that were given to fedspeed.simulate; continue such a run from "
     "Python, by the same call with out= and resume=True (`fedspeed diff` and `fedspeed compare` take it as it is)"
 )
 
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
-"""The keys of a config that are tables, and the names they have by default."""
+"""The keys of a config that are tables, and their default names."""
 CODED = tuple(TABLES)
 """The tables of a config that may name a Python file."""
 
 OWN_DATA = ("images", "arrays", "huggingface")
-"""The names of `data` that stand for the user's own."""
+"""The names of `data` that stand for the user's own data."""
 
 CONFIG_FORMAT = 1
 """Version of the run directory's layout, written as `format` in `config.toml`."""
 
 
 def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
-    """Put a preset's values under what was given explicitly; `preset` itself is not a part of a config."""
+    """Return the keys of a config with a preset's values where none was given, without the key `preset`."""
     given = dict(given)
     preset = given.pop("preset", None)
     if preset is None:
@@ -60,13 +60,13 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Spec:
-    """A named thing and its own options: a data set or a model, perhaps from a user's file.
+    """A data set or a model by name with its own options, perhaps from a user's file.
 
     Args:
         name: a name, or `path/to/file.py:NAME`.
-        options: by keyword.
+        options: keyword arguments.
         code: the digest of that file; "" without one.
-        origin: where the user had it, if it is a run directory's copy.
+        origin: the user's path of the file, if `name` is a run directory's copy.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Spec:
 
     @classmethod
     def from_table(cls, kind: str, table: dict[str, Any]) -> Spec:
-        """From `{"name": ..., option: value}`; a file is read and hashed, not executed."""
+        """Read `{"name": ..., option: value}`; a file is read and hashed, not executed."""
         options = dict(table)
         name = options.pop("name")
         if not file_of(name):
@@ -89,18 +89,18 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """A short name for people and folders: the file's alone where `name` holds a path."""
+        """Return a short name for tables and folders: the file's alone where `name` holds a path."""
         return Path(self.origin).stem if self.code else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"name": ..., option: value}`, the form in which it stands in TOML; with its code's digest if it has one."""
+        """Return `{"name": ..., option: value}` for TOML, with the digest of its code if it has one."""
         code = {"code": self.code, "origin": self.origin} if self.code else {}
         return {"name": self.name, **code, **self.options}
 
 
 @dataclass(frozen=True)
 class Config(Plan):
-    """A complete run: a `Plan` plus method, model, data and split. Equal configs give equal bits.
+    """A complete run: a `Plan` with method, model, data and split. Equal configs give equal bits.
 
     Example:
         >>> config = Config.from_dict({"rounds": 3, "method": {"name": "fedspeed", "rho": 0.05}})
@@ -116,7 +116,7 @@ class Config(Plan):
         0, "[0, 1e8]", "the number of clients, m; 0 takes 100, or with split natural as many as the data have"
     )
     validation: str = course(
-        "", about="what nobody trains on, to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
+        "", about="the data set aside to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
     )
     test_set: bool = course(
         True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
@@ -127,7 +127,7 @@ class Config(Plan):
     )
     data_dir: str = federation("", about="the folder or archive of a copy of the data you already have")
     targets: tuple[float, ...] = course((), None, "accuracies to time, for example 0.8,0.85")
-    until: Until = field(default=(), metadata={"later": True})  # what a fork's first rounds had otherwise
+    until: Until = field(default=(), metadata={"later": True})  # other settings of a fork's first rounds
 
     def __post_init__(self) -> None:
         share: Any = self.validation
@@ -151,15 +151,15 @@ class Config(Plan):
         if bad := [a for a in self.targets if not 0 < a < 1]:
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
-        if not self.augment and not self.data.code:  # data from a user's file say it themselves
+        if not self.augment and not self.data.code:  # data from a user's file choose their own
             object.__setattr__(self, "augment", usual_augment(self.data.name))
         self._settle_clients()
         object.__setattr__(self, "until", read_until(self.until, self.rounds))
-        self.earlier(0)
+        self.config_at(0)
 
     @cached_property
     def stretches(self) -> list[tuple[int, Config]]:
-        """The configs that a fork's first rounds had, each up to a round; none of another run."""
+        """Return the configs of a fork's first rounds, each with its last round; an empty list for any other run."""
         tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
         found = [(upto, Config.from_dict(merged(tables, over))) for upto, over in self.until]
         for upto, config in found:
@@ -169,13 +169,12 @@ class Config(Plan):
                 raise UserError(f"config: until.{upto}.method: expected the same {name} in all rounds, found another")
         return found
 
-    def earlier(self, t: int) -> Config | None:
-        """The config that round t = 0, 1, ... has instead of this one, if it is one of a fork's first."""
+    def config_at(self, t: int) -> Config | None:
+        """Return the config of round t = 0, 1, ... if it is one of a fork's first, else None."""
         return next((config for upto, config in self.stretches if t < upto), None) if self.until else None
 
     def _settle_clients(self) -> None:
-        """Put numbers to clients and active where they were left open; a natural split, and data from a user's file,
-        know them with the data."""
+        """Set clients and active where left open; a natural split and a user's file set them with the data."""
         if not self.clients and self.split.strip() != "natural" and not self.data.code:
             object.__setattr__(self, "clients", 100)
         train = self.clients
@@ -185,17 +184,18 @@ class Config(Plan):
             return
         object.__setattr__(self, "active", self.cohort_size(train))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a config refuses; its simulation, which is made once, warns
+            warnings.simplefilter("ignore")  # only errors count here: the simulation, which is made once, warns
             self.require_clients(self.method, train)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Config:
-        """From plain tables; unknown keys and wrong types are errors that name the nearest key."""
+        """Read plain tables; unknown keys and wrong types are errors that name the nearest key."""
         refuse_depth(given)
         given = apply_preset(given)
         if (version := given.pop("format", CONFIG_FORMAT)) != CONFIG_FORMAT:
-            fix = "use the fedspeed that wrote it"
-            raise UserError(f"config: expected format {CONFIG_FORMAT}, found {version!r}; {fix}")
+            raise UserError(
+                f"config: expected format {CONFIG_FORMAT}, found {version!r}; use the fedspeed that wrote it"
+            )
         for key in ("model", "data"):
             if key in given and _table(given[key], key)["name"] == GIVEN:
                 raise UserError(GIVEN_FROM_PYTHON)
@@ -215,7 +215,7 @@ class Config(Plan):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, complete: every default is written out, but for those of fields that came later."""
+        """Return plain tables with every value, except defaults of fields marked `later`: digests must not change."""
         later = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
         plain = {name: value for name, value in self.fields().items() if name not in later}
         plain["targets"] = list(self.targets)
@@ -231,20 +231,20 @@ class Config(Plan):
         return cls.from_dict(read_tables(path))
 
     def to_toml(self) -> str:
-        """The file's text."""
+        """Return the text of a TOML file."""
         return tomli_w.dumps(self.to_dict())
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a config file. Relative paths in it start from its own folder, whatever the current one is."""
+    """Return the tables of a config file; its relative paths start from its own folder."""
     tables = read_toml(path)
-    for name in tables.keys() & set(OURS_TO_SAY):
+    for name in tables.keys() & set(COMMAND_LINE_ONLY):
         raise UserError(f"{path}: {name}: expected on the command line or in $RAY_ADDRESS, found in a file; remove it")
     return resolved(tables, path.parent)
 
 
 def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The tables of a config file in a folder, with files and folders by their absolute names."""
+    """Return the tables of a config file in a folder, with absolute paths of files and folders."""
     folder = folder.resolve()
     if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
         tables["data_dir"] = _beside(folder, tables["data_dir"])
@@ -252,7 +252,7 @@ def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, name: str) -> str:
-    """A path as it is meant in a file of a folder; older configs meant the current folder, which is then said."""
+    """Return a path relative to a config's folder; warn if it is that of the current folder, as older configs meant."""
     path = folder / Path(name).expanduser()
     if not path.exists() and Path(name).exists():
         warnings.warn(f"there is no {path}: {os.path.abspath(name)} of the current folder is taken", stacklevel=4)
@@ -261,10 +261,10 @@ def _beside(folder: Path, name: str) -> str:
 
 
 def rename_code(tables: dict[str, Any], name: Callable[[str, str], str]) -> dict[str, Any]:
-    """A config's tables with other names for the files of code that its method, model and data come from.
+    """Return a config's tables with other names for the files of code of its method, model and data.
 
     Args:
-        name: given a file and the digest that the table says it has ("" if none), the file's other name.
+        name: a function of a file and its digest in the table ("" if none) that returns the file's other name.
 
     Example:
         >>> rename_code({"method": {"name": "fedinit", "base": "own.py:Mine"}}, lambda file, code: f"code/{file}")
@@ -274,7 +274,7 @@ def rename_code(tables: dict[str, Any], name: Callable[[str, str], str]) -> dict
 
 
 def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
-    """A table, and its base's, with other names for files of code."""
+    """Return a table, and that of its base, with other names for files of code."""
     table = {"name": method} if isinstance(method, str) and ".py:" in method else method
     if not isinstance(table, dict):
         return method
@@ -285,12 +285,12 @@ def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
 
 
 def usual_augment(name: str) -> str:
-    """The augmentation of a data set by name where nobody asks for another: the user's own data have none."""
+    """Return the default augmentation of a data set by name: the user's own data have none."""
     return "none" if name in OWN_DATA else "paper"
 
 
 def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str, Any]:
-    """A config's tables for other data than before: the user's own do not take over what is usual for our sets.
+    """Return a config's tables for other data: the user's own do not inherit the default augmentation of our sets.
 
     Example:
         >>> without_augment({"lr": 0.1, "augment": "paper"}, "cifar10", "arrays")
@@ -303,7 +303,7 @@ def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str
 
 
 def _table(value: Any, key: str) -> dict[str, Any]:
-    """`"mlp"` and `{name = "mlp"}` are the same."""
+    """Return the table of `"mlp"` or `{name = "mlp"}`, which are the same."""
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise UserError(

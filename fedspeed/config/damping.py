@@ -39,18 +39,18 @@ WEIGHTS = {
     "fedgmt": "lam",
 }
 """The methods whose rounds are the ones above, up to their ascent steps and FedTOGA's beta, and the field that holds
-w or 1/w. A wrapper changes the round, so nothing is said about one."""
+w or 1/w. A wrapper changes the round, so it is not in this table."""
 FAR = 0.45
 """The damping ratio below which a run is warned about. It was chosen after runs of one small network with normalised
 weights (one seed, a start of eight times the usual length): the norm of x came back to 1.9 times what it settles at
 with a ratio of 0.42, to 1.4 times with 0.53, and did not come back with 0.74."""
 LONG = 20_000
-"""The number of rounds that are looked at, at most."""
+"""The largest number of rounds that are simulated."""
 
 
 @dataclass(frozen=True)
 class Damping:
-    """How the running mean of a run is damped.
+    """The damping of a run's running mean.
 
     Args:
         memory: 1 / (p c w), in rounds.
@@ -84,7 +84,7 @@ def damping(method: Method, plan: Plan, sizes: Sequence[int]) -> Damping | None:
     K = round(sum(plan.steps_of(int(n)) for n in sizes) / len(sizes))
     prox = bool(method.shrink)
     if not 0 < plan.lr * (a + w * prox) < 1 or not p * a * (c := _gain(plan.lr, K, a, w * prox)) > 1e-300:
-        return None  # local steps overshoot, or hardly move: the model says nothing
+        return None  # local steps overshoot or hardly move: the model does not apply
     x, H, zero, decay = 1.0, 0.0, None, paper_decay(method)
     for t in range(min(plan.rounds, LONG)):
         D = -_gain(plan.rate(t, decay), K, a, w * prox) * (a * x + w * H)
@@ -99,7 +99,7 @@ def damping(method: Method, plan: Plan, sizes: Sequence[int]) -> Damping | None:
 def warning(method: Method, plan: Plan, sizes: Sequence[int]) -> str:
     """Return one line for a run whose running mean is far from damped, "" for any other.
 
-    A run that ends before x would change its sign shows nothing of it, however long the memory.
+    A run that ends before x would change its sign is not affected, however long the memory.
 
     Example:
         >>> from fedspeed import FedSpeed
@@ -120,10 +120,10 @@ def warning(method: Method, plan: Plan, sizes: Sequence[int]) -> str:
 
 
 def warning_of(config: dict[str, Any], sizes: Sequence[int]) -> str:
-    """Return the line of `warning` for the tables of a config, which may hold anything; "" where they do not say.
+    """Return the line of `warning` for the tables of a config; "" where they are incomplete or wrong.
 
     Args:
-        config: as in `config.toml`; a method of a user's file is not looked at.
+        config: as in `config.toml`; a method of a user's file is ignored.
     """
     table = config.get("method")
     if not isinstance(table, dict) or table.get("name") not in list(WEIGHTS):
@@ -137,7 +137,7 @@ def warning_of(config: dict[str, Any], sizes: Sequence[int]) -> str:
 
 
 def _weight(method: Method) -> float:
-    """w, the weight of h in a client's direction; 0 where the server has no running mean, or another one."""
+    """Return w, the weight of h in a client's direction; 0 where the server has no running mean, or another one."""
     field = WEIGHTS.get(method.name)
     if field is None or method.running_mean is None:
         return 0.0
@@ -146,7 +146,7 @@ def _weight(method: Method) -> float:
 
 
 def _gain(lr: float, K: int, a: float, v: float) -> float:
-    """c: how far K steps go per unit of gradient."""
+    """Return c: how far K steps go per unit of gradient."""
     return float((1 - (1 - lr * (a + v)) ** K) / (a + v))
 
 

@@ -1,4 +1,4 @@
-"""Simulated time: what a round would take on a given network with given devices. Bookkeeping; nothing here needs torch.
+"""Simulated time: how long a round would take on a given network with given devices. It changes no result.
 
 The slowest client whose reply is counted decides the round, and the rounds add up (docs/guides/simulated-time.md):
 
@@ -18,12 +18,13 @@ from itertools import accumulate
 from ..errors import UserError, unknown
 from ..record import Record
 from ..utils.files import key
+from ..utils.params import parse_pairs
 
 REFERENCE = 1e10
 """Floating-point operations per second of a device of speed 1, in training."""
 
 MEGABIT = 125_000
-"""Bytes."""
+"""Bytes per megabit."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ DEVICES: dict[str, Mix] = {
 
 
 def parse_network(text: str) -> Network:
-    """A name of `NETWORKS`, or numbers for all of its fields.
+    """Read a name of `NETWORKS`, or numbers for all of its fields.
 
     Example:
         >>> parse_network("up=5,down=20,latency=80")
@@ -58,8 +59,8 @@ def parse_network(text: str) -> Network:
         return NETWORKS[text]
     if "=" not in text:
         raise unknown("network", text, [*NETWORKS, "up=..,down=..,latency=.."])
-    pairs = [part.partition("=") for part in text.split(",")]
-    given = {name.strip(): _number(value) for name, _, value in pairs}
+    pairs = parse_pairs(text)
+    given = {name: _number(value) for name, value in pairs}
     if sorted(given) != ["down", "latency", "up"] or len(pairs) != 3:
         raise UserError(f"network: expected up, down and latency once each, such as {_EXAMPLE}, found {text!r}")
     if not (min(given["up"], given["down"]) >= 1e-6 and 0 <= given["latency"] <= 1e9):
@@ -74,7 +75,7 @@ _EXAMPLE = "up=10,down=30,latency=50"
 
 
 def parse_devices(text: str) -> Mix:
-    """A name of `DEVICES`, or `SPEEDxSHARE` for each kind.
+    """Read a name of `DEVICES`, or `SPEEDxSHARE` for each kind.
 
     Example:
         >>> parse_devices("1x0.5,4x0.5")
@@ -96,7 +97,7 @@ def parse_devices(text: str) -> Mix:
 
 
 def _number(text: str) -> float:
-    """The number that a text holds; NaN, which lies in no interval, if none."""
+    """Return the number in a text; NaN, which lies in no interval, if there is none."""
     try:
         return float(text)
     except ValueError:
@@ -104,12 +105,12 @@ def _number(text: str) -> float:
 
 
 class Clock:
-    """Times rounds by their records.
+    """A clock that times rounds by their records.
 
     Args:
         network: as `parse_network` takes it.
         devices: as `parse_devices` takes it.
-        seed: the run's, which decides who has which device.
+        seed: the run's, which decides which client has which device.
 
     Example:
         >>> Clock("up=8,down=8,latency=100", "0.5x1", seed=0).client(3, 1_000_000, 10**10, 2_000_000)
@@ -123,19 +124,19 @@ class Clock:
         self.speed = cache(self._speed)
 
     def _speed(self, client: int) -> float:
-        """Of a client's device."""
+        """Return the speed of a client's device."""
         drawn = key(self.seed, "device", client) % 2**53 / 2**53
         below = accumulate(share for _, share in self.mix)
         return next((speed for (speed, _), end in zip(self.mix, below, strict=True) if drawn < end), self.mix[-1][0])
 
     def client(self, client: int, down: float, flops: float, up: float) -> float:
-        """Seconds of one client's turn: bytes it is sent, operations it does, bytes it sends."""
+        """Return the seconds of one client's turn from the bytes it receives, its operations and the bytes it sends."""
         net = self.network
         sending = down / (net.down * MEGABIT) + up / (net.up * MEGABIT)
         return net.latency / 1000 + sending + flops / (REFERENCE * self.speed(client))
 
     def round(self, record: Record) -> float:
-        """Seconds of a round: of the slowest client whose reply was counted."""
+        """Return the seconds of a round: those of the slowest client whose reply was counted."""
         lost = set(record.dropped)
         counted = [i for i in record.cohort if i not in lost]
         down = record.bytes_down / len(record.cohort)
@@ -143,5 +144,5 @@ class Clock:
         return max(self.client(i, down, flops, up) for i, flops, up in turns)
 
     def rounds(self, records: Sequence[Record]) -> Iterator[float]:
-        """Seconds from the start of a run to the end of each of its rounds."""
+        """Yield the seconds from the start of a run to the end of each of its rounds."""
         return accumulate(self.round(record) for record in records)

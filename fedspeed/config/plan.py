@@ -1,4 +1,4 @@
-"""`Plan`: how a run trains, whatever the method, model and data. Defaults are the paper's (10% of 100 clients)."""
+"""`Plan`: the settings of training beside method, model and data. Defaults are the paper's: 10 of 100 clients."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ class Plan(Params):
     on_client_error: str = fault(
         "stop",
         ("stop", "drop"),
-        "what a client that raises or diverges does: `stop` the run, or `drop` out of the round",
+        "what to do when a client raises or diverges: `stop` the run, or `drop` the client's reply",
     )
     dropout: float = fault(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
     stragglers: float = fault(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
     network: str = scenario(
         "",
-        about="what `virtual_seconds` are counted for: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
+        about="the network of `virtual_seconds`: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
         later=True,
     )
     devices: str = scenario(
@@ -143,7 +143,7 @@ class Plan(Params):
     ray_gpus: float = machine(0.0, "[0, inf)", "the share of a GPU for a Ray worker", placement=True, later=True)
     allow_mixed: bool = machine(
         False,
-        about="whether Ray workers whose bits differ (another CPU, another torch) are taken, and recorded",
+        about="whether Ray workers whose bits differ (another CPU, another torch) are admitted, and recorded",
         placement=True,
         later=True,
     )
@@ -180,29 +180,29 @@ class Plan(Params):
         object.__setattr__(self, "max_time", time_text(self.max_time))
         fit_rules(self)
 
-    def measures(self, t: int, own: bool = False) -> bool:
-        """Whether the model after round t = 1, 2, ... is scored on every client's data; `own`: the clients' own too.
+    def scores_clients(self, t: int, own: bool = False) -> bool:
+        """Return whether the model after round t = 1, 2, ... is scored on every client's data; `own`: their own models.
 
         Example:
-            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").measures(t)]
+            >>> [t for t in range(1, 8) if Plan(rounds=7, client_metrics="every=3").scores_clients(t)]
             [3, 6, 7]
         """
-        if not self.client_metrics:  # asked for every client of every round
+        if not self.client_metrics:  # first, since every client of every round calls this
             return False
         every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
         return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
 
     @property
-    def tracks(self) -> bool:
-        """Whether running statistics are kept, each client's or everybody's."""
+    def keeps_statistics(self) -> bool:
+        """Return whether running statistics of batch norm are kept, per client or averaged."""
         return self.batch_norm in ("local", "average")
 
     def cohort_size(self, clients: int) -> int:
-        """S: `active`, or where it is left open 10 of the clients, all if there are fewer."""
+        """Return S: `active`, or where it is 0, 10 of the clients or all if there are fewer."""
         return self.active or min(10, clients)
 
     def require_clients(self, method: Method, clients: int) -> None:
-        """Raise unless so many clients are enough for the cohort, and the method is made for such a run."""
+        """Raise unless there are enough clients for the cohort and the method accepts their number."""
         active = self.cohort_size(clients)
         if active > clients:
             raise UserError(
@@ -212,20 +212,20 @@ class Plan(Params):
         method.check(self.lr, active if self.cohort == "fixed" else 1, clients)
 
     def steps_of(self, n: int) -> int:
-        """K_i of a client with n samples."""
+        """Return K_i of a client with n samples."""
         return self.local_steps or self.local_epochs * math.ceil(n / self.batch_size)
 
     def rate(self, t: int, own_decay: float) -> float:
-        """eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
+        """Return eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
         decay, warm = self._factors(t, own_decay)
-        return self.lr * decay * warm
+        return self.lr * decay * warm  # the order of the factors fixes the bits
 
     def _factors(self, t: int, own_decay: float) -> tuple[float, float]:
-        """What lr is multiplied by in round t: its decay, its warm-up."""
+        """Return the factors of lr in round t: its decay and its warm-up."""
         return (self.lr_decay or own_decay) ** t, factor(self.warmup, LR, t)
 
     def require(self, method: Method) -> None:
-        """Raise unless this is a plan with which the method is what it says."""
+        """Raise unless the plan has the settings that the method needs."""
         if any(each.bounds_uploads for each in nested(method)):
             self._require_bounded(method)
         for name, value in method.needs.items():
@@ -235,8 +235,8 @@ class Plan(Params):
                 )
 
     def _require_bounded(self, method: Method) -> None:
-        """Raise if anything but the uploads whose length a method bounds would carry clients' data out."""
-        if self.tracks:
+        """Raise if something besides the uploads that a method bounds would reveal clients' data."""
+        if self.keeps_statistics:
             raise UserError(
                 f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
                 f"the server as they are; --batch-norm group"
@@ -252,30 +252,30 @@ class Plan(Params):
                 f"not bounded; stop at a score on the test set"
             )
 
-    def earlier(self, t: int) -> Config | None:
-        """The config that round t = 0, 1, ... has instead of this plan; only a fork's has one (`Config.until`)."""
+    def config_at(self, t: int) -> Config | None:
+        """Return the config of round t = 0, 1, ... if it differs from this plan, as in a fork (`Config.until`)."""
         return None
 
     def method_at(self, method: Method, t: int, own_decay: float) -> Method:
-        """The method of round t = 0, 1, ..., with its warm-up and what follows the rate; see `rate`."""
+        """Return the method of round t = 0, 1, ..., with warm-up and the fields that follow the rate; see `rate`."""
         warm = method_at(method, self.warmup, t)
         return following(warm, self.follow_lr, self._factors(t, own_decay), t)
 
     def require_schedules(self, method: Method, own_decay: float) -> None:
-        """Raise unless the method can have its fields scheduled so, to the values of the first and the last round."""
+        """Raise unless the method accepts its scheduled values in the first and the last round."""
         require_schedulable(self.warmup, self.follow_lr, method)
         for t in (0, self.rounds - 1):
             self.method_at(method, t, own_decay)
 
 
 PLACEMENT = tuple(field.name for field in fields(Plan) if field.metadata.get("placement"))
-"""Settings that say where and how, and change no bit of the result (on one kind of device)."""
-OURS_TO_SAY = ("ray_address",)
-"""Settings that no file decides and no run directory holds: whose cluster is trusted with code is the user's to say."""
+"""Settings that say where and how to compute; they change no bit of the result (on one kind of device)."""
+COMMAND_LINE_ONLY = ("ray_address",)
+"""Settings that no file may hold: the user decides which cluster is trusted with code."""
 
 
 def _spelled(given: str) -> str:
-    """`client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
+    """Return `client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
     found = re.fullmatch(r"every=([1-9][0-9]{0,8})(,own)?", given.replace(" ", ""))
     if given.strip() and not found:
         raise UserError(f"client_metrics: expected every=N or every=N,own with N = 1, 2, ..., got {given!r}")

@@ -24,9 +24,8 @@ from ..methods import (
 from ..methods.base import Method, nested
 
 PRESETS = ("paper", "released")
-"""`paper` gives each method the paper's own learning-rate decay; `released` is what the code of FedSpeed's authors does
-where it differs (docs/explanation/authors-code.md), beside what the class of a method says in `released` of its own
-authors' code."""
+"""`paper` gives each method the paper's own learning-rate decay. `released` sets what the code of FedSpeed's authors
+does otherwise (docs/explanation/authors-code.md), and what a method's class states in `released`."""
 
 RELEASED: dict[str, Any] = {
     "cohort": "bernoulli",
@@ -93,7 +92,7 @@ def released(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(base: Any) -> bool:
-    """Return whether it is a method's name or table; any other value is refused where methods are built."""
+    """Return whether a value is a method's name or table; any other is refused where methods are built."""
     return isinstance(base, str) or (isinstance(base, dict) and isinstance(base.get("name"), str))
 
 

@@ -1,4 +1,4 @@
-"""The settings in force: what a run trains with, in one line. Needs no torch: a report reads them from files."""
+"""The settings in force, for people: one line per run, and what several runs share. Reports read them from files."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 ALWAYS = ("lr", "lr_decay", "weight_decay", "weighting", "augment", "loss", "local_epochs", "batch_size", "active",
           "cohort")  # fmt: skip
-"""The settings that are always told, in this order; `local_steps` stands for `local_epochs` where it is set."""
+"""The settings that are always shown, in this order; `local_steps` replaces `local_epochs` where it is set."""
 IF_SET = ("warmup", "follow_lr", "clip")
 BY_DATA = ("augment", "loss")
-"""What data decide, so that only a summary says it: a config may ask for what does nothing to its data."""
+"""Settings that the data decide: only a summary holds them, since a config may ask for what its data do not have."""
 
 
-def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
-    """Return what a run trains with, by the names of its config.
+def in_force(config: Mapping[str, Any], summary: Any = None) -> dict[str, str]:
+    """Return the settings that a run trains with, by the names of its config.
 
     Args:
         config: its tables, or the fields of its plan and `clients`.
-        told: what its summary says under `settings`: the loss, and what is done to pictures, which data decide.
+        summary: the table `settings` of its summary: the loss and the augmentation, which data decide.
 
     Example:
         >>> in_force({"lr": 0.1, "local_epochs": 5, "local_steps": 3, "active": 10, "clients": 100, "clip": 0.0})
         {'lr': '0.1', 'local_steps': '3', 'active': '10 of 100'}
     """
-    by_data = {name: told[name] for name in BY_DATA if name in told} if isinstance(told, Mapping) else {}
+    by_data = {name: summary[name] for name in BY_DATA if name in summary} if isinstance(summary, Mapping) else {}
     values = {**{name: value for name, value in config.items() if name not in BY_DATA}, **by_data}
     names = [*ALWAYS, *(name for name in IF_SET if values.get(name))]
     if values.get("local_steps"):
@@ -36,7 +36,7 @@ def in_force(config: Mapping[str, Any], told: Any = None) -> dict[str, str]:
 
 
 def one_line(settings: Mapping[str, str]) -> str:
-    """Settings for people.
+    """Return settings in one line.
 
     Example:
         >>> one_line({"lr": "0.1", "augment": "none"})
@@ -46,7 +46,7 @@ def one_line(settings: Mapping[str, str]) -> str:
 
 
 def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return what several methods have in common, and what differs: by name, the value of each.
+    """Return the settings that several methods share, and those that differ: by name, the value of each.
 
     Example:
         >>> compared({"fedavg": {"lr": "0.1", "clip": "1"}, "fedspeed": {"lr": "0.1"}})
@@ -60,7 +60,7 @@ def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str],
 
 
 def difference(settings: Mapping[str, Mapping[str, str]]) -> str:
-    """Settings of several methods in a sentence: what they share, and whose differ.
+    """Return the settings of several methods in a sentence: those they share and those that differ.
 
     Example:
         >>> difference({"fedavg": {"lr": "0.1", "lr_decay": "0.998"}, "fedspeed": {"lr": "0.1", "lr_decay": "0.9995"}})
@@ -69,16 +69,16 @@ def difference(settings: Mapping[str, Mapping[str, str]]) -> str:
     same, others = compared(settings)
     if len(settings) < 2:
         return f"settings: {one_line(same)}" if same else ""
-    told = []
+    parts = []
     for name, of in others.items():
         whose: dict[str, list[str]] = {}
         for label, value in of.items():
             whose.setdefault(value, []).append(label)
         each = ", ".join(f"{value} ({', '.join(labels)})" for value, labels in whose.items())
-        told.append(f"{name}: {each}")
-    return f"settings of all: {one_line(same)}; they differ in {'; '.join(told) or 'none of them'}"
+        parts.append(f"{name}: {each}")
+    return f"settings of all: {one_line(same)}; they differ in {'; '.join(parts) or 'none of them'}"
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it; of a file that may be anybody's, no more than a line's worth."""
+    """Return a value as the command line takes it; at most a line of it, since it may come from an untrusted file."""
     return f"{value:g}" if isinstance(value, float) else str(value)[:200]

@@ -1,8 +1,8 @@
-"""When a run stops before its last round: at a score, when its score gets no better, when its time is used up.
+"""Rules that stop a run before its last round: at a score, without improvement, or when its time is used up.
 
-A rule decides whether there is a next round, and changes no bit of a round. What it decides follows from the records
-alone, so a run that is resumed, or verified, stops where it stopped; with the rule changed or dropped it goes on. A
-rule that is given to a run under way counts from its last round on.
+A rule decides whether there is a next round and changes no bit of a round. Its decision follows from the records alone,
+so a run that is resumed or verified stops in the same round; with the rule changed or dropped it continues. A rule that
+is added when a run is resumed counts from the last round of that run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import UserError, unknown
 from ..record import MOST, Record
+from ..utils.params import parse_pairs
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 RULES = ("stop_at", "patience", "min_delta", "max_time")
-"""The fields of a plan that are rules, which may be changed when a run is resumed."""
+"""The fields of a plan that are rules; they may be changed when a run is resumed."""
 SCORES = {
     "accuracy": "test_accuracy",
     "loss": "test_loss",
@@ -29,9 +30,9 @@ SCORES = {
     "validation_loss": "validation_loss",
     "train_loss": "train_loss",
 }
-"""What `stop_at` may name, and what a record calls it."""
+"""The scores that `stop_at` may name, and their fields of a record."""
 CHOSEN = ("validation_accuracy", "accuracy", "validation_loss", "loss")
-"""What `patience` looks at: the first of these that is scored."""
+"""The scores for `patience`: the first of these that a record has is used."""
 NONE = "none"
 UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
 TIME = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s))+")
@@ -39,7 +40,7 @@ P = TypeVar("P", bound="Plan")
 
 
 class Stop(NamedTuple):
-    """Which rule stopped a run, as its plan has it, in which round, and why."""
+    """The rule that stopped a run, as in its plan, the round, and the reason."""
 
     by: str
     rule: str
@@ -48,7 +49,7 @@ class Stop(NamedTuple):
 
     @property
     def told(self) -> dict[str, Any]:
-        """What a summary holds of it; its status says why."""
+        """Return the table of a summary; the reason is in the summary's status."""
         return {"by": self.by, "rule": self.rule, "round": self.round}
 
 
@@ -90,25 +91,25 @@ def goal_text(given: str) -> str:
 
 
 def up(score: str) -> bool:
-    """Whether more of a score is better: accuracies, not losses."""
+    """Return whether a higher score is better: of accuracies, not of losses."""
     return score.endswith("accuracy")
 
 
 def goal_accuracy(goal: str) -> list[float]:
-    """The accuracy at which runs stop, for tables that tell what it took; nothing for other scores.
+    """Return the accuracy at which runs stop, for tables of its cost; an empty list for other scores.
 
     Example:
         >>> goal_accuracy("accuracy=0.8,mean=5"), goal_accuracy("loss=0.3"), goal_accuracy("")
         ([0.8], [], [])
     """
     try:
-        return [float(goal.removeprefix("accuracy=").partition(",")[0])] if goal.startswith("accuracy=") else []
-    except ValueError:  # of a config that was edited
+        return [float(value) for name, value in parse_pairs(goal) if name == "accuracy"]
+    except ValueError:  # a config that was edited by hand
         return []
 
 
 def time_text(given: str) -> str:
-    """`max_time` in its one form, `1h30min`; "" for none.
+    """Return `max_time` in its one form, `1h30min`; "" for none.
 
     Example:
         >>> time_text("90 min"), time_text("1.5h"), time_text("2d"), time_text("45s"), time_text("none")
@@ -128,7 +129,7 @@ def time_text(given: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A time such as `1h30min` in seconds."""
+    """Return a time such as `1h30min` in seconds."""
     return math.fsum(float(number) * UNITS[unit] for number, unit in re.findall(r"([0-9.]+)(d|h|min|m|s)", text))
 
 
@@ -164,7 +165,7 @@ def require_scores(plan: Plan, test: bool, validation: bool, classes: bool) -> N
 
 
 class Stopping:
-    """The rules of a plan while a run lasts; they see every record.
+    """The rules of a plan while a run lasts; they read every record.
 
     Example:
         >>> from fedspeed import Plan
@@ -174,15 +175,14 @@ class Stopping:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        goal, _, of = plan.stop_at.partition(",mean=")
-        self.goal, _, target = goal.partition("=")
-        self.target, self.mean_of = float(target or 0), int(of or 1)
+        (self.goal, target), *mean = parse_pairs(plan.stop_at) or [("", "0")]
+        self.target, self.mean_of = float(target), int(dict(mean).get("mean", 1))
         self.budget = seconds(plan.max_time)
-        self.after = 0  # of a fork, the rounds of another run: no rule ends it there
+        self.after = 0  # the rounds that a fork took over from its origin: no rule ends it there
         self.replay([])
 
     def replay(self, records: Iterable[Record]) -> Stop | None:
-        """Start again, after these rounds."""
+        """Start again after these rounds."""
         self.fired: Stop | None = None
         self.score = ""
         self.best = (0, math.nan)  # the round, and its score
@@ -196,27 +196,27 @@ class Stopping:
 
     @property
     def status(self) -> str:
-        """`stopped: ...` with the reason; "" if no rule says so."""
+        """Return `stopped: ...` with the reason; "" if no rule has stopped the run."""
         return f"stopped: {self.fired.why}" if self.fired and self.fired.round > self.after else ""
 
     def begin(self) -> None:
-        """Rounds begin, or go on: time counts from here."""
+        """Start counting time: rounds begin or continue now."""
         self.before, self.since = self.used, time.perf_counter()
 
     def stamped(self, record: Record) -> Record:
-        """A record that ends now; with a time budget it says how much is used."""
+        """Return a record of a round that ends now; with a time budget it holds the time used so far."""
         if not self.budget:
             return record
         return dataclasses.replace(record, wall_seconds=self.before + time.perf_counter() - self.since)
 
     def see(self, record: Record) -> None:
-        """A round is done."""
+        """Apply the rules to the record of a finished round."""
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds
-        plan = self.plan.earlier(record.round - 1) or self.plan
+        plan = self.plan.config_at(record.round - 1) or self.plan
         due = record.round % plan.eval_every == 0 or record.round == plan.rounds
         stale = self._stale(record) if self.plan.patience and due else ""
-        self.fired = None  # a rule that came later than a round says nothing of it
+        self.fired = None  # only the rules of the last round decide
         t, goal = record.round, self.target
         value = self._mean(record)
         if value is not None and (value >= goal if up(self.goal) else value <= goal):
@@ -238,7 +238,7 @@ class Stopping:
         return math.fsum(self.scores) / self.mean_of if len(self.scores) == self.mean_of else None
 
     def _stale(self, record: Record) -> str:
-        """Why patience is at its end, if it is."""
+        """Return why patience stops the run; "" if it does not."""
         self.score = self.score or next((name for name in CHOSEN if _value(record, name) is not None), "")
         value = _value(record, self.score) if self.score else None
         when, best = self.best
@@ -254,20 +254,20 @@ class Stopping:
 
 
 def _value(record: Record, score: str) -> float | None:
-    """A score of a record as its line in `rounds.jsonl` has it: None if there is none, or it is beyond numbers."""
+    """Return a score of a record as in its line of `rounds.jsonl`: None if there is none or it is not finite."""
     value = getattr(record, SCORES[score])
     return value if value is not None and -MOST < value < MOST else None
 
 
 def rules(plan: Plan) -> dict[str, str]:
-    """The rules of a plan that can stop it, each as a summary names it."""
+    """Return the rules of a plan that can stop it, each as in a summary."""
     patience = f"{plan.patience} by {plan.min_delta!r}" if plan.patience else ""
     found = {"stop_at": plan.stop_at, "patience": patience, "max_time": plan.max_time}
     return {name: rule for name, rule in found.items() if rule}
 
 
 def with_rules(plan: P, given: Mapping[str, Any]) -> P:
-    """A plan with other rules; those given as None stay, `none` and 0 are dropped."""
+    """Return a plan with other rules; those given as None stay, `none` and 0 drop a rule."""
     for name in given:
         if name not in RULES:
             raise unknown("keyword of resume", name, RULES)

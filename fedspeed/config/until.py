@@ -1,7 +1,7 @@
-"""Settings that the first rounds of a run had otherwise, as a fork's did: what may differ, how it is written down.
+"""Other settings in the first rounds of a run, as a fork has them: which may differ, and how a config holds them.
 
-A config says so in a table, `[until.300]` with `lr = 0.1`: in rounds 1 to 300 the rate was 0.1. So it is complete, and
-running it from round 0 gives the bits of the fork.
+The table `[until.300]` with `lr = 0.1` of a config says that the rate was 0.1 in rounds 1 to 300. So the config is
+complete, and running it from round 0 gives the bits of the fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .plan import PLACEMENT
 from .stopping import RULES
 
 Until = tuple[tuple[int, dict[str, Any]], ...]
-"""(300, {"lr": 0.1}): what was otherwise in the rounds up to the 300th; in order."""
+"""(300, {"lr": 0.1}), ...: the values that differ in the rounds up to the 300th; in order."""
 
 DREW = "the rounds so far were drawn with it"
 FIXED = {
@@ -39,11 +39,11 @@ FIXED = {
 }
 """Fields that are the same in all rounds of a run, and why."""
 ANY_ROUND = ("rounds", "targets", "data_dir", *RULES)
-"""Fields that are no matter in rounds that are over; `rounds` only where the last of them was the run's last."""
+"""Fields without effect on finished rounds; `rounds` only where the last of them was the run's last."""
 
 
 def read_until(given: Any, rounds: int) -> Until:
-    """The stretches of a config, in order, from its table; anything else is refused."""
+    """Return the segments of a config, in order, from its table; raise for anything else."""
     if isinstance(given, tuple):
         given = {str(upto): over for upto, over in given}
     if not isinstance(given, dict) or not all(
@@ -58,23 +58,23 @@ def read_until(given: Any, rounds: int) -> Until:
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
         for name in over.keys() & set(PLACEMENT):  # nor may a run directory name a cluster here
             raise UserError(f"config: until.{key}.{name}: {name} says where rounds are computed, not what they had")
-        if "method" in over and not _fields_alone(over["method"]):  # a name might be a file's, which nobody allowed
+        if "method" in over and not _fields_alone(over["method"]):  # a name could make it execute a file
             raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
     return tuple(sorted((int(key), over) for key, over in given.items()))
 
 
 def _fields_alone(method: Any) -> bool:
-    """Whether a table holds fields of a method, and of those inside it, and names none."""
+    """Return whether a table holds only fields of a method and of those inside it, and names no method."""
     named = not isinstance(method, dict) or any(name in method for name in ("name", "code", "origin"))
     return not named and ("base" not in method or _fields_alone(method["base"]))
 
 
 def class_chain(method: Method) -> list[tuple[str, str, str]]:
-    """What a method and those inside it are, whatever their fields: name, file and its digest."""
+    """Return class name, file and its digest of a method and of those inside it."""
     return [(type(each).__name__, each.source, each.code) for each in nested(method)]
 
 
 def changed_lasting_field(then: Method, now: Method) -> str:
-    """The first field that a method, or one inside it, has another value of, though its class says that none may."""
+    """Return the first field that differs in a method or one inside it although its class lists it as `lasting`."""
     pairs = zip(nested(then), nested(now), strict=True)
     return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")

@@ -1,4 +1,4 @@
-"""What `validation` says: which part of the training data is set aside to choose rounds and settings on. No torch."""
+"""The setting `validation`: the part of the training data that is set aside to choose rounds and settings on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class Validation:
-    """A fraction of every client's rows, or (`of_clients`) a share or a number of the clients, who then do not train.
+    """A fraction of every client's rows, or (`of_clients`) a share or a number of clients that then do not train.
 
     Example:
         >>> parse_validation("0.1").count(25), parse_validation("clients:5").count(100)
@@ -21,7 +21,7 @@ class Validation:
     of_clients: bool = False
 
     def count(self, n: int) -> int:
-        """How many of n rows or clients: rounded, halves up; at least one always stays for training."""
+        """Return how many of n rows or clients: rounded, halves up; at least one always stays for training."""
         wanted = self.amount if isinstance(self.amount, int) else math.floor(self.amount * n + 0.5)
         if self.of_clients and not 0 < wanted < n:
             raise UserError(
@@ -31,7 +31,7 @@ class Validation:
 
 
 def parse_validation(spec: str | float) -> Validation:
-    """`0.1`, `"clients:0.1"` or `"clients:5"`; says what is wrong with anything else."""
+    """Read `0.1`, `"clients:0.1"` or `"clients:5"`; raise for anything else."""
     kind, colon, amount = str(spec).strip().rpartition(":")
     try:
         value: float | int = int(amount) if kind and amount.strip().isdigit() else float(amount)
@@ -47,7 +47,7 @@ def parse_validation(spec: str | float) -> Validation:
 
 
 def clients_that_train(spec: str, clients: int) -> int:
-    """How many of the clients are left to train; 0 if it is not known yet how many there are.
+    """Return how many of the clients are left to train; 0 if their number is not known yet.
 
     Example:
         >>> clients_that_train("clients:0.1", 50), clients_that_train("0.1", 50), clients_that_train("clients:5", 0)

@@ -1,15 +1,16 @@
-"""Schedules: how a value changes over rounds. A schedule is a value, and so is the method of a round.
+"""Schedules: values that change over rounds.
 
-A warm-up `lr=10,rho=20` says over how many rounds T_w each field rises to its value. In round t = 0, 1, ... it is
+A warm-up `lr=10,rho=20` gives the number of rounds T_w over which each field rises to its value. In round t = 0, 1, ...
+it is
 
     value * min(1, (t + 1) / T_w)
 
-so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on; the local rate's decay goes on
-beside it. `lr` is the plan's. Any other field is the method's, or that of a method inside it, whose class says so:
+so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on; the local rate decays as well.
+`lr` belongs to the plan. Any other field belongs to the method, or to one inside it, whose class allows it:
 `rho: float = param(0.1, "[0, inf)", "...", schedulable=True)`.
 
-Fields may also follow the rate (`follow_lr`): in round t they are multiplied by what the rate is multiplied by, its
-decay and its warm-up. With rho = lr, rho is eta_l in every round.
+Fields may also follow the rate (`follow_lr`): in round t they have its factors, decay and warm-up. With rho = lr, rho
+is eta_l in every round.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from typing import Any
 
 from ..errors import UserError, one_line, unknown
 from ..methods.base import Method, nested
+from ..utils.params import parse_pairs
 
 LR = "lr"
-"""The field of a warm-up that is the plan's, and every method's alike."""
+"""The field of a warm-up that belongs to the plan, and so to every method."""
 EXPECTED = "expected fields and numbers of rounds such as lr=10,rho=10"
 FOLLOWERS = "expected fields of the method, each once, such as rho or rho,rho_l"
 
 
 def warmup_text(given: Any) -> str:
-    """A warm-up, given as text or as a table, in its one form: `lr` first, then by name.
+    """Return a warm-up, given as text or as a table, in its one form: `lr` first, then by name.
 
     Example:
         >>> warmup_text({"rho": 20, "lr": 10}), warmup_text("rho=20, lr=10"), warmup_text("")
         ('lr=10,rho=20', 'lr=10,rho=20', '')
     """
     if isinstance(given, str):
-        pairs = [part.partition("=")[::2] for part in given.split(",")] if given.strip() else []
+        pairs: list[tuple[Any, Any]] = list(parse_pairs(given))
     elif isinstance(given, Mapping):
         pairs = list(given.items())
     else:
@@ -59,8 +61,7 @@ def _rounds(name: str, given: Any) -> int:
     except ValueError:
         whole = 0
     if whole < 1:
-        told = given.strip() if isinstance(given, str) else given
-        raise UserError(f"warmup: {name} must be a whole number of rounds >= 1, got {told}; leave it out for none")
+        raise UserError(f"warmup: {name} must be a whole number of rounds >= 1, got {given}; leave it out for none")
     return whole
 
 
@@ -69,18 +70,17 @@ def _text(lengths: Mapping[str, int]) -> str:
 
 
 def lengths(warmup: str) -> dict[str, int]:
-    """T_w of every field of a warm-up, as `warmup_text` gives it.
+    """Return T_w of every field of a warm-up in the form of `warmup_text`.
 
     Example:
         >>> lengths("lr=10,rho=20")
         {'lr': 10, 'rho': 20}
     """
-    pairs = (part.partition("=") for part in warmup.split(",") if part)
-    return {name: int(value) for name, _, value in pairs}
+    return {name: int(value) for name, value in parse_pairs(warmup)}
 
 
 def follow_text(given: Any) -> str:
-    """The fields that follow the rate, given as text or as a list, in one form: each once, by name.
+    """Return the fields that follow the rate, given as text or as a list, in one form: each once, by name.
 
     Example:
         >>> follow_text("rho_l, rho"), follow_text(["rho"]), follow_text("")
@@ -96,7 +96,7 @@ def follow_text(given: Any) -> str:
 
 
 def followers(follow: str) -> list[str]:
-    """The fields of `follow_text`."""
+    """Return the fields of a text of `follow_text`."""
     return follow.split(",") if follow else []
 
 
@@ -111,7 +111,7 @@ def fit_rounds(warmup: str, rounds: int) -> None:
 
 
 def factor(warmup: str, name: str, t: int) -> float:
-    """What a field is multiplied with in round t = 0, 1, ...
+    """Return the factor of a field in round t = 0, 1, ...
 
     Example:
         >>> [factor("lr=4", "lr", t) for t in range(5)], factor("lr=4", "rho", 0)
@@ -121,7 +121,7 @@ def factor(warmup: str, name: str, t: int) -> float:
 
 
 def schedulable(method: Method) -> list[str]:
-    """The fields of a method, and of those inside it, that can be scheduled.
+    """Return the fields of a method, and of those inside it, that can be scheduled.
 
     Example:
         >>> from fedspeed import FedAvg, FedInit, FedSpeed
@@ -132,14 +132,14 @@ def schedulable(method: Method) -> list[str]:
 
 
 def own_schedulable(method: type[Method]) -> list[str]:
-    """The fields that a class itself says can be scheduled."""
+    """Return the fields of a class that are marked as schedulable."""
     return [field.name for field in dataclasses.fields(method) if field.metadata.get("schedulable")]
 
 
 def method_at(method: Method, warmup: str, t: int) -> Method:
-    """The method of round t = 0, 1, ...: made anew with the fields it has then, and the same one where none differs.
+    """Return the method of round t = 0, 1, ...: a copy with the fields of that round, or itself where none differs.
 
-    A field that a wrapper and the method inside it both have is the wrapper's, as it is wherever fields are read.
+    A field that a wrapper and the method inside it both have is the wrapper's.
 
     Example:
         >>> from fedspeed import FedSpeed
@@ -153,10 +153,10 @@ def method_at(method: Method, warmup: str, t: int) -> Method:
 
 
 def following(method: Method, follow: str, factors: Iterable[float], t: int) -> Method:
-    """The method of round t = 0, 1, ... with the fields that follow the rate multiplied as the rate is.
+    """Return the method of round t = 0, 1, ... with the rate's factors on the fields that follow it.
 
     Args:
-        factors: of the rate in that round; one after the other, so that rho = lr gives the bits of the rate.
+        factors: those of the rate in that round, multiplied in this order, so that rho = lr gives the bits of the rate.
 
     Example:
         >>> from fedspeed import FedSpeed
@@ -180,69 +180,49 @@ def _scaled(method: Method, name: str, by: float, what: str) -> Method:
         return dataclasses.replace(method, **change)
     except UserError as error:
         raise UserError(f"{what}: {error}") from None
-    except Exception as error:  # of a class of somebody's own
-        told = f"{type(method).__name__} cannot be made with {change} ({one_line(error)})"
-        raise UserError(f"{what}: {told}") from error
+    except Exception as error:  # a user's class may raise anything
+        raise UserError(f"{what}: {type(method).__name__} cannot be made with {change} ({one_line(error)})") from error
 
 
 def require_schedulable(warmup: str, follow: str, method: Method) -> None:
-    """Raise if a warm-up, or what follows the rate, names a field that this method cannot have scheduled."""
-    known = schedulable(method)
-    for name in lengths(warmup):
-        if name not in [LR, *known]:
-            raise _refusal("warmup", name, [method], [LR, *known])
-    for name in followers(follow):
-        if name not in known:
-            raise _refusal("follow_lr", name, [method], known)
+    """Raise if a warm-up or `follow_lr` names a field that this method cannot have scheduled."""
+    _require_fields("warmup", lengths(warmup), [method])
+    _require_fields("follow_lr", followers(follow), [method])
 
 
 def shared(tables: Mapping[str, Any], method: Method, among: Iterable[Method]) -> dict[str, str]:
-    """A method's part of the schedules in the tables of a config that several methods share, by key.
+    """Return a method's part of the schedules in the tables of a config that several methods share, by key.
+
+    The part is the rate and the fields that the method has; a field that none of the methods has is an error.
 
     Args:
         among: all methods that share it.
 
     Example:
         >>> from fedspeed import FedAvg, FedSpeed
-        >>> shared({"warmup": "lr=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
+        >>> shared({"warmup": "lr=2,rho=2", "follow_lr": "rho"}, FedAvg(), [FedAvg(), FedSpeed()])
         {'warmup': 'lr=2', 'follow_lr': ''}
     """
-    all_of_them = list(among)
-    parts = {"warmup": warmup_of, "follow_lr": follow_of}
-    return {key: part(tables[key], method, all_of_them) for key, part in parts.items() if tables.get(key)}
+    methods, own = list(among), schedulable(method)
+    found = {}
+    if tables.get("warmup"):
+        rounds = lengths(warmup_text(tables["warmup"]))
+        _require_fields("warmup", rounds, methods)
+        found["warmup"] = _text({name: length for name, length in rounds.items() if name in [LR, *own]})
+    if tables.get("follow_lr"):
+        names = followers(follow_text(tables["follow_lr"]))
+        _require_fields("follow_lr", names, methods)
+        found["follow_lr"] = follow_text([name for name in names if name in own])
+    return found
 
 
-def warmup_of(warmup: Any, method: Method, among: Iterable[Method]) -> str:
-    """A method's part of a warm-up that several share: the rate's is everybody's, a field's that of methods which have
-    it. Raise for a field that none of them has.
-
-    Args:
-        among: all methods that share it.
-
-    Example:
-        >>> from fedspeed import FedAvg, FedSpeed
-        >>> both = [FedAvg(), FedSpeed()]
-        >>> [warmup_of("lr=10,rho=10", method, both) for method in both]
-        ['lr=10', 'lr=10,rho=10']
-    """
-    all_of_them = list(among)
-    some = {name for each in all_of_them for name in schedulable(each)}
-    found = lengths(warmup_text(warmup))
-    for name in found:
-        if name != LR and name not in some:
-            raise _refusal("warmup", name, all_of_them, [LR, *sorted(some)])
-    return _text({name: length for name, length in found.items() if name == LR or name in schedulable(method)})
-
-
-def follow_of(follow: Any, method: Method, among: Iterable[Method]) -> str:
-    """A method's part of `follow_lr` that several share: the fields that it has. Raise for a field that none has."""
-    all_of_them = list(among)
-    some = {name for each in all_of_them for name in schedulable(each)}
-    found = followers(follow_text(follow))
-    for name in found:
-        if name not in some:
-            raise _refusal("follow_lr", name, all_of_them, sorted(some))
-    return follow_text([name for name in found if name in schedulable(method)])
+def _require_fields(key: str, names: Iterable[str], methods: list[Method]) -> None:
+    """Raise for a name that is not a schedulable field of any of these methods, nor the rate in a warm-up."""
+    some = dict.fromkeys(name for method in methods for name in schedulable(method))
+    known = [LR, *some] if key == "warmup" else list(some)
+    for name in names:
+        if name not in known:
+            raise _refusal(key, name, methods, known)
 
 
 def _refusal(key: str, name: str, methods: list[Method], names: Collection[str]) -> UserError:

@@ -1,4 +1,4 @@
-"""The data of a federation: sets by name, splits by name, or your own. Importing this does not import torch."""
+"""Data of a federation: sets and splits by name, or your own. Importing this package does not import torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, unknown
+from ..utils.params import KINDS, require_whole
 from ..utils.registry import call, file_of, load_code, require_part
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ _LAZY = {
 __all__ = ["DATASETS", "federate", "load", "read", *_LAZY]
 
 CLIENTS = 100
-"""How many clients there are where neither the user nor the data say."""
-GIVEN = ("clients", "seed", "data_dir", "progress")  # what `load` passes on to a loader that asks for it
+"""The number of clients where neither the user nor the data set it."""
+GIVEN = ("clients", "seed", "data_dir", "progress")  # arguments of `load` that a loader may ask for
 
 
 class Card(NamedTuple):
-    """A data set for people.
+    """The description of a data set in `fedspeed data list`.
 
     Args:
         loader: `module:function` in this package.
@@ -40,8 +41,8 @@ class Card(NamedTuple):
         shape: of one input.
         classes: how many.
         source: where it comes from.
-        licence: under which it is published, where its authors say.
-        here: nothing has to be fetched.
+        licence: that of its authors, where they state one.
+        here: whether it needs no download.
     """
 
     loader: str
@@ -91,11 +92,11 @@ CARDS = {
         "user_data:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"
     ),
 }
-"""A data set of this package is one entry here and its loader."""
+"""The data sets of this package; a new one is an entry here and a loader."""
 
 
 class Datasets(Mapping[str, Callable[..., "Samples"]]):
-    """Loaders by name; a loader's module is imported when it is asked for, not before."""
+    """Loaders by name; a loader's module is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Callable[..., Samples]:
         module, _, function = CARDS[name].loader.partition(":")
@@ -113,13 +114,13 @@ DATASETS = Datasets()
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a data set: its loader's typed keyword arguments."""
+    """Return the options of a data set: its loader's typed keyword arguments."""
     parameters = inspect.signature(find_loader(name)).parameters
     return {key: value for key, value in parameters.items() if key not in GIVEN}
 
 
 def find_loader(name: str, code: str = "") -> Callable[..., Samples | Federated]:
-    """The function of a name in `DATASETS`, or of `path/to/file.py:load`, which is executed.
+    """Return the function of a name in `DATASETS`, or of `path/to/file.py:load`, which is executed.
 
     Args:
         code: the digest the file must have, "" for any.
@@ -152,7 +153,7 @@ def load(
     code: str = "",
     **given: Any,
 ) -> Federated:
-    """A data set by name, split over clients.
+    """Return a data set by name, split over clients.
 
     Args:
         name: one of `DATASETS`; or `path/to/file.py:load` with a function `load(seed, **options)` that returns
@@ -165,7 +166,7 @@ def load(
         train_size, test_size: use only the first this many samples, class-balanced.
         shrink: average pictures over square blocks with this many pixels per side.
         held_out: add this many clients that do not train: their data replace the test set.
-        validation: what nobody trains on, to choose rounds and settings with: 0.1 of every client's samples,
+        validation: the part set aside to choose rounds and settings with: 0.1 of every client's samples,
             `"clients:0.1"` or `"clients:5"` of the clients; none by default.
         progress: called as `progress(what, done, total)` during downloads and decoding.
         code: the digest that a file must have to be executed, "" for any.
@@ -192,7 +193,7 @@ def load(
 def _as_it_is(
     data: Federated, name: str, clients: int | None, validation: str | float, seed: int, unused: list[Any]
 ) -> Federated:
-    """The data of a user's file that knows who owns what."""
+    """Return the data of a user's file that are already split."""
     if any(unused):
         raise UserError(f"data {name}: train_size, test_size, shrink and held_out are for Samples, found a Federated")
     if clients not in (None, data.clients):
@@ -208,7 +209,7 @@ def read(
     context: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Samples:
-    """A data set by name, not yet split: fetched if need be, decoded, verified; arguments as in `load`."""
+    """Return a data set by name, not yet split: downloaded if needed, decoded, verified; arguments as in `load`."""
     from .federated import Federated
 
     made = _read(name, find_loader(name), {**(context or {}), "data_dir": data_dir, "progress": progress}, given)
@@ -220,7 +221,7 @@ def read(
 def _read(
     name: str, loader: Callable[..., Samples | Federated], passed: dict[str, Any], given: dict[str, Any]
 ) -> Samples | Federated:
-    """What a loader returns for these options; of what `load` knows it is passed what it asks for."""
+    """Call a loader with its options and with those arguments of `load` that it asks for."""
     wanted = inspect.signature(loader).parameters
     _check(name, loader, {key: value for key, value in wanted.items() if key not in GIVEN}, given)
     if passed["data_dir"] is not None and "data_dir" not in wanted:
@@ -257,12 +258,15 @@ def federate(
     chosen = parse_split(split)
     if clients is None:
         clients = 0 if chosen.name == "natural" else CLIENTS
-    if not isinstance(held_out, int) or isinstance(held_out, bool) or held_out < 0 or (held_out and not clients):
-        raise UserError(f"data {samples.name}: held_out must be a whole number >= 0 beside clients, found {held_out!r}")
+    require_whole(f"data {samples.name}: held_out", held_out, 0)
+    if held_out and not clients:
+        raise UserError(
+            f"data {samples.name}: held_out = {held_out} expects a number of clients, found none; set clients"
+        )
     rows = chosen(samples.y, clients + held_out, seed, samples.owner)
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
     if held_out:
-        import numpy as np  # late: a config looks into the registry of data sets, and is checked without it
+        import numpy as np  # late: checking a config imports this module, and needs no numpy
 
         scored = np.sort(np.concatenate(rows[clients:]))
         rows, test = rows[:clients], (samples.x[scored], samples.y[scored])
@@ -281,6 +285,7 @@ def federate(
 
 
 def _check(name: str, loader: Callable[..., Any], known: dict[str, inspect.Parameter], given: dict[str, Any]) -> None:
+    """Raise for options that a loader does not have, of another type than its annotations, or missing."""
     try:
         hints = typing.get_type_hints(loader)
     except Exception:  # names that only a type checker knows
@@ -297,11 +302,13 @@ def _check(name: str, loader: Callable[..., Any], known: dict[str, inspect.Param
                 else UserError(f"data {name}: takes no options, found {key!r}")
             )
         kinds = typing.get_args(hints.get(key)) or (hints.get(key),)
-        if not all(isinstance(kind, type) for kind in kinds):  # of a user's file: not said, or more than a class says
+        if not all(
+            isinstance(kind, type) for kind in kinds
+        ):  # a user's file: no annotation, or one that is not a class
             continue
         fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
         if not fits or (isinstance(value, bool) and bool not in kinds):
-            expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+            expected = " or ".join(KINDS.get(kind, kind.__name__) for kind in kinds)
             raise UserError(f"data {name}: {key} must be {expected}, found {value!r}")
     missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
     if missing:

@@ -1,7 +1,7 @@
 """Files inside a folder, a .zip or a .tar(.gz), read by name; nothing is ever unpacked onto the disk.
 
-Whoever reads knows how long the published files are, and says so: a file or an archive that unpacks to much more is
-refused before it is read, and so is anything that is not a regular file (a FIFO would be waited for).
+Each reader passes the size of the published files: a file or an archive that unpacks to much more is refused before it
+is read, and so is anything that is not a regular file (a FIFO would block).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ..errors import UserError
 
 DAMAGED = (EOFError, OSError, RuntimeError, ValueError, OverflowError, KeyError, MemoryError, tarfile.TarError,
            zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error)  # fmt: skip
-"""What the readers of archives raise; RuntimeError is an encrypted or unknown member."""
+"""Exceptions of the readers of archives; RuntimeError is an encrypted or unknown member."""
 MOST = 2**28
-"""Bytes of one file, at most, where nothing else is known."""
+"""The largest size of one file in bytes where nothing else is known."""
 HEADER = 2**20
-"""Bytes of a header inside a tar file, at most."""
+"""The largest size of a header inside a tar file in bytes."""
 WHOLE = 4
-"""An archive may unpack to at most this many times the longest file."""
+"""An archive may unpack to at most this many times the largest file."""
 
 
 def too_long(where: str, most: int) -> UserError:
-    """The error for what is longer than any published file."""
+    """Return the error for a file that is longer than any published one."""
     return UserError(f"data: {where} is longer than {most / 1e6:.0f} MB, expected less; it is not what was published")
 
 
 def read_file(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a regular file that is not longer than `most`."""
+    """Return the bytes of a regular file that is not longer than `most`."""
     try:
         if not path.is_file():
             raise UserError(f"data: {path} is not a regular file, expected one; replace or remove it")
@@ -52,7 +52,7 @@ def read_file(path: Path, most: int = MOST) -> bytes:
 
 
 class Unpacked:
-    """A compressed stream that ends in an error once more than `most` bytes came out of it."""
+    """A compressed stream that raises an error after more than `most` bytes."""
 
     def __init__(self, path: Path, most: int) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class Unpacked:
         self.file: IO[bytes] = opened(path, "rb")
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         blob = self.file.read(size if 0 <= size <= self.left else self.left + 1)
         self.left -= len(blob)
         if self.left < 0:
@@ -74,7 +74,7 @@ class Unpacked:
 
 
 class Member(tarfile.TarInfo):
-    """A member of a tar file; what comes before one and is read into memory, long names for example, is short."""
+    """A member of a tar file; headers that are read into memory, long names for example, are limited."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
         header = not self.isreg() and self.type not in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
@@ -87,7 +87,7 @@ class FileTree:
     """A read-only view of the files below a path.
 
     Args:
-        most: bytes of one file, at most.
+        most: the largest size of one file in bytes.
 
     Example:
         >>> import tempfile
@@ -118,7 +118,7 @@ class FileTree:
 
     @cached_property
     def names(self) -> list[str]:
-        """Paths of all files inside, with forward slashes, sorted."""
+        """Return the paths of all files inside, with forward slashes, sorted."""
         with self._reading():
             if self.kind == "folder":
                 found = [p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file()]
@@ -131,18 +131,18 @@ class FileTree:
         return sorted(found)
 
     def read(self, name: str) -> bytes:
-        """The bytes of one file."""
+        """Return the bytes of one file."""
         return next(iter(self.each([name])))[1]
 
     def text(self, name: str) -> str:
-        """The text of one file."""
+        """Return the text of one file."""
         try:
             return self.read(name).decode()
         except UnicodeDecodeError as error:
             raise UserError(f"data: {self.path}: {name} is not UTF-8 text ({error.reason}); get it again") from None
 
     def each(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """(name, bytes) of some files, in one pass; for folders and zip files in the order asked for."""
+        """Yield (name, bytes) of some files, in one pass; for folders and zip files in the given order."""
         if self.kind == "folder":
             for name in names:
                 yield name, read_file(self.path / name, self.most)
@@ -160,7 +160,7 @@ class FileTree:
 
     @contextmanager
     def _tar(self) -> Iterator[tarfile.TarFile]:
-        """The archive as a stream, for one pass."""
+        """Open the archive as a stream, for one pass."""
         with self._reading():
             stream = Unpacked(self.path, WHOLE * self.most)
         with stream.file:
@@ -190,7 +190,7 @@ class FileTree:
             raise too_long(f"{self.path}: {name}", self.most)
 
     def collect(self, basenames: Collection[str]) -> dict[str, bytes] | None:
-        """The bytes of files with these last names, or None if one is not there; of a folder, just inside it."""
+        """Return the bytes of files with these base names, None if one is missing; in a folder, directly inside."""
         wanted: dict[str, str] = {}
         if self.kind == "folder":
             wanted = {name: name for name in basenames if (self.path / name).exists()}
@@ -204,7 +204,7 @@ class FileTree:
 
 
 def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[FileTree]:
-    """Where a copy may be: the path itself, or folders and archives of these names within it."""
+    """Yield the places of a copy: folders and archives of these names within a path, then the path itself."""
     if not path.is_dir():
         yield FileTree(path, most)
         return

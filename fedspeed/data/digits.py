@@ -17,10 +17,9 @@ TRAIN = 1437
 
 
 def digits() -> Samples:
-    """The first 1,437 pictures for training, the last 360 for testing, in the original order; grey values
-    0..1.
+    """Return the first 1,437 pictures for training, the last 360 for testing, in the original order; grey values 0..1.
 
-    The order groups writers, so the test set holds hands that training never saw.
+    The order groups writers, so the writers of the test set do not occur in training.
 
     Example:
         >>> data = digits()

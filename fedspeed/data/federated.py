@@ -1,4 +1,4 @@
-"""`Federated`: resident tensors and one index list per client."""
+"""`Federated`: the data of all clients as tensors in memory, and the rows that each client owns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .samples import Samples, shown
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federated:
-    """All the data of a federation: two tensors, who owns which rows, a test set and perhaps a validation set.
+    """The data of a federation: two tensors, the rows of each client, a test set and perhaps a validation set.
 
     Pictures stay `uint8` (NCHW) in memory and become floats a batch at a time; other inputs are used as they are.
     Client i owns rows `indices[offsets[i]:offsets[i + 1]]`, so a million clients cost two arrays.
@@ -34,8 +34,8 @@ class Federated:
         name: what the data set calls itself.
         classes: number of classes, or None for regression.
         pipeline: how a batch of rows becomes model input (normalisation, augmentation).
-        class_names: of the classes, if they have any.
-        validation: row numbers of x and y that nobody trains on, to choose rounds and settings with; None without.
+        class_names: names of the classes, if they have any.
+        validation: row numbers of x and y set aside to choose rounds and settings with; None without.
 
     Example:
         >>> x, y = np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1])
@@ -121,52 +121,52 @@ class Federated:
 
     @property
     def is_pictures(self) -> bool:
-        """Whether inputs are pictures, or are augmented as such."""
+        """Return whether inputs are pictures, or are augmented as such."""
         return self.pipeline.random or (self.x.dtype == torch.uint8 and self.x.ndim == 4)
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Samples of every client."""
+        """Return the number of samples of every client."""
         return np.diff(self.offsets)
 
     def rows(self, i: int) -> np.ndarray:
-        """Row numbers that client i owns."""
+        """Return the row numbers that client i owns."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the batch axis."""
+        """Return the shape of one input, without the batch axis."""
         return tuple(self.x.shape[1:])
 
     def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of some rows, augmented when a random stream is given."""
+        """Return inputs and targets of some rows, augmented when a random stream is given."""
         index = to_device(rows, self.x.device)
         return self.pipeline(self.x.index_select(0, index), stream), self.y.index_select(0, index)
 
     def test_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Test inputs and targets `start..stop-1`, never augmented."""
+        """Return test inputs and targets `start..stop-1`, never augmented."""
         if self.x_test is None or self.y_test is None:
             raise UserError(f"data {self.name}: there is no test set; give one, or do not evaluate")
         return self.pipeline(self.x_test[start:stop], None), self.y_test[start:stop]
 
     def validation_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets `start..stop-1` of the validation set, never augmented."""
+        """Return inputs and targets `start..stop-1` of the validation set, never augmented."""
         if self.validation is None:
             raise UserError(f"data {self.name}: there is no validation set; take one off with with_validation(0.1)")
         return self.batch(self.validation[start:stop])
 
     def with_validation(self, spec: str | float, seed: int = 0) -> Federated:
-        """The same data with a validation set taken off, which nobody trains on; the same rows for every method.
+        """Return the same data with a validation set taken off; the same rows for every method.
 
         Args:
             spec: `0.1`, that fraction of every client's rows (one always stays); `"clients:0.1"` or `"clients:5"`, all
-                rows of this many clients, who then do not train.
-            seed: decides which.
+                rows of this many clients, which then do not train.
+            seed: decides which rows or clients.
 
         Example:
             >>> data = Federated.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, np.arange(20) // 10)
@@ -187,7 +187,7 @@ class Federated:
             taken[self.offsets[i] + drawn] = True
         mark = np.zeros(len(self.x), bool)
         mark[self.indices[taken]] = True
-        left = ~mark[self.indices]  # where a split repeats samples, nobody else trains on a taken one either
+        left = ~mark[self.indices]  # where a split repeats samples, no other client trains on a taken one either
         sizes = np.bincount(owner[left], minlength=m)[trains]
         if not mark.any() or not sizes.all():
             what = "have too few samples each to take any off" if not mark.any() else "would be left without a sample"
@@ -200,13 +200,13 @@ class Federated:
         )
 
     def floats(self) -> Federated:
-        """The same data with whole-number inputs as float32, for models that compute with them (bytes stay bytes)."""
+        """Return the same data with whole-number inputs as float32, for models that compute with them (bytes stay)."""
         if self.x.is_floating_point() or self.x.dtype == torch.uint8:
             return self
         return replace(self, x=self.x.float(), x_test=None if self.x_test is None else self.x_test.float())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Federated:
-        """The same data on a device; floating tensors (and batches of pictures) in `dtype`."""
+        """Return the same data on a device; floating tensors (and batches of pictures) in `dtype`."""
 
         def move(a: torch.Tensor) -> torch.Tensor:
             return a.to(device, dtype if a.is_floating_point() else None)
@@ -222,7 +222,7 @@ class Federated:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of inputs, targets and test set as bytes."""
+        """Return a digest of inputs, targets and test set as bytes; files hold it, so it must not change."""
         digest = hashlib.blake2b(digest_size=8)
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
@@ -232,9 +232,9 @@ class Federated:
 
     @cached_property
     def split_fingerprint(self) -> str:
-        """Digest of who owns which row, and what is for validation: two splits are the same if and only if this is."""
+        """Return a digest of the rows of each client and of the validation set; equal splits have equal digests."""
         digest = hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=8)
-        for start in range(0, len(self.indices), 2**20):  # one copy of all could be more than there is memory
+        for start in range(0, len(self.indices), 2**20):  # in chunks: a copy of all might not fit into memory
             digest.update(self.indices[start : start + 2**20].astype("<i8").tobytes())
         if self.validation is not None:
             digest.update(b"validation" + self.validation.astype("<i8").tobytes())
@@ -242,12 +242,12 @@ class Federated:
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:
-    """The same memory as a tensor; a copy of arrays that may not be written to, which torch does not have."""
+    """Return a tensor with the same memory; a copy of a read-only array, which torch does not support."""
     return torch.from_numpy(a if a.flags.writeable else a.copy())
 
 
 def federated(data: Any) -> Federated:
-    """The data, if they are a `Federated`; anything else is an error that says how to make one.
+    """Return the data if they are a `Federated`; raise an error that says how to make one of anything else.
 
     Example:
         >>> federated("digits")
@@ -258,11 +258,12 @@ def federated(data: Any) -> Federated:
     """
     if isinstance(data, Federated):
         return data
-    found, fix = _told(data)
+    found, fix = _advice(data)
     raise UserError(f"data: expected a Federated, found {found}; {fix}")
 
 
-def _told(data: Any) -> tuple[str, str]:
+def _advice(data: Any) -> tuple[str, str]:
+    """Return what was found instead of a `Federated`, and how to make one of it."""
     kind = type(data).__name__
     if isinstance(data, str):
         return f"the name {data!r}", (
@@ -274,8 +275,8 @@ def _told(data: Any) -> tuple[str, str]:
         )
     if isinstance(data, Samples):
         return (
-            "Samples, which nobody owns yet",
-            "share them out: fedspeed.data.federate(samples, split='iid', clients=10)",
+            "Samples, which are not split yet",
+            "split them: fedspeed.data.federate(samples, split='iid', clients=10)",
         )
     if hasattr(data, "dataset"):  # a DataLoader
         return f"a {kind}", (
@@ -284,6 +285,6 @@ def _told(data: Any) -> tuple[str, str]:
         )
     pairs = not hasattr(data, "dtype") and hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if pairs and not isinstance(data, tuple | list | dict):  # a torch Dataset
-        fix = "share it out: fedspeed.data.federate(fedspeed.data.from_torch(dataset), split='iid', clients=10)"
+        fix = "split it: fedspeed.data.federate(fedspeed.data.from_torch(dataset), split='iid', clients=10)"
         return f"a {kind}", fix
     return f"a {kind}", "make one with Federated.from_arrays(x, y, clients), see docs/guides/data.md for more ways"

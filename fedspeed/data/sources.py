@@ -1,7 +1,7 @@
-"""Where a published data set comes from, in order: your own copy, the cache, its home, a mirror.
+"""Sources of a published data set, in order: your own copy, the cache, its home, a mirror.
 
-Every source ends in the same arrays: the reader rebuilds the published files from what it decoded and
-compares checksums, and the cache keeps a digest of the arrays it holds.
+Every source gives the same arrays: the reader rebuilds the published files from the decoded data and compares
+checksums, and the cache keeps a digest of its arrays.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Reader = Callable[[Path, bool, Progress], Samples]
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that somebody published.
+    """A published data set.
 
     Args:
         read: decodes and verifies a folder or an archive.
-        homes: where to get it from, in order.
-        classes, augmentation: what is known about it beside the arrays.
+        homes: the places to download it from, in order.
+        classes, augmentation: facts about it beside the arrays.
         slow: decoding takes so long that the user's own copy, too, is kept decoded in the cache.
     """
 
@@ -50,7 +50,7 @@ class Published:
     def obtain(
         self, data_dir: str | Path | None = None, part: bool = False, progress: Progress | None = None
     ) -> Samples:
-        """The samples, from the first source that has them."""
+        """Return the samples from the first source that has them."""
         progress = progress or silent
         if data_dir is not None:
             found = self._own(Path(data_dir).expanduser(), part, progress)
@@ -71,7 +71,7 @@ class Published:
             samples = self.read(path, part, progress)
             try:
                 keep(folder, samples, mark)
-            except OSError:  # a cache that cannot be written to costs time, nothing else
+            except OSError:  # a read-only cache costs time only
                 return samples
             return restore(folder, self.name, mark) or samples
 
@@ -103,7 +103,7 @@ class Published:
 
 
 def stamp(path: Path) -> str:
-    """Changes when a file, or any file of a folder, does: a digest of names, sizes and times of change."""
+    """Return a digest of names, sizes and times of change of a file, or of all files of a folder."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         status = file.stat()
@@ -116,7 +116,7 @@ _intact: set[str] = set()  # stamps of folders whose digest this process has che
 
 
 def keep(folder: Path, samples: Samples, source: str) -> None:
-    """Put arrays into the cache, under a temporary name first; only whole sets ever have their final name."""
+    """Put arrays into the cache, under a temporary name first: only complete sets ever have their final name."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -141,7 +141,7 @@ def keep(folder: Path, samples: Samples, source: str) -> None:
 
 
 def keep_own(name: str, samples: Samples, data_dir: str | Path) -> None:
-    """Put a published data set that was read from a copy of the user's into the cache, unless it is there already."""
+    """Put a published data set that was read from the user's copy into the cache, unless it is there already."""
     folder = cache_dir() / name
     with locked_beside(folder):
         if not (folder / "about.json").exists():
@@ -149,9 +149,10 @@ def keep_own(name: str, samples: Samples, data_dir: str | Path) -> None:
 
 
 def restore(folder: Path, name: str, source: str | None = None) -> Samples | None:
-    """Arrays from the cache, mapped so that processes share the memory; None if there are none there.
+    """Return arrays from the cache, mapped so that processes share the memory; None if there are none.
 
-    With `source`, only if they were made from just that.
+    Args:
+        source: return them only if they were made from this source.
     """
     if not (folder / "about.json").exists():
         return None

@@ -1,4 +1,4 @@
-"""Who owns which sample: every split has a name and is a pure function of (labels, clients, seed).
+"""Splits of samples over clients by name; every split is a pure function of (labels, clients, seed).
 
     iid                  equal shares, class-balanced as exactly as the numbers allow
     iid-random           equal shares of a random permutation, as the released code deals CIFAR-10
@@ -29,7 +29,7 @@ from ..utils.random import rng
 
 
 class Rows(Sequence[np.ndarray]):
-    """The row numbers of every client, two arrays for all of them: a million clients are no million objects.
+    """The row numbers of every client in two arrays, which keeps a million clients small.
 
     Example:
         >>> rows = Rows.of([np.array([2, 3]), np.array([0])])
@@ -43,7 +43,7 @@ class Rows(Sequence[np.ndarray]):
 
     @classmethod
     def of(cls, lists: Iterable[np.ndarray]) -> Rows:
-        """From an array per client."""
+        """Make it from an array per client."""
         each = list(lists)
         return cls(np.concatenate([np.empty(0, np.int64), *each]), np.array([len(a) for a in each], dtype=np.int64))
 
@@ -58,27 +58,27 @@ class Rows(Sequence[np.ndarray]):
 
 
 def equal_sizes(n: int, clients: int, stream: np.random.Generator) -> np.ndarray:
-    """`clients` sizes that add up to n and differ by at most one; who gets one more is drawn."""
+    """Return `clients` sizes that add up to n and differ by at most one; the larger ones are drawn."""
     sizes = np.full(clients, n // clients)
     sizes[stream.permutation(clients)[: n % clients]] += 1
     return sizes
 
 
 def _pools(labels: np.ndarray, stream: np.random.Generator) -> list[np.ndarray]:
-    """The rows of every class that occurs, each in a random order."""
+    """Return the rows of every class that occurs, each in a random order."""
     order = stream.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 def _gather(owner: np.ndarray, rows: np.ndarray, clients: int) -> Rows:
-    """Rows of every client, ascending, from parallel arrays (owner, row)."""
+    """Return the rows of every client, ascending, from parallel arrays (owner, row)."""
     order = np.lexsort((rows, owner))
     return Rows(rows[order], np.bincount(owner, minlength=clients))
 
 
 def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers proportional to `shares` along the last axis, with exactly the sum `total`."""
+    """Return whole numbers proportional to `shares` along the last axis, with exactly the sum `total`."""
     exact = shares * total
     whole = np.floor(exact * (1 - 1e-12)).astype(np.int64)  # never more than `total`, whatever the rounding
     short = total - whole.sum(-1, keepdims=True)
@@ -116,13 +116,16 @@ def iid_random(labels: np.ndarray, clients: int, seed: int) -> Rows:
 
 
 def _priors(alpha: float, clients: int, classes: int, stream: np.random.Generator) -> np.ndarray:
-    """One draw of Dir(alpha) per client; where that leaves the float range, its limit (uniform)."""
+    """Draw Dir(alpha) once per client; where that leaves the float range, return its limit (uniform)."""
     priors = stream.dirichlet(np.full(classes, alpha), clients)
     return np.where(np.isfinite(priors).all(1, keepdims=True), priors, 1 / classes)
 
 
 def _client_wise(labels: np.ndarray, clients: int, seed: int, alpha: float, refill: bool) -> Rows:
-    """Slot by slot in random order: the slot's client draws a class from its prior, and gets a row of it."""
+    """Fill slots in random order: the slot's client draws a class from its prior, and gets a row of it.
+
+    The order of the draws fixes the split of a seed.
+    """
     stream = rng(seed, "split")
     pools = _pools(labels, stream)
     full = np.array([len(pool) for pool in pools])
@@ -149,7 +152,7 @@ def _client_wise(labels: np.ndarray, clients: int, seed: int, alpha: float, refi
 
 
 def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
-    """Client i draws its classes from p_i ~ Dir(alpha, ..., alpha); equal sizes, every sample used once.
+    """Draw the classes of client i from p_i ~ Dir(alpha, ..., alpha); equal sizes, every sample used once.
 
     A class that is used up leaves every prior, which is renormalised over the others; a client whose prior
     has no mass left takes from the class with most samples left.
@@ -160,7 +163,7 @@ def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows
 
 
 def dirichlet_refill(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
-    """As `dirichlet`, but a class that is used up is filled again: samples repeat, others stay unused.
+    """Draw as `dirichlet`, but refill a class that is used up: samples repeat, others stay unused.
 
     Reference: the code released with Sun et al., "FedSpeed", ICLR 2023.
     """
@@ -168,7 +171,7 @@ def dirichlet_refill(labels: np.ndarray, clients: int, seed: int, alpha: float) 
 
 
 def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
-    """Every class c is shared out by q_c ~ Dir(alpha, ..., alpha) over the clients; sizes differ.
+    """Divide every class c over the clients by q_c ~ Dir(alpha, ..., alpha); sizes differ.
 
     Drawn again (up to 1,000 times) until every client has at least `min(10, n / (4 clients))` samples, at least 1.
 
@@ -191,7 +194,7 @@ def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -
 
 
 def pathological(labels: np.ndarray, clients: int, seed: int, classes: int) -> Rows:
-    """Exactly `classes` classes per client; a class is shared equally by the clients that hold it.
+    """Give every client exactly `classes` classes; clients that hold a class share it equally.
 
     Every class is held by as many clients as any other (or one more), so sizes are equal when classes are.
     """
@@ -239,7 +242,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Rows
 
 
 def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) -> Rows:
-    """Quantity skew: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); which samples is drawn uniformly."""
+    """Skew sizes: n_i - 1 proportional to exp(sigma z_i), z_i ~ N(0, 1); samples are drawn uniformly."""
     if sigma > 1e6:
         raise UserError(f"split lognormal-size: expected a standard deviation up to 1e6, found {sigma:g}")
     stream = rng(seed, "split")
@@ -250,7 +253,7 @@ def lognormal_size(labels: np.ndarray, clients: int, seed: int, sigma: float) ->
 
 
 def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None) -> Rows:
-    """One client an id, numbered by the sorted ids; `clients` must be their number, or 0 for "as many"."""
+    """Make one client per id, numbered by the sorted ids; `clients` must be their number, or 0."""
     if owner is None:
         raise UserError("split natural: these data have no client ids; use another split, or give one id per row")
     rows = by_owner(owner)
@@ -263,7 +266,7 @@ def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | Non
 
 
 def by_owner(owner: np.ndarray) -> Rows:
-    """The rows of every id, in the order of the sorted ids.
+    """Return the rows of every id, in the order of the sorted ids.
 
     Example:
         >>> [rows.tolist() for rows in by_owner(np.array(["b", "a", "b"]))]
@@ -298,7 +301,7 @@ REAL = {
 
 @dataclass(frozen=True)
 class Split:
-    """A named split with its parameter; `str(split)` is what a config says.
+    """A named split with its parameter; `str(split)` is its name in a config.
 
     Example:
         >>> split = parse_split("dirichlet:0.6")
@@ -313,7 +316,7 @@ class Split:
         return self.name if self.parameter is None else f"{self.name}:{self.parameter!r}".removesuffix(".0")
 
     def __call__(self, labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | None = None) -> Rows:
-        """The row numbers of every client; `owner` holds the natural client id of every row, if there are any."""
+        """Return the row numbers of every client; `owner` is the natural client id of every row, or None."""
         if self.name == "natural":
             return natural(labels, clients, seed, owner)
         if clients < 1:
@@ -334,7 +337,7 @@ class Split:
 
 
 def parse_split(text: str) -> Split:
-    """`"dirichlet:0.6"` -> `Split("dirichlet", 0.6)`; says what is wrong with anything else."""
+    """Return `Split("dirichlet", 0.6)` for `"dirichlet:0.6"`; raise for a text that is not a split."""
     name, colon, rest = text.strip().partition(":")
     if name not in SPLITS:
         raise unknown("split", name, SPLITS)

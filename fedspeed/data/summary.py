@@ -1,4 +1,4 @@
-"""What a split looks like in numbers."""
+"""Statistics of a split."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .federated import Federated
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A split in numbers.
+    """Statistics of a split: sizes, classes per client, unused and repeated samples.
 
     Args:
         counts: samples of every class (columns) at every client (rows); one column for regression.
         sizes: samples of every client.
         half: how many of its largest classes hold half of a client's data, client by client.
-        samples: training samples there are; `unused` of them belong to nobody, nor to the validation set.
-        repeats: how many places in clients' lists repeat a sample that has an owner already.
-        augmentation: what is drawn at random of the pictures of a batch.
+        samples: the number of training samples; `unused` of them belong to no client, nor to the validation set.
+        repeats: how many entries of clients' lists repeat a sample that has an owner already.
+        augmentation: the random changes of pictures, in words.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Summary:
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Return the number of clients."""
         return len(self.sizes)
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return int(self.counts.shape[1])
 
 
 def class_counts(data: Federated) -> np.ndarray:
-    """Samples of every class at every client: an array of shape (clients, classes)."""
+    """Count the samples of every class at every client: an array of shape (clients, classes)."""
     owner = np.repeat(np.arange(data.clients), data.sizes)
     classes = data.classes or 1
     label = data.y.cpu().numpy()[data.indices] if data.classes else np.zeros(len(owner), np.int64)
@@ -56,7 +56,7 @@ def class_counts(data: Federated) -> np.ndarray:
 
 
 def half_mass(counts: np.ndarray) -> np.ndarray:
-    """For every client, the least number of classes that together hold at least half of its samples.
+    """Return, per client, the least number of classes that together hold at least half of its samples.
 
     Example:
         >>> half_mass(np.array([[5, 5, 0], [3, 3, 3], [0, 0, 7]])).tolist()

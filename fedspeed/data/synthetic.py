@@ -12,12 +12,12 @@ FEATURES, CLASSES = 60, 10
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: int = 30, seed: int = 0) -> Samples:
-    """Data of `clients` clients, 60 features, 10 classes; client ids come with it (`split = natural`).
+    """Generate data of `clients` clients, 60 features, 10 classes, with client ids (`split = natural`).
 
     Client k draws `u_k ~ N(0, alpha)`, `B_k ~ N(0, beta)`; entries of `W_k`, `b_k ~ N(u_k, 1)` and of
     `v_k ~ N(B_k, 1)`; then `x ~ N(v_k, diag(j^-1.2))` and `y = argmax softmax(x W_k + b_k)`. It has
     `50 + floor(exp(4 + 2 z))` samples, z ~ N(0, 1); the first 90% are for training, the others join the test
-    set. Client k depends on seed and k only, not on how many clients there are.
+    set. Client k depends on seed and k only, not on the number of clients.
 
     Args:
         alpha: how much the clients' models differ (a standard deviation, as in the released generator).
@@ -31,18 +31,11 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: 
 
     Reference: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, and its code.
     """
-    for name, value, least in (
-        ("alpha", alpha, 0),
-        ("beta", beta, 0),
-        ("size", size, 0),
-        ("clients", clients, 1),
-    ):
+    for name, value, least in (("alpha", alpha, 0), ("beta", beta, 0), ("size", size, 0), ("clients", clients, 1)):
         if not (np.isfinite(value) and value >= least):
             raise UserError(f"data synthetic: {name} must be a number >= {least}, found {value}")
     spread = np.sqrt(np.arange(1, FEATURES + 1) ** -1.2)
-    xs = []
-    ys = []
-    train = []
+    xs, ys, train = [], [], []
     for k in range(clients):
         stream = rng(seed, "synthetic", k)
         u, shift = alpha * stream.standard_normal(), beta * stream.standard_normal()
@@ -54,8 +47,6 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, size: int = 0, *, clients: 
         xs.append(x.astype(np.float32))
         ys.append(np.argmax(x @ weight + bias, axis=1))
         train.append(np.arange(n) < (size or int(0.9 * n)))
-    x = np.concatenate(xs)
-    y = np.concatenate(ys)
-    keep = np.concatenate(train)
+    x, y, keep = (np.concatenate(parts) for parts in (xs, ys, train))
     owner = np.repeat(np.arange(clients), [len(part) for part in ys])[keep]
     return Samples("synthetic", x[keep], y[keep], x[~keep], y[~keep], classes=CLASSES, owner=owner)

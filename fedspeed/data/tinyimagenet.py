@@ -5,7 +5,7 @@
     tiny-imagenet-200/val/images/*.JPEG, val/val_annotations.txt
 
 The labelled validation pictures are the test set (the published test pictures have no labels). Classes are
-numbered by their sorted ids. Decoding takes a while, once: the arrays are kept in the cache.
+numbered by their sorted ids. The arrays are kept in the cache, since decoding is slow.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .sources import Published
 SIDE = 64
 FULL = (500, 50)
 MOST = 2**24
-"""Bytes of a picture or list, at most."""
+"""The largest size of a picture or list in bytes."""
 PICTURES = 4 * 110_000
-"""Pictures, at most: many names in an archive can share a few bytes."""
+"""The largest number of pictures: many names in an archive can share a few bytes."""
 
 
 def _plan(tree: FileTree) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
-    """Class ids, and (name, label) of every training and validation picture."""
+    """Return class ids, and (name, label) of every training and validation picture."""
     names = tree.names
     listed = next((n for n in names if n.endswith("wnids.txt")), None)
     notes = next((n for n in names if n.endswith("val/val_annotations.txt")), None)
@@ -102,16 +102,7 @@ def _read(path: Path, part: bool, progress: Progress) -> Samples:
 TINY = Published(
     "tinyimagenet",
     _read,
-    (
-        Web(
-            (
-                Remote(
-                    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                    "90528d7ca1a48142e341f4ef8d21d0de",
-                ),
-            )
-        ),
-    ),
+    (Web((Remote("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)),),
     classes=200,
     augmentation=Augmentation(
         (0.4802, 0.4481, 0.3975),
@@ -128,7 +119,7 @@ TINY = Published(
 def tinyimagenet(
     part: bool = False, *, data_dir: str | Path | None = None, progress: Progress | None = None
 ) -> Samples:
-    """TinyImageNet: 200 classes, 500 training and 50 test pictures each.
+    """Load TinyImageNet: 200 classes, 500 training and 50 test pictures each.
 
     Args:
         part: accept a copy in the same layout that is not the complete published set.

@@ -6,7 +6,7 @@ pictures is in `images.py`. By name, in a config or on the command line: `arrays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from .samples import Progress, Samples, silent
 
 
 def own_augmentation(shape: Sequence[int]) -> Augmentation:
-    """For pictures of unknown kind: 0.5 / 0.5 per channel; if asked for, flip and a crop padded by 1/8 of the side.
+    """Return 0.5 / 0.5 per channel for pictures of unknown kind; if asked for, flip and crop padded by 1/8 of the side.
 
-    That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. A mirrored digit or letter is another one, so nothing is
-    augmented unless the user says `augment="paper"`. Anything but pictures (three axes) is used as it is.
+    That is the paper's padding: 4 at 32 x 32, 8 at 64 x 64. A mirrored digit or letter has another meaning, so nothing
+    is augmented unless the user sets `augment="paper"`. Anything but pictures (three axes) is used as it is.
     """
     if len(shape) != 3:
         return Augmentation(usual="none")
@@ -44,17 +44,17 @@ def from_arrays(
     labels: tuple[str, ...] = (),
     owner: Any = None,
 ) -> Samples:
-    """Samples from arrays, to be split by name; `Federated.from_arrays` is for a split of your own. Same rules in both.
+    """Return samples from arrays, to be split by name; `Federated.from_arrays` takes a split of your own.
 
     Bytes are pictures, other whole numbers stay whole (token ids), floats are used as they are; whole-number targets
-    are classes, floating ones regression. NaN, Inf and whatever else cannot be trained on is refused.
+    are classes, floating ones regression. NaN, Inf and other values that cannot be trained on are refused.
 
     Args:
         x, y: training inputs and targets. Pictures may be (n, h, w), (n, h, w, channels) or (n, channels, h, w).
         x_test, y_test: the test set, also as `test=(x_test, y_test)`.
         clients: the client id of every row (numbers or text), for `split="natural"`; `owner` is its old name.
         holdout: without a test set, this fraction of every class is set aside as one, always the same rows; 0: none.
-        classes: their number; by default the largest label and one.
+        classes: their number; by default the largest label plus one.
         labels: names of the classes.
 
     Example:
@@ -80,11 +80,11 @@ def from_arrays(
 
 
 def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | None = None) -> Samples:
-    """A `.npz` file, or a folder of `.npy` files: x, y and, if you like, x_test, y_test, client; floats as float32.
+    """Read a `.npz` file, or a folder of `.npy` files: x, y and optionally x_test, y_test, client; floats as float32.
 
     Args:
         holdout: the fraction of every class set aside as test set where the file has none.
-        classes: their number; 0 takes the largest label and one.
+        classes: their number; 0 takes the largest label plus one.
         data_dir: the file or the folder.
     """
     if data_dir is None:
@@ -110,7 +110,7 @@ def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | Non
     if missing:
         raise UserError(f"data arrays: {path} has no array {missing[0]!r}; expected x, y [x_test, y_test, client]")
     ids = found.pop("client", None)
-    with np.errstate(over="ignore"):  # what does not fit becomes Inf, which is refused
+    with np.errstate(over="ignore"):  # a value that does not fit becomes Inf, which is refused
         found = {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in found.items()}
     samples = from_arrays(**found, clients=ids, holdout=holdout, classes=classes or None, name=path.stem)
     if samples.classes is None and samples.y.dtype.kind != "f":
@@ -132,22 +132,23 @@ def from_torch(
     progress: Progress | None = None,
     owner: Any = None,
 ) -> Samples:
-    """Samples from a torch `Dataset` of (input, target) pairs, read once from front to back.
+    """Return samples from a torch `Dataset` of (input, target) pairs, read once from front to back.
 
-    Leave random augmentation out of it (this library draws its own, a batch at a time) and return bytes where you
+    Leave random augmentation out of it (this library draws its own, one batch at a time) and return bytes where you
     can: PIL pictures and `uint8` tensors stay bytes. Arguments as in `from_arrays`.
     """
-    parts = [_stack(part, name, progress or silent) for part in (dataset, test) if part is not None]
-    pair = parts[1] if len(parts) == 2 else None
-    return from_arrays(*parts[0], test=pair, clients=clients, holdout=holdout, classes=classes, name=name, owner=owner)
+    parts = [_stack(part, name, progress or silent, tuple) for part in (dataset, test) if part is not None]
+    held = parts[1] if len(parts) == 2 else None
+    return from_arrays(*parts[0], test=held, clients=clients, holdout=holdout, classes=classes, name=name, owner=owner)
 
 
-def _stack(pairs: Any, name: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    xs = []
-    ys = []
-    total = len(pairs)
+def _stack(rows: Any, name: str, progress: Progress, pair: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and targets of a dataset; `pair` takes both from a row."""
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    total = len(rows)
     for i in range(total):
-        x, y = pairs[i]
+        x, y = pair(rows[i])
         xs.append(np.asarray(x))
         ys.append(np.asarray(y))
         if xs[-1].shape != xs[0].shape:
@@ -169,7 +170,7 @@ def from_hugging_face(
     name: str = "huggingface",
     progress: Progress | None = None,
 ) -> Samples:
-    """Samples from a Hugging Face `DatasetDict` (its `train` and `test` or `validation`) or `Dataset`.
+    """Return samples from a Hugging Face `DatasetDict` (its `train` and `test` or `validation`) or `Dataset`.
 
     Args:
         image, label: columns; by default the only column of pictures and the only one of class labels.
@@ -186,11 +187,15 @@ def from_hugging_face(
     label = _column(label, "ClassLabel", "label", kinds, name)
     if client and client not in kinds:
         raise UserError(f"data {name}: no column {client!r}; there are {', '.join(kinds)}")
-    parts = [_stack(_Pairs(part, image, label), name, progress or silent) for part in (train, test) if part is not None]
-    pair = parts[1] if len(parts) == 2 else None
+    parts = [
+        _stack(part, name, progress or silent, lambda row: (row[image], row[label]))
+        for part in (train, test)
+        if part is not None
+    ]
+    held = parts[1] if len(parts) == 2 else None
     ids = np.asarray(train[client]) if client else None
     labels: Iterable[str] = getattr(train.features[label], "names", None) or ()
-    return from_arrays(*parts[0], test=pair, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
+    return from_arrays(*parts[0], test=held, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
 
 
 def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str) -> str:
@@ -201,22 +206,6 @@ def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str
             f"{option}=COLUMN, one of {', '.join(kinds)}"
         )
     return found[0]
-
-
-class _Pairs:
-    """(picture, label) of a Hugging Face dataset, as a torch `Dataset` would give them."""
-
-    def __init__(self, part: Any, image: str, label: str) -> None:
-        self.part = part
-        self.image = image
-        self.label = label
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def __getitem__(self, i: int) -> tuple[Any, Any]:
-        row = self.part[i]
-        return row[self.image], row[self.label]
 
 
 def huggingface(
@@ -230,7 +219,7 @@ def huggingface(
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Samples:
-    """A Hugging Face dataset by its name on the hub (`path`), or saved on disk (`data_dir`); extra `fedspeed[hf]`.
+    """Load a Hugging Face dataset by its name on the hub (`path`), or saved on disk (`data_dir`); extra `fedspeed[hf]`.
 
     Args:
         path, config: as in `datasets.load_dataset`.

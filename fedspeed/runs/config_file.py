@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import CODED, Config, rename_code, resolved
-from ..config.plan import OURS_TO_SAY
+from ..config.plan import COMMAND_LINE_ONLY
 from ..config.plan import PLACEMENT as PLACEMENT
 from ..config.presets import paper_decay
 from ..config.stopping import RULES
@@ -39,7 +39,7 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
     """
     run = RunDir(out)
     run.refuse_links()
-    tables = {key: value for key, value in resolved(run.config(), out).items() if key not in OURS_TO_SAY}
+    tables = {key: value for key, value in resolved(run.config(), out).items() if key not in COMMAND_LINE_ONLY}
     code = named_code(tables)
     if code and not allow_code:
         raise UserError(
@@ -107,7 +107,7 @@ def _tell_changes(tables: dict[str, Any]) -> None:
 def as_stored(config: Config) -> dict[str, Any]:
     """A config's tables as its run directory has them: they mean the same from every folder, and nothing is left to be
     looked up."""
-    tables = {key: value for key, value in config.to_dict().items() if key not in OURS_TO_SAY}
+    tables = {key: value for key, value in config.to_dict().items() if key not in COMMAND_LINE_ONLY}
     tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
     return rename_code(tables, _copy_name)

@@ -291,10 +291,10 @@ def with_rounds(config: Config, rounds: int) -> Config:
 
 def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
     """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
-    config = config.earlier(record.round - 1) or config
+    config = config.config_at(record.round - 1) or config
     scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
     due = record.round % config.eval_every == 0 or record.round >= config.rounds
     if not due and any(score is not None for score in scores):
         return True
-    measured = RunDir(out).client_metrics() if not config.measures(record.round) else None
+    measured = RunDir(out).client_metrics() if not config.scores_clients(record.round) else None
     return measured is not None and record.round in measured.rounds

@@ -376,7 +376,7 @@ def unlike_split(path: Path, simulation: Simulation) -> list[str]:
 def unlike_rounds(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
     """How the rounds that were measured are not those that the plan asks for."""
     plan = simulation.plan
-    wanted = [t for t in range(1, rounds + 1) if (plan.earlier(t - 1) or plan).measures(t)]
+    wanted = [t for t in range(1, rounds + 1) if (plan.config_at(t - 1) or plan).scores_clients(t)]
     found = [] if measured is None else [t for t in measured.rounds.tolist() if t <= rounds]
     if found == wanted:
         return []

@@ -122,7 +122,7 @@ class Scored(NamedTuple):
 def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
     """Scores of the server's vector after t rounds (`carried.whole`), and of the clients' own, in their replies."""
     plan, data = work.plan, work.data
-    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.measures(t)
+    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)
     if not due and not each:
         return Scored()
     vector = x.to(work.flat.dtype, copy=True)
@@ -130,7 +130,7 @@ def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, repli
     validation = backend.evaluate(vector, validation=True) if due and slices(data, True) else None
     if not each:
         return Scored(test, validation)
-    own = {reply.job.client: reply.facts.own for reply in replies} if plan.measures(t, own=True) else None
+    own = {reply.job.client: reply.facts.own for reply in replies} if plan.scores_clients(t, own=True) else None
     return Scored(test, validation, measured(backend.evaluate_clients(vector), data, t, own))
 
 

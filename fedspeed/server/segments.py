@@ -31,7 +31,7 @@ class Segments:
         """A simulation that stands where this one stands; client states are the same object."""
         simulation = self._simulation()
         assert simulation is not None  # who asks
-        config = simulation.plan.earlier(simulation.t)
+        config = simulation.plan.config_at(simulation.t)
         if self._other is not None and self._other[0] is not config:
             self.close()
         if config is None:

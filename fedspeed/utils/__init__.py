@@ -1,1 +1,1 @@
-"""Files, locks, hashes, processes, registries, random streams, devices."""
+"""Files, locks, digests, processes, registries, random streams and devices."""

@@ -1,7 +1,7 @@
-"""What depends on the device: generators, the settings that decide bits on CUDA, and copies to it.
+"""Devices and private names of torch: choice of a device, deterministic settings, generators, copies, transforms.
 
-On the CPU nothing here changes a bit. These paths are tested with a device that only pretends (`tests/test_device.py`);
-`make gpu-check` tries them on a real one.
+On the CPU nothing here changes a bit. Tests simulate other devices (`tests/utils/test_devices.py`); `make gpu-check`
+tries a real one. No other file uses private names of torch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..errors import UserError
 
 
 def configure_cublas(device: torch.device) -> None:
-    """Before the first tensor is on it: cuBLAS reads once how it may work, and gives the same bits only so."""
+    """Set CUBLAS_WORKSPACE_CONFIG before the first CUDA call; cuBLAS is only deterministic with it."""
     if device.type == "cuda" and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is cuda, else mps, else cpu; anything else must exist."""
+    """Return the device of a name, which must exist; `auto` is cuda, else mps, else cpu."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         configure_cublas(torch.device(name))
         device = torch.zeros(1, device=name).device
-        if device.type != "meta":  # whose tensors hold no numbers
+        if device.type != "meta":  # tensors of `meta` hold no numbers
             return device
         reason = ""
     except (RuntimeError, AssertionError) as error:
@@ -44,9 +44,9 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """On CUDA, algorithms that give the same bits each time, and no TF32, whatever the program around has set.
+    """Use deterministic algorithms on CUDA and no TF32, whatever the calling program has set.
 
-    Convolutions would take TF32 by default. An operation that has no such algorithm warns, and goes on.
+    Convolutions use TF32 by default. An operation without a deterministic algorithm warns and is computed.
     """
     if device.type != "cuda":
         yield
@@ -55,7 +55,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filled, products = memory.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32
     torch.use_deterministic_algorithms(True, warn_only=not strict or warned)
-    memory.fill_uninitialized_memory = False  # nothing reads it
+    memory.fill_uninitialized_memory = False  # no code reads uninitialised memory
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         with convolutions(tf32=False):
@@ -68,14 +68,14 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def convolutions(tf32: bool) -> Iterator[None]:
-    """cuDNN's settings while a block lasts: the same bits each time, with TF32 or without."""
+    """Make cuDNN deterministic within a block, with TF32 or without."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
         yield
 
 
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Leave the caller's random generators as they were, the device's too."""
+    """Restore the caller's random generators afterwards, including the device's."""
     before = torch.mps.get_rng_state() if device.type == "mps" else None
     try:
         with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
@@ -86,43 +86,39 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
 
 
 def to_device(a: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A small array on a device, without waiting for it: to CUDA it goes from pinned memory."""
+    """Copy a small array to a device without waiting; to CUDA it is copied from pinned memory."""
     here = torch.from_numpy(np.ascontiguousarray(a))
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 _active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
-
-
 _disable: Any = getattr(torch._C, "_DisableFuncTorch", None)
-
-
 _wrapped: Any = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 
 
 def can_ask() -> bool:
-    """Whether torch tells of `torch.func`, as the three functions below need; where not, layers are the stock ones."""
+    """Return whether this torch has the private names used below; without them layers are the stock ones."""
     return None not in (_active, _disable, _wrapped)
 
 
 def transforming() -> bool:
-    """Whether a transform of `torch.func` is active."""
+    """Return whether a transform of `torch.func` is active."""
     return bool(_active())
 
 
 def transformed(x: torch.Tensor) -> bool:
-    """Whether a tensor belongs to a transform of `torch.func`."""
+    """Return whether a tensor belongs to a transform of `torch.func`."""
     return bool(_wrapped(x))
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """For what is made inside a transform and outlives it."""
+    """Suspend transforms of `torch.func`, for tensors that are made inside one and outlive it."""
     made: AbstractContextManager[Any] = _disable()
     return made
 
 
 def version(a: torch.Tensor) -> int | str:
-    """Something that differs after a tensor was changed in place: torch's counter, else a digest of its bytes."""
+    """Return a value that differs after a tensor was changed in place: torch's counter, else a digest of its bytes."""
     found: int | None = getattr(a, "_version", None)
     if found is not None:
         return found

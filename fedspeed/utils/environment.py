@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on beside config and data: versions, hardware, variables that libraries read."""
+"""Everything besides config and data that can change a result's last bits: versions, hardware, variables."""
 
 from __future__ import annotations
 
@@ -9,29 +9,16 @@ from typing import Any
 from .. import __version__
 
 VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "ONEDNN_CPU_ISA_HINTS",
-    "DNNL_CPU_ISA_HINTS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "OPENBLAS_CORETYPE",
-    "NPY_DISABLE_CPU_FEATURES",
-    "NPY_ENABLE_CPU_FEATURES",
-    "GLIBC_TUNABLES",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
-"""Environment variables that choose instructions or precision, so other bits. Numbers of threads change none."""
+    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "DNNL_CPU_ISA_HINTS", "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES",
+    "GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""Environment variables that choose instructions or precision and so change bits. Numbers of threads change none."""
 
 
 def bits_environment() -> dict[str, str]:
-    """Those of `VARIABLES` that are set.
+    """Return those of `VARIABLES` that are set.
 
     Example:
         >>> os.environ["MKL_CBWR"] = "COMPATIBLE"
@@ -43,15 +30,15 @@ def bits_environment() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Versions, hardware and variables: equal bits are promised for equal ones.
+    """Return versions, hardware and variables; where they are equal, results are equal bit for bit.
 
     Args:
-        device: that computed, a `torch.device` or its name.
+        device: the device that computed, a `torch.device` or its name.
     """
     import numpy
     import torch

@@ -1,4 +1,8 @@
-"""Files that may be anybody's: read only if they are plain files of a sensible size, written whole or not at all."""
+"""Files: read with limits, written whole or not at all, and identified by digests.
+
+Files may come from other people: only plain files of a sensible size are read. A file gets its name when all of its
+bytes are written. Digests are blake2b with 128 bits; a table that holds its own digest is sealed.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,17 @@ from typing import Any, BinaryIO
 from ..errors import UserError
 
 MOST = 2**31
-
-
 """Bytes beyond which a file that is read as a whole is refused."""
-
-
 LARGEST = 100_000
-
-
-"""Bytes of a TOML file; nested tables take time that grows with the square of them."""
+"""Bytes of a TOML file; the time to read nested tables grows with the square of them."""
+MOST_HEADER = 100_000_000
+"""Bytes of a safetensors file that are read as its header."""
+SEAL = "seal"
+"""The key of a table's own digest."""
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a regular file; a pipe, a device or a larger file raises OSError (a pipe would be waited for)."""
+    """Return the bytes of a regular file; raise OSError for a pipe, which would block, a device or a larger file."""
     with open(path, "rb", opener=lambda name, how: os.open(name, how | getattr(os, "O_NONBLOCK", 0))) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -39,12 +41,12 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """The text of a regular file, UTF-8 with or without a mark; ValueError if it is not."""
+    """Return the text of a regular file, UTF-8 with or without a mark; raise ValueError if it is not."""
     return read_bytes(path, most).decode("utf-8-sig")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, with errors one can act on."""
+    """Return the tables of a TOML file; raise UserError if it cannot be read, is not TOML or is empty."""
     try:
         tables = tomllib.loads(read_text(path, LARGEST))
     except OSError as error:
@@ -58,7 +60,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, most: int = 20_000_000) -> dict[str, Any]:
-    """The table of a JSON file of anybody's; nothing where there is none, or none that can be read."""
+    """Return the table of a JSON file; an empty one if there is no file or it cannot be read."""
     try:
         found = json.loads(read_text(path, most))
     except (OSError, ValueError, RecursionError):
@@ -67,7 +69,7 @@ def read_json(path: Path, most: int = 20_000_000) -> dict[str, Any]:
 
 
 def refuse_depth(tables: dict[str, Any], most: int = 20) -> None:
-    """Raise for tables in tables beyond any use; what reads them is recursive."""
+    """Raise for tables nested too deeply: the functions that read them are recursive."""
     layer: list[Any] = [tables]
     for _ in range(most):
         inner = [list(a.values()) if isinstance(a, dict) else a for a in layer]
@@ -77,24 +79,23 @@ def refuse_depth(tables: dict[str, Any], most: int = 20) -> None:
 
 
 def write(path: Path, content: str | bytes, durable: bool = False) -> None:
-    """Write a file whole or not at all; `durable` has its bytes on the disk before it has its name."""
+    """Write a file whole or not at all; `durable` flushes its bytes to the disk before it gets its name."""
     with atomic(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when all is written, and the permissions of the one it replaces; what
-    fails leaves what was there before."""
+    """Yield a file that replaces `path`, with its permissions, once it is written; on failure `path` is kept."""
     part = path.with_name(path.name + ".part")
     try:
-        part.unlink(missing_ok=True)  # it may be a link
+        part.unlink(missing_ok=True)  # it may be a link, which must not be followed
         with part.open("xb") as file:
             yield file
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
-        with suppress(OSError):  # there was none, or a file system without permissions
+                os.fsync(file.fileno())  # fsync before rename: a crash must not leave the name without the bytes
+        with suppress(OSError):  # no such file yet, or a file system without permissions
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(part, path)
     except BaseException:
@@ -102,41 +103,45 @@ def atomic(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-SEAL = "seal"
+def flush(path: Path) -> None:
+    """Flush a file's bytes, or a folder's names, to the disk; do nothing if it does not exist or cannot be flushed."""
+    with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
-"""The key of a table's own digest."""
-
-
-MOST_HEADER = 100_000_000
-
-
-"""Bytes of a safetensors file that are read as its header."""
+def cut(path: Path, length: int) -> None:
+    """Truncate a file to at most its first `length` bytes."""
+    if path.stat().st_size > length:
+        os.truncate(path, length)
 
 
 def key(seed: int, purpose: str, *path: int) -> int:
-    """128 bits that are a function of `(seed, purpose, *path)` alone."""
+    """Return 128 bits that are a function of `(seed, purpose, *path)` alone; they fix every random stream."""
     name = struct.pack(f"<{1 + len(path)}q", seed, *path) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
 class Hash:
-    """blake2b (128 bit) of what was written so far, and how many bytes that was."""
+    """The digest of all bytes so far, and their number `count`."""
 
     def __init__(self) -> None:
         self._hash, self.count = hashlib.blake2b(digest_size=16), 0
 
     def update(self, data: Any) -> None:
-        """More bytes."""
+        """Add bytes."""
         self._hash.update(data)
         self.count += len(data)
 
     def digest(self) -> str:
-        """Of all bytes so far; more may come."""
+        """Return the digest of all bytes so far; more may follow."""
         return self._hash.hexdigest()
 
     def take(self, path: Path, end: int) -> None:
-        """The bytes of a file from where this stands up to `end`, or to the file's own end."""
+        """Add the bytes of a file from position `count` up to `end`, or to the file's own end."""
         with path.open("rb") as file:
             file.seek(self.count)
             while self.count < end:
@@ -147,14 +152,14 @@ class Hash:
 
 
 def prefix(path: Path, length: int) -> Hash:
-    """The hash of the first bytes of a file; its `count` says how many there were."""
+    """Return the hash of the first `length` bytes of a file; its `count` is lower where the file is shorter."""
     found = Hash()
     found.take(path, length)
     return found
 
 
 def digest(path: Path, flush: bool = False) -> str:
-    """blake2b of a file's bytes; `flush` has them on the disk first."""
+    """Return the digest of a file; `flush` writes its bytes to the disk first."""
     with path.open("rb") as file:
         if flush:
             os.fsync(file.fileno())
@@ -162,7 +167,7 @@ def digest(path: Path, flush: bool = False) -> str:
 
 
 def sealed(plain: dict[str, Any], indent: int | None = None) -> str:
-    """Return a table as JSON with the digest of that JSON as its last entry, `seal`; one that it has is replaced.
+    """Return a table as JSON with the digest of that JSON as its last entry, `seal`; an earlier seal is replaced.
 
     Example:
         >>> text = sealed({"a": 1})
@@ -175,7 +180,7 @@ def sealed(plain: dict[str, Any], indent: int | None = None) -> str:
 
 
 def seal_holds(text: str, indent: int | None = None) -> bool | None:
-    """Whether JSON is what `sealed` wrote, in every byte; None if it has no seal, as files of older versions."""
+    """Return whether JSON is exactly what `sealed` wrote; None if it has no seal, as files of older versions."""
     plain = json.loads(text)
     if SEAL not in plain:
         return None
@@ -183,7 +188,7 @@ def seal_holds(text: str, indent: int | None = None) -> bool | None:
 
 
 def tensors_digest(path: Path) -> str:
-    """blake2b of the tensors of a safetensors file: names, shapes and numbers, not what is noted beside them."""
+    """Return the digest of the tensors of a safetensors file: names, shapes and numbers, not the metadata."""
     with path.open("rb") as file:
         start = file.read(8)
         start += file.read(min(int.from_bytes(start, "little"), MOST_HEADER))
@@ -197,19 +202,3 @@ def tensors_digest(path: Path) -> str:
         while chunk := file.read(2**20):
             found.update(chunk)
     return found.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk; where there is none, or it cannot be flushed, nothing."""
-    with suppress(FileNotFoundError, PermissionError):  # Windows does not open folders
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def cut(path: Path, length: int) -> None:
-    """Cut off what a file has beyond its first bytes."""
-    if path.stat().st_size > length:
-        os.truncate(path, length)

@@ -26,8 +26,8 @@ def locked(path: Path, *, shared: bool = False, tries: int = 1, flags: int = os.
     """Lock a folder or file until the end, and yield whether that was possible; True where there are no locks.
 
     Args:
-        shared: others may share the lock, and nobody can hold it alone meanwhile.
-        tries: how often to ask, 20 ms apart; 0 waits until the lock is free.
+        shared: other processes may share the lock; none can hold it exclusively meanwhile.
+        tries: the number of attempts, 20 ms apart; 0 waits until the lock is free.
         flags: how the path is opened.
     """
     held, free = None, True
@@ -45,7 +45,7 @@ def locked(path: Path, *, shared: bool = False, tries: int = 1, flags: int = os.
 
 @contextmanager
 def locked_beside(folder: Path, *, tries: int = 0) -> Iterator[bool]:
-    """Lock `.NAME.lock` beside a folder, which need not exist yet; else like `locked`."""
+    """Lock `.NAME.lock` beside a folder that may not exist yet; otherwise like `locked`."""
     with suppress(OSError):  # a place that can only be read, for example: there is no lock then
         folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}.lock"), tries=tries, flags=os.O_RDWR | os.O_CREAT) as free:
@@ -55,7 +55,7 @@ def locked_beside(folder: Path, *, tries: int = 0) -> Iterator[bool]:
 class Scratch:
     """A new temporary folder, removed by `close`, with the object, or when the process ends.
 
-    What a killed process left is removed at the next start: an unlocked folder belongs to a dead process.
+    The next start removes folders of killed processes: an unlocked folder belongs to a dead process.
 
     Args:
         kind: how its name begins, one of `KINDS`.
@@ -87,7 +87,7 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove the temporary folders of processes that are gone."""
+    """Remove the temporary folders of processes that have ended."""
     for kind in KINDS:
         for path in Path(tempfile.gettempdir()).glob(f"{kind}*{HELD}"):
             held = _hold_own(path, tries=1)

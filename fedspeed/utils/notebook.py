@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: a table of its facts and its curve, as HTML that loads and runs nothing."""
+"""HTML of a run for notebooks: a table of facts and curves, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..record import Record
 
 
 def card(title: str, facts: dict[str, Any], records: Sequence[Record]) -> str:
-    """A title, a table of facts, and the curves of accuracy and loss, as HTML."""
+    """Return a title, a table of facts, and the curves of accuracy and loss as HTML."""
     lines = [f"<tr><th>{escape(key)}</th><td>{escape(_text(value))}</td></tr>" for key, value in facts.items()]
     table = f"<table>{''.join(lines)}</table>" if lines else ""
     curves = [_curve(name, records) for name in ("test_accuracy", "train_loss")]
@@ -22,7 +22,7 @@ def _text(value: Any) -> str:
 
 
 def _curve(name: str, records: Sequence[Record], wide: int = 360, high: int = 90) -> str:
-    """One field against rounds, from its lowest to its highest value; nothing without two values."""
+    """Draw one field against rounds, from its lowest to its highest value; "" with fewer than two values."""
     points = [(record.round, value) for record in records if (value := record.to_dict()[name]) is not None]
     if len(points) < 2:
         return ""

@@ -1,4 +1,7 @@
-"""How our processes start, and how they end with the one that started them. No torch: they arm themselves first."""
+"""Worker processes and signals: safe start, end with the parent, critical sections.
+
+Imports no torch, so that workers can install their parent watch before the slow import.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,15 @@ from multiprocessing.connection import wait
 from ..errors import UserError
 
 VARIABLE = "PYTHONSAFEPATH"
-
-
 PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Processes that are started within find no module in the current folder, which may be somebody's run directory.
+    """Keep processes that are started within from importing modules of the current folder, an untrusted run directory.
 
-    multiprocessing starts them, and its resource tracker, as `python -c`, which looks there first. What this process
-    has on `sys.path`, a script's own folder for example, they are given later by multiprocessing itself.
+    multiprocessing starts them, and its resource tracker, as `python -c`, which looks there first. The entries of this
+    process's `sys.path`, a script's own folder for example, are passed on later by multiprocessing itself.
 
     Example:
         >>> with safe_path():
@@ -49,16 +50,16 @@ def safe_path() -> Iterator[None]:
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread that lives as long as the process."""
+    """Return whether this is the main thread, which lives as long as the process and receives its signals."""
     return threading.current_thread() is threading.main_thread()
 
 
 def end_with_parent(kernel: bool = False) -> None:
-    """Have this process end as soon as the one that started it has, whatever it is doing.
+    """End this process as soon as its parent has ended, whatever it is doing.
 
     Args:
-        kernel: have Linux see to it, also while C code holds the interpreter; only if the parent's main thread started
-            this process, since Linux takes the end of the thread for that of the parent.
+        kernel: let Linux do it, also while C code holds the interpreter. Only if the parent's main thread started this
+            process: Linux takes the end of the starting thread for that of the parent.
     """
     parent = parent_process()
     if parent is None:
@@ -69,16 +70,15 @@ def end_with_parent(kernel: bool = False) -> None:
 
 
 def _end_after(sentinel: int) -> None:
-    wait([sentinel])  # at once if the parent has gone by now
+    wait([sentinel])  # returns at once if the parent has already ended
     os._exit(1)
 
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """What is done in here is done whole: Ctrl-C and SIGTERM are held back until the end. For a moment only."""
-    main = threading.current_thread() is threading.main_thread()  # signals reach no other
-    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
-    held = {number: handler for number, handler in held.items() if callable(handler)}  # the others raise nothing
+    """Delay SIGINT and SIGTERM until a short critical section is complete."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread() else ()
+    held = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     pending: list[int] = []
     for number in held:
         signal.signal(number, lambda number, _: pending.append(number))

@@ -1,7 +1,7 @@
-"""Randomness as a pure function of what it is for.
+"""Randomness as a pure function of its purpose.
 
-Nothing here keeps a state: a stream is named by `(seed, purpose, *path)`, so who ran first, on which back
-end, or after which interruption cannot change a single draw, and a resumed run needs no generator state.
+Nothing here keeps a state: a stream is named by `(seed, purpose, *path)`, so the order of jobs, the back end and
+interruptions cannot change a single draw, and a resumed run needs no generator state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .files import key as key
 
 
 def rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
-    """An independent stream for one purpose.
+    """Return an independent stream for one purpose.
 
     Example:
         >>> rng(0, "batches", 3, 17).permutation(4).tolist() == rng(0, "batches", 3, 17).permutation(4).tolist()
@@ -26,11 +26,11 @@ def rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
 
 
 def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") -> np.ndarray:
-    """The active set S^t, sorted by id.
+    """Draw the active set S^t, sorted by id.
 
     Args:
         scheme: `fixed` draws exactly `active` clients without replacement; `bernoulli` makes every client active
-            with probability `active / clients`, drawn again while nobody is (the released code's rule).
+            with probability `active / clients`, drawn again while none is (the released code's rule).
     """
     stream = rng(seed, "cohort", t)
     if scheme == "fixed":
@@ -42,7 +42,7 @@ def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") 
 
 
 def dropped(seed: int, t: int, active: np.ndarray, chance: float) -> np.ndarray:
-    """Which of the active clients fail after training in round t; drawn again while nobody is left."""
+    """Draw the active clients that fail after training in round t; drawn again while none is left."""
     stream = rng(seed, "dropout", t)
     while chance:
         lost = stream.random(len(active)) < chance
@@ -52,7 +52,7 @@ def dropped(seed: int, t: int, active: np.ndarray, chance: float) -> np.ndarray:
 
 
 def straggler_steps(seed: int, t: int, client: int, steps: int, chance: float) -> int:
-    """How many of its local steps a client finishes: all, or if it straggles a uniform number of 1 .. steps - 1."""
+    """Draw how many local steps a client finishes: all, or if it straggles a uniform number of 1 .. steps - 1."""
     if not chance or steps < 2:
         return steps
     stream = rng(seed, "straggler", t, client)
@@ -60,10 +60,11 @@ def straggler_steps(seed: int, t: int, client: int, steps: int, chance: float) -
 
 
 def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int]) -> list[np.ndarray]:
-    """`steps` minibatches of positions 0..n-1 for each key: (keys, batch) arrays.
+    """Draw `steps` minibatches of positions 0..n-1 for each key: (keys, batch) arrays.
 
     Every epoch is a fresh permutation and keeps its last, smaller batch. A permutation sorts hashed counters
-    (splitmix64), so that those of many clients are drawn at once, and each is a function of its key alone.
+    (splitmix64), so that those of many clients are drawn at once and each is a function of its key alone. The constants
+    and the stable sort fix the bits.
     """
     epochs = -(-steps // -(-n // batch_size))
     start = np.array([key % 2**64 for key in keys], dtype=np.uint64)[:, None]
@@ -77,7 +78,7 @@ def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int]) -> li
 
 
 def batch_order(n: int, batch_size: int, steps: int, key: int) -> list[np.ndarray]:
-    """The minibatches of one key."""
+    """Draw the minibatches of one key."""
     return [batch[0] for batch in batch_orders(n, batch_size, steps, [key])]
 
 
@@ -93,7 +94,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def torch_seed(seed: int, purpose: str, *path: int) -> Iterator[None]:
-    """Seed torch's global generators for a block and put them back afterwards."""
+    """Seed torch's global generators within a block and restore them afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(key(seed, purpose, *path) % 2**63)
         yield

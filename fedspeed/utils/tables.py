@@ -1,4 +1,4 @@
-"""Nested tables, as TOML has them: flat, with other values, and what differs between two."""
+"""Nested tables, as in TOML: flattened, merged, compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one.
+    """Return nested tables as one table with dotted keys.
 
     Example:
         >>> flat({"lr": 0.1, "method": {"name": "fedavg"}})
@@ -19,7 +19,7 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Tables with other values for some fields.
+    """Return tables with other values for some fields.
 
     Example:
         >>> merged({"lr": 0.1, "method": {"name": "fedspeed", "rho": 0.1}}, {"method": {"rho": 0.2}})
@@ -30,7 +30,7 @@ def merged(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What tables said otherwise than others do: `overlay(now, otherwise(then, now))` says what `then` did.
+    """Return the values of `then` that differ from `now`: `merged(now, ...)` of them gives `then`.
 
     Example:
         >>> difference({"lr": 0.1, "method": {"rho": 0.1, "lam": 10}}, {"lr": 0.1, "method": {"rho": 0.2, "lam": 10}})

@@ -15,7 +15,7 @@ from fedspeed import FedAvg, FedInit, FedSAM, FedSpeed, UserError, Wrapper, para
 from fedspeed.cli import main
 from fedspeed.config.config import Config
 from fedspeed.config.plan import Plan
-from fedspeed.config.warmup import follow_of, method_at, schedulable, warmup_of
+from fedspeed.config.warmup import method_at, schedulable, shared
 from fedspeed.methods import METHODS, build
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.table import Cell
@@ -312,8 +312,8 @@ def test_a_recipe_s_setting_is_for_every_row(tmp_path):
 
 
 def test_a_part_of_a_shared_schedule():
-    assert warmup_of({"rho": 2}, FedAvg(), [FedAvg(), FedSAM()]) == ""
-    assert warmup_of("", FedAvg(), [FedAvg()]) == ""
+    assert shared({"warmup": {"rho": 2}}, FedAvg(), [FedAvg(), FedSAM()]) == {"warmup": ""}
+    assert shared({"warmup": ""}, FedAvg(), [FedAvg()]) == {}
 
 
 # --- fields that follow the rate ---
@@ -424,4 +424,4 @@ def test_a_comparison_lets_it_follow_where_there_is_one(tmp_path, monkeypatch, c
     assert main(["theory", "check", "--from", str(run), "--L", "1"]) in (0, 1)
     assert "a constant rho" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="follow_lr: unknown field of FedAvg to schedule 'rho'; Known: none"):
-        follow_of("rho", FedAvg(), [FedAvg()])
+        shared({"follow_lr": "rho"}, FedAvg(), [FedAvg()])

@@ -80,7 +80,7 @@ def test_fetch_checks_your_copy(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["show", "digits", "--clients", "5000"], "5000 clients but only 1437 samples"),
         (["show", "digits", "--set", "size"], "expected OPTION=VALUE"),
         (["show", "digits", "--set", "clients=3"], "--set clients: not an option of the data set"),
-        (["show", "synthetic", "--set", "beta=high"], "beta must be float, found 'high'"),
+        (["show", "synthetic", "--set", "beta=high"], "beta must be a number, found 'high'"),
         (["show", "cifar10", "--data-dir", "nowhere"], "found nothing at nowhere"),
         (["fetch", "tinyimagenet", "--data-dir", "nowhere.zip"], "found nothing at nowhere.zip"),
         (["show", "digits", "--out", "file/inside"], "cannot write to file/inside"),

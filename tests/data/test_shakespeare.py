@@ -117,7 +117,7 @@ def test_every_place_of_a_copy(archive: Path, tmp_path: Path) -> None:
         ({"stride": 0}, "stride must be a whole number >= 1, found 0"),
         ({"least": 39}, "least must be a whole number >= 40, found 39"),
         ({"least": 10**6}, "no role has least = 1000000 characters, the most are 515; set a smaller least"),
-        ({"stride": "far"}, "stride must be int, found 'far'"),
+        ({"stride": "far"}, "stride must be a whole number, found 'far'"),
         (
             {"part": False},
             r"the texts are not the published ones \(sha256 \w+\.\.\., expected dc7f3d516ca8bf75\.\.\.\)",

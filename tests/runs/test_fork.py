@@ -347,7 +347,7 @@ def test_labels_of_methods_in_wrappers_name_what_is_unusual():
                                    {"3": {"method": "fedavg"}}, {"3": {"until": {}}},
                                    {"3": {"backend": "ray", "ray_address": "10.0.0.1:6379"}}])  # fmt: skip
 def test_a_config_says_what_its_first_rounds_had_or_is_refused(until):
-    assert Config.from_dict({**SMALL, "until": {"3": {"lr": 0.5}}}).earlier(2).lr == 0.5
+    assert Config.from_dict({**SMALL, "until": {"3": {"lr": 0.5}}}).config_at(2).lr == 0.5
     with pytest.raises(UserError) as refused:
         Config.from_dict({**SMALL, "until": until})
     assert "\n" not in str(refused.value)
@@ -365,8 +365,8 @@ def test_fields_that_came_later_and_placement():
     """A warm-up that there was not is said to be none; where a run is computed is no matter."""
     found = forked(config(), 4, {"warmup": "lr=3", "backend": "process", "targets": [0.5], "rounds": 9})
     assert found.to_dict()["until"] == {"4": {"warmup": ""}}
-    assert found.earlier(3).warmup == ""
-    assert found.earlier(4) is None
+    assert found.config_at(3).warmup == ""
+    assert found.config_at(4) is None
     assert "until" not in forked(config(), 4, {"rounds": 9}).to_dict()
 
 

@@ -165,11 +165,11 @@ def test_a_run_on_the_device_resumes_and_verifies(cuda, states, tmp_path, capsys
 
 
 def _rows_stay(monkeypatch) -> None:
-    monkeypatch.setattr(federated, "placed", lambda a, _: torch.from_numpy(np.ascontiguousarray(a)))
+    monkeypatch.setattr(federated, "to_device", lambda a, _: torch.from_numpy(np.ascontiguousarray(a)))
 
 
 def _flips_stay(monkeypatch) -> None:
-    monkeypatch.setattr(augment, "placed", lambda a, _: torch.from_numpy(a))
+    monkeypatch.setattr(augment, "to_device", lambda a, _: torch.from_numpy(a))
 
 
 def _states_stay(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Federations whose every constant is known: L, sigma_g, sigma_l, the minimiser and the minimum. NumPy only."""
+"""Problems with known constants: L, sigma_g, sigma_l, the minimiser and the minimum. NumPy only."""
 
 from __future__ import annotations
 

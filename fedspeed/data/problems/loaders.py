@@ -10,11 +10,11 @@ from .quadratic import Quadratic, random_quadratic
 
 
 def samples(problem: Quadratic | Logistic) -> Samples:
-    """The samples of a problem: inputs are matrices, so that the model `vector` (outputs A x) gives F_i exactly.
+    """Return the samples of a problem: inputs are matrices, so that the model `vector` (outputs A x) gives F_i exactly.
 
     A quadratic's rows are scaled by sqrt(p/2), which turns the mean squared error into 1/2 ||A x - y||^2. A logistic
     row is (0, a): two logits whose cross-entropy is the logistic loss. The test set is all samples, so that the test
-    loss is F. Ids of the clients come with it (`split="natural"`).
+    loss is F. The samples have client ids (`split="natural"`).
 
     Example:
         >>> data = samples(random_quadratic(m=3, d=4, n=2))
@@ -43,7 +43,7 @@ def quadratic(
     clients: int = 10,
     seed: int = 0,
 ) -> Samples:
-    """Quadratics F_i(x) = mean_j 1/2 ||A_i x - y_ij||^2 with eigenvalues from mu to L, as data; see `samples`.
+    """Generate quadratics F_i(x) = mean_j 1/2 ||A_i x - y_ij||^2 with eigenvalues from mu to L; see `samples`.
 
     Args:
         d, n: parameters, samples of every client.
@@ -71,13 +71,13 @@ def logistic(
     clients: int = 10,
     seed: int = 0,
 ) -> Samples:
-    """Binary logistic regression whose inputs have length 2 sqrt(L), as data; see `samples`.
+    """Generate binary logistic regression whose inputs have length 2 sqrt(L); see `samples`.
 
     Args:
         d, n: parameters, samples of every client.
         spread: how far the clients' inputs and weights are apart.
         flip: the share of wrong labels, which keeps the minimiser finite.
-        shared: the same inputs for all clients, who then differ in labels only.
+        shared: the same inputs for all clients, which then differ in labels only.
 
     Example:
         >>> data = logistic(d=3, n=5, clients=4)

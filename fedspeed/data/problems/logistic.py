@@ -34,43 +34,43 @@ class Logistic:
 
     @property
     def m(self) -> int:
-        """Clients."""
+        """Return the number of clients."""
         return len(self.a)
 
     @property
     def n(self) -> int:
-        """Samples of a client."""
+        """Return the number of samples per client."""
         return int(self.a.shape[1])
 
     @property
     def d(self) -> int:
-        """Parameters."""
+        """Return the number of parameters."""
         return int(self.a.shape[2])
 
     @cached_property
     def L(self) -> float:
-        """max_ij ||a_ij||^2 / 4."""
+        """Return max_ij ||a_ij||^2 / 4."""
         return float(round(np.square(self.a).sum(-1).max() / 4, 12))
 
     @cached_property
     def shared(self) -> bool:
-        """Whether all clients have the same inputs, and hence the same Hessian everywhere."""
+        """Return whether all clients have the same inputs, and hence the same Hessian everywhere."""
         return bool((self.a == self.a[0]).all())
 
     @cached_property
     def sigma_g(self) -> float:
-        """An upper bound of sup_x sqrt(mean_i ||grad F_i - grad F||^2); exact for shared inputs."""
+        """Return an upper bound of sup_x sqrt(mean_i ||grad F_i - grad F||^2); exact for shared inputs."""
         if self.shared:
             return float(np.sqrt(dissimilarity(self, np.zeros(self.d))))
         return float(np.sqrt(np.square(np.linalg.norm(self.a, axis=-1).mean(-1)).mean()))
 
     def sigma_l(self, batch: int) -> float:
-        """An upper bound for minibatches drawn with replacement."""
+        """Return an upper bound for minibatches drawn with replacement."""
         return float(np.sqrt(np.square(self.a).sum(-1).mean(-1).max() / batch))
 
     @cached_property
     def optimum(self) -> np.ndarray:
-        """x*, by Newton's method to rounding; separable data have none (UserError)."""
+        """Return x*, by Newton's method to rounding; raise UserError for separable data, which have none."""
         a = self.a.reshape(-1, self.d)
         y = self.y.reshape(-1)
         x = np.zeros(self.d)
@@ -88,27 +88,27 @@ class Logistic:
 
     @cached_property
     def minimum(self) -> float:
-        """F(x*)."""
+        """Return F(x*)."""
         return float(self.value(self.optimum))
 
     def value(self, x: np.ndarray) -> np.ndarray:
-        """F(x)."""
+        """Return F(x)."""
         margin = np.einsum("inj,...j->...in", self.a, x) * (2 * self.y - 1)
         return np.asarray(np.logaddexp(0, -margin).mean((-2, -1)))
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """grad F_i(x_i), full batch."""
+        """Return grad F_i(x_i), full batch."""
         p = _sigmoid(np.einsum("inj,...ij->...in", self.a, np.broadcast_to(x, (*x.shape[:-2], self.m, self.d))))
         return np.asarray(np.einsum("...in,inj->...ij", p - self.y, self.a) / self.n)
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
-        """The Hessian of F at x, (d, d)."""
+        """Return the Hessian of F at x, (d, d)."""
         a = self.a.reshape(-1, self.d)
         p = _sigmoid(a @ x)
         return np.asarray((a.T * (p * (1 - p))) @ a / len(a))
 
     def minibatch(self, index: np.ndarray) -> Grad:
-        """The gradient of the samples `index` (..., m, batch)."""
+        """Return the gradient of the samples `index` (..., m, batch)."""
         rows = np.arange(self.m)[:, None]
         a, y = self.a[rows, index], self.y[rows, index]
 
@@ -127,11 +127,11 @@ def random_logistic(
     m: int = 10, d: int = 5, n: int = 40, *, L: float = 1.0, spread: float = 1.0, flip: float = 0.15,
     shared: bool = False, seed: int = 0,
 ) -> Logistic:  # fmt: skip
-    """A logistic problem whose clients differ in inputs and in the weights that label them; L as asked for.
+    """Return a logistic problem whose clients differ in inputs and in the weights that label them, with this L.
 
     Args:
         spread: how far the clients' weights and inputs are apart.
-        flip: the share of labels that are turned over, which keeps the minimiser finite.
+        flip: the share of wrong labels, which keeps the minimiser finite.
         shared: all clients have the same inputs and differ in labels only.
     """
     check("logistic", m=m, d=d, n=n, L=L, spread=spread)

@@ -1,4 +1,4 @@
-"""What a problem is: clients with a gradient each, and constants that are known.
+"""The protocol of a problem: a gradient per client, and known constants.
 
 Clients i = 0..m-1 own n samples each, F_i is the mean over them and F the mean of the F_i. Points may carry leading
 axes: `gradient` takes (..., m, d), one point per client, the other functions (..., d).
@@ -17,7 +17,7 @@ Grad = Callable[[np.ndarray], np.ndarray]
 
 
 class Problem(Protocol):
-    """What the experiments need of a problem."""
+    """A federated problem with known constants."""
 
     @property
     def m(self) -> int: ...
@@ -40,13 +40,13 @@ class Problem(Protocol):
 
 
 def dissimilarity(problem: Problem, x: np.ndarray) -> float:
-    """mean_i ||grad F_i(x) - grad F(x)||^2 at one point."""
+    """Return mean_i ||grad F_i(x) - grad F(x)||^2 at one point."""
     g = problem.gradient(np.broadcast_to(x, (problem.m, problem.d)))
     return float(np.square(g - g.mean(0)).sum(-1).mean())
 
 
 def check(problem: str, **given: float) -> None:
-    """Refuse constants that no problem can have."""
+    """Raise for constants that no problem can have."""
     for name, value in given.items():
         least, strict = (1, False) if name in ("m", "d", "n") else (0, name in ("L", "mu"))
         if not (np.isfinite(value) and (value > least if strict else value >= least)):

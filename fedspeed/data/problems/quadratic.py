@@ -35,89 +35,88 @@ class Quadratic:
 
     @property
     def m(self) -> int:
-        """Clients."""
+        """Return the number of clients."""
         return len(self.A)
 
     @property
     def n(self) -> int:
-        """Samples of a client."""
+        """Return the number of samples per client."""
         return int(self.y.shape[1])
 
     @property
     def d(self) -> int:
-        """Parameters."""
+        """Return the number of parameters."""
         return int(self.A.shape[2])
 
     @cached_property
     def H(self) -> np.ndarray:
-        """Hessians (m, d, d)."""
+        """Return the Hessians (m, d, d)."""
         return np.asarray(np.einsum("ipj,ipk->ijk", self.A, self.A))
 
     @cached_property
     def v_samples(self) -> np.ndarray:
-        """A_i'y_ij, (m, n, d)."""
+        """Return A_i'y_ij, (m, n, d)."""
         return np.asarray(np.einsum("ipj,inp->inj", self.A, self.y))
 
     @cached_property
     def v(self) -> np.ndarray:
-        """v_i, (m, d)."""
+        """Return v_i, (m, d)."""
         mean: np.ndarray = self.v_samples.mean(1)
         return mean
 
     @cached_property
     def shared(self) -> bool:
-        """Whether all clients have the same Hessian."""
+        """Return whether all clients have the same Hessian."""
         return bool(np.allclose(self.H, self.H[0], rtol=1e-12, atol=0))
 
     @cached_property
     def L(self) -> float:
-        """The largest eigenvalue of any H_i."""
+        """Return the largest eigenvalue of any H_i."""
         return float(np.linalg.eigvalsh(self.H)[:, -1].max())
 
     @cached_property
     def sigma_g(self) -> float:
-        """sup_x sqrt(mean_i ||grad F_i - grad F||^2): exact, infinite unless the Hessian is shared."""
+        """Return sup_x sqrt(mean_i ||grad F_i - grad F||^2): exact, infinite unless the Hessian is shared."""
         return float(np.sqrt(dissimilarity(self, self.optimum))) if self.shared else np.inf
 
     def sigma_l(self, batch: int) -> float:
-        """The noise of a minibatch drawn with replacement, of the noisiest client: exact."""
+        """Return the noise of a minibatch drawn with replacement, of the noisiest client: exact."""
         spread = float(np.square(self.v_samples - self.v[:, None]).sum(-1).mean(-1).max())
         rounding = 1e-24 * float(np.square(self.v_samples).sum(-1).max())
         return float(np.sqrt(spread / batch)) if spread > rounding else 0.0
 
     @cached_property
     def optimum(self) -> np.ndarray:
-        """x* = (mean H_i)^-1 mean v_i, the minimiser of F."""
+        """Return x* = (mean H_i)^-1 mean v_i, the minimiser of F."""
         return np.linalg.solve(self.H.mean(0), self.v.mean(0))
 
     @cached_property
     def minimum(self) -> float:
-        """F(x*)."""
+        """Return F(x*)."""
         return float(self.value(self.optimum))
 
     def value(self, x: np.ndarray) -> np.ndarray:
-        """F(x)."""
+        """Return F(x)."""
         constant = 0.5 * np.square(self.y).sum(-1).mean()
         H, v = self.H.mean(0), self.v.mean(0)
         return np.asarray(0.5 * np.einsum("...j,jk,...k->...", x, H, x) - x @ v + constant)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """grad F_i(x_i), full batch."""
+        """Return grad F_i(x_i), full batch."""
         return np.asarray(np.einsum("ijk,...ik->...ij", self.H, x) - self.v)
 
     def minibatch(self, index: np.ndarray) -> Grad:
-        """The gradient of the samples `index` (..., m, batch)."""
+        """Return the gradient of the samples `index` (..., m, batch)."""
         v = self.v_samples[np.arange(self.m)[:, None], index].mean(-2)
         return lambda x: np.asarray(np.einsum("ijk,...ik->...ij", self.H, x) - v)
 
 
 SMALL = 50
-"""Up to this d, LAPACK runs in one thread however many there are. Its bits depend on that number, so beyond it nothing
-here calls it."""
+"""Up to this d, LAPACK runs in one thread. Its bits depend on the number of threads: larger problems do not call it."""
 
 
 def _basis(normal: np.ndarray) -> np.ndarray:
-    """An orthogonal matrix from one of normal numbers: a product of reflections (Stewart, 1980)."""
+    """Return an orthogonal matrix from one of normal numbers: a product of reflections (Stewart, 1980)."""
     d = len(normal)
     basis = np.eye(d)
     for k in range(d - 1, -1, -1):
@@ -132,7 +131,7 @@ def random_quadratic(
     m: int = 10, d: int = 5, n: int = 8, *, L: float = 1.0, mu: float = 0.2, sigma_g: float = 1.0,
     sigma_l: float = 0.0, shared: bool = True, seed: int = 0,
 ) -> Quadratic:  # fmt: skip
-    """A quadratic with eigenvalues from mu to L, and exactly these sigma_g (at x*) and sigma_l (batches of one)."""
+    """Return a quadratic with eigenvalues from mu to L, and exactly these sigma_g (at x*) and sigma_l (one sample)."""
     check("quadratic", m=m, d=d, n=n, L=L, mu=mu, sigma_g=sigma_g, sigma_l=sigma_l)
     if mu > L:
         raise UserError(f"quadratic: mu must be at most L, got mu {mu:g} and L {L:g}; they bound the eigenvalues")
@@ -148,7 +147,7 @@ def random_quadratic(
         spectrum[:, 0] = L
     A = np.broadcast_to(np.sqrt(spectrum)[..., None] * bases, (m, d, d)).copy()
     wanted = r.normal(size=(m, d))
-    if m > 1:  # grad F_i - grad F at x*, of mean 0 and of the size asked for
+    if m > 1:  # grad F_i - grad F at x*, with mean 0 and the given size
         wanted -= wanted.mean(0)
         wanted *= sigma_g / np.sqrt(np.square(wanted).sum(-1).mean())
     H, centre = np.einsum("ipj,ipk->ijk", A, A), r.normal(size=d)
