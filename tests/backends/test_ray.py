@@ -306,13 +306,13 @@ def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkey
             assert a.train_loss == b.train_loss
             assert torch.equal(run.x, serial.x)
             first = list(made)
-            held = [file for worker in run.backend.crew.workers for file in Path(worker.folder).iterdir()]
+            held = [file for worker in run.backend.pool.workers for file in Path(worker.folder).iterdir()]
             assert len(held) <= 2 * 12  # of this round, and those of the last that nobody was told to drop yet
             if t == 0:
                 assert all(request.fresh and not request.kept for request in first)
             if t == 1:
                 assert sum(len(request.kept) for request in first) >= 6
-                folders = [Path(worker.folder) for worker in run.backend.crew.workers]
+                folders = [Path(worker.folder) for worker in run.backend.pool.workers]
                 assert sum(len(list(folder.iterdir())) for folder in folders) >= 12
                 for folder in folders:
                     for file in folder.iterdir():
