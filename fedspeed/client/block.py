@@ -238,13 +238,13 @@ def _gather(
 
 
 def squared_distances(x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """Return ||x_i - y||^2 of every row, summed in float64; the cut is by rows, so it does not change a row's bits."""
+    """Return ||x_i - y||^2 of every row, summed in float64."""
     some = x.split(max(1, PIECE // x.shape[1]))  # type: ignore[no-untyped-call]
     return torch.cat([torch.linalg.vector_norm(a - y, dim=-1, dtype=sum_dtype(x)) for a in some]).square().tolist()
 
 
 def mean_row(a: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the rows in float64; the order of this sum fixes the bits, the cut by columns does not."""
+    """Return the mean of the rows in float64; the order of this sum, and so `PIECE`, fixes the bits."""
     some = a.split(max(1, PIECE // len(a)), dim=1)  # type: ignore[no-untyped-call]
     return torch.cat([columns.to(sum_dtype(a)).mean(0) for columns in some])
 

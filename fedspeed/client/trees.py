@@ -132,8 +132,8 @@ class Mean:
             self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
         else:
             for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
-                # Chunks are seven times as fast as one sum over two dtypes. Elements are added one by one, so the
-                # chunk size does not change bits; converting before the sum does, compared with after it.
+                # The order of these sums fixes the bits. Chunks that are converted first are seven times as fast as
+                # one sum over two dtypes.
                 for part, more in chunks(total, a, size=2**17):
                     part.add_(more.to(self.dtype), alpha=weight)
 
