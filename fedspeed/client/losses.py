@@ -129,13 +129,13 @@ def _settings(values: dict[str, Any]) -> str:
 
 
 STORED_NAMES = {
-    "Block": "fedspeed.models.resnet:Block",
-    "CharLSTM": "fedspeed.models.charlstm:CharLSTM",
-    "Conv": "fedspeed.models.fast_conv:Conv",
-    "Layout": "fedspeed.models.fast_conv:Layout",
-    "RowConv": "fedspeed.models.fast_conv:RowConv",
-    "TrimmedConv": "fedspeed.models.trim:TrimmedConv",
-    "Vector": "fedspeed.models.basic:Vector",
+    "Block": "fedspeed.models:Block",
+    "CharLSTM": "fedspeed.recurrent:CharLSTM",
+    "Conv": "fedspeed.layers:Conv",
+    "Layout": "fedspeed.layers:Layout",
+    "RowConv": "fedspeed.layers:RowConv",
+    "TrimmedConv": "fedspeed.trim:TrimmedConv",
+    "Vector": "fedspeed.models:Vector",
 }
 """Names of this package's layers in run directories and on Flower devices: the name under which each was stored first,
 wherever it is defined now. Do not change an entry: a run of such a model could not be continued."""

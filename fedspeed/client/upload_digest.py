@@ -37,9 +37,10 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
     A vector that clients share counts in every row.
 
     Example:
-        >>> from fedspeed.methods.fedavg import Up
+        >>> from fedspeed.methods.base import Movement
         >>> block = torch.arange(6.0).view(2, 3)
-        >>> upload_digests(Up(block), 2) == [*upload_digests(Up(block[0])), *upload_digests(Up(block[1]))]
+        >>> each = [*upload_digests(Movement(block[0])), *upload_digests(Movement(block[1]))]
+        >>> upload_digests(Movement(block), 2) == each
         True
     """
     found = np.zeros(rows, np.uint64)
