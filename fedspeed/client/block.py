@@ -8,7 +8,6 @@ bits: which clients share a block, and the order of its sums, depend on the coho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,15 +19,15 @@ from ..errors import Diverged, UserError
 from ..methods.base import Local, Method
 from ..methods.source import defined, not_block_safe
 from ..utils.files import key
-from ..utils.random import batch_orders, rng, seed_device
+from ..utils.random import batch_orders, rng
 from .block_check import watch
 from .block_gradients import mapped_gradient, outputs_at, stacked_gradient
-from .distillation import PASSES, TeacherTerm, check_teacher
+from .distillation import PASSES, TeacherTerm
 from .divergence import blamed
 from .evaluate import Score
 from .failures import diverged, failed
-from .local_loop import own_model, step_
-from .trees import all_finite, clip_, has_leaves, precision, sum_dtype, tree_leaves, tree_map
+from .local_loop import BaseOracle, own_model, step_
+from .trees import all_finite, has_leaves, sum_dtype, tree_leaves, tree_map
 from .upload_digest import upload_digests
 from .work import Facts, Failed, Job, Reply, Work
 
@@ -169,61 +168,27 @@ class Block:
         return Failed(jobs[i], blamed(self.work, jobs[i], down, state, error))
 
 
-class BlockOracle:
+class BlockOracle(BaseOracle):
     """Gradients of every client's current minibatch at every client's point."""
 
     def __init__(self, work: Work) -> None:
-        self.flat = work.flat
-        self.clip = work.gradient_clip
-        self.precision = work.plan.precision
-        self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
-        self.gradient = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
+        super().__init__(work, axis=1)
+        self.batched = stacked_gradient(work.flat, work.loss) or mapped_gradient(work.flat, work.loss)
 
-    def begin(self) -> None:
-        """Reset losses and counts for a new block."""
-        self.losses: list[torch.Tensor] = []
-        self.evals = 0.0
-        self.passes = 0.0
+    def outputs(self, teacher: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return outputs_at(self.flat, teacher, inputs)
 
-    def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
-        """Set the minibatches and the dropout masks of the next step."""
-        self.inputs = inputs
-        self.targets = targets
-        self.mask_seed = mask_seed
-        self.first = True
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
-    ) -> torch.Tensor:
-        rows = self.inputs.shape[1]
-        used = rows if fraction == 1.0 else max(1, round(fraction * rows))
-        inputs, targets, held = self.inputs[:, :used], self.targets[:, :used], None
-        if teacher is not None and self.taught(teacher, pull, tau):
-            seed_device(self.flat.device, self.mask_seed)
-            with precision(self.precision, self.flat.device):
-                held = TeacherTerm(outputs_at(self.flat, teacher, inputs), pull, tau)
-            self.passes += used / rows
-        seed_device(self.flat.device, self.mask_seed)
-        with precision(self.precision, self.flat.device):
-            g, loss = self.gradient(x, inputs, targets, held)
-        if self.first:
-            self.losses.append(loss.detach())
-            self.first = False
-        self.evals += used / rows
-        return clip_(g, self.clip) if self.clip else g
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, term: TeacherTerm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.batched(x, inputs, targets, term)
 
     def mean_losses(self, K: int, rows: int) -> list[float]:
         """Return each client's mean loss over K steps; a step without an oracle call counts 0, as in the loop."""
         if not self.losses:
             return [0.0] * rows
         mean = torch.stack(self.losses).mean(0)
-        return (mean if len(self.losses) == K else mean * (len(self.losses) / K)).tolist()  # type: ignore[no-any-return]
+        return (mean if len(self.losses) == K else mean * (len(self.losses) / K)).tolist()
 
 
 def _gather(

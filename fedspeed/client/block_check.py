@@ -20,13 +20,13 @@ from .trees import named, tree_leaves, tree_map
 
 
 class Call(NamedTuple):
-    """One call of the oracle, for the checked rows: the points, the part of the minibatch, and the gradients."""
+    """One call of the oracle, for the checked rows: points, part of the minibatch, gradients, a teacher's arguments."""
 
     points: torch.Tensor
     fraction: float
     gradients: torch.Tensor
     teacher: torch.Tensor | None
-    pulled: tuple[float, float]
+    pulled: dict[str, float]
 
 
 class Recorder:
@@ -36,18 +36,10 @@ class Recorder:
         self.grad, self.rows = grad, rows
         self.calls: list[Call] = []
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, fraction: float = 1.0, **how: Any) -> torch.Tensor:
         points = x[self.rows]  # a copy: the hook may overwrite x before it is compared
-        g = self.grad(x, fraction) if teacher is None else self.grad(x, fraction, teacher=teacher, pull=pull, tau=tau)
-        self.calls.append(Call(points, fraction, g[self.rows], teacher, (pull, tau)))
+        g = self.grad(x, fraction, **how)
+        self.calls.append(Call(points, fraction, g[self.rows], how.pop("teacher", None), how))
         return g
 
 
@@ -60,13 +52,7 @@ class Playback:
         self.used = 0
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
+        self, x: torch.Tensor, fraction: float = 1.0, *, teacher: torch.Tensor | None = None, **pulled: float
     ) -> torch.Tensor:
         if self.used == len(self.calls):
             raise RowsMixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
@@ -74,7 +60,7 @@ class Playback:
         self.used += 1
         if fraction != call.fraction:
             raise RowsMixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
-        if (teacher is None) != (call.teacher is None) or (pull, tau) != call.pulled:
+        if (teacher is None) != (call.teacher is None) or pulled != call.pulled:
             raise RowsMixed(f"asks for another teacher's pull in gradient {self.used}")
         if teacher is not None and call.teacher is not None:
             _compare(f"the teacher of gradient {self.used}", call.teacher, teacher)

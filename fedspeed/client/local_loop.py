@@ -22,16 +22,24 @@ from .upload_digest import upload_digests
 from .work import Facts, Job, Reply, Work
 
 
-class Oracle:
-    """The gradient of the current minibatch at any point; see `methods.base.Grad`."""
+class BaseOracle:
+    """The part of the gradient oracle that both engines share; see `methods.base.Grad`.
 
-    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
+    Args:
+        axis: the axis of samples in inputs and targets.
+    """
+
+    def __init__(self, work: Work, axis: int) -> None:
         self.flat = work.flat
         self.loss = work.loss
+        self.axis = axis
         self.precision = work.plan.precision
         self.clip = work.gradient_clip
         self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
-        self.buffers = buffers  # one per oracle call within a step, allocated on demand
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset losses and counts for a new turn."""
         self.losses: list[torch.Tensor] = []  # at the first call of each step; read at the end
         self.evals = 0.0
         self.passes = 0.0  # forward passes of teachers
@@ -52,27 +60,55 @@ class Oracle:
         pull: float = 1.0,
         tau: float = 1.0,
     ) -> torch.Tensor:
-        rows = len(self.inputs)
+        rows = self.inputs.shape[self.axis]
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        inputs, targets = (a.narrow(self.axis, 0, used) for a in (self.inputs, self.targets))
+        term = None
+        if teacher is not None and self.taught(teacher, pull, tau):
+            seed_device(self.flat.device, self.mask_seed)
+            with precision(self.precision, self.flat.device):  # closed before the gradient: autocast caches weights
+                term = TeacherTerm(self.outputs(teacher, inputs), pull, tau)
+            self.passes += used / rows
+        seed_device(self.flat.device, self.mask_seed)
+        with precision(self.precision, self.flat.device):
+            g, loss = self.gradient(x, inputs, targets, term)
+        if self.calls == 0:
+            self.losses.append(loss.detach())
+        self.calls += 1
+        self.evals += used / rows
+        return clip_(g, self.clip) if self.clip else g
+
+    def outputs(self, teacher: torch.Tensor, inputs: torch.Tensor) -> Any:
+        """Return a teacher's outputs, without a graph."""
+        raise NotImplementedError
+
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, term: TeacherTerm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradient at x, and the loss without the teacher's term."""
+        raise NotImplementedError
+
+
+class Oracle(BaseOracle):
+    """The gradient of one client's current minibatch at any point."""
+
+    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
+        super().__init__(work, axis=0)
+        self.buffers = buffers  # one per oracle call within a step, allocated on demand
+
+    def outputs(self, teacher: torch.Tensor, inputs: torch.Tensor) -> Any:
+        with self.flat.statistics.kept():
+            return self.flat.outputs(teacher, inputs)
+
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, term: TeacherTerm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.calls == len(self.buffers):
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
-        inputs, term = self.inputs[:used], None
-        if teacher is not None and self.taught(teacher, pull, tau):
-            seed_device(self.flat.device, self.mask_seed)
-            # A context of its own: autocast caches weights, and the teacher's are not the student's.
-            with precision(self.precision, self.flat.device), self.flat.statistics.kept():
-                term = TeacherTerm(self.flat.outputs(teacher, inputs), pull, tau).term
-            self.passes += used / rows
-        seed_device(self.flat.device, self.mask_seed)
         later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
-        with precision(self.precision, self.flat.device), later:  # running statistics see each step once
-            loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
-        if self.calls == 0:
-            self.losses.append(loss)
-        self.calls += 1
-        self.evals += used / rows
-        return clip_(out, self.clip) if self.clip else out
+        with later:  # running statistics see each step once
+            return out, self.flat.gradient(x, inputs, targets, self.loss, out, term and term.term)
 
 
 def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
