@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import traceback
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from ..client.engines import make_engine
-from ..client.evaluate import Score, Sums, client_slices, slices, total
+from ..client.evaluate import Score, Sums, client_slices, score_clients, score_slice, slices, total
 from ..client.trees import tree_leaves
 from ..client.work import Failed, Job, Work
 from ..errors import ClientFailed, Diverged, UserError
@@ -38,16 +38,16 @@ def remote_error(error: Exception, otherwise: str = "") -> RemoteError:
     return RemoteError(kind or "UserError", str(error) if kind else otherwise or reason(error), trace)
 
 
-def as_error(told: RemoteError) -> Exception:
+def as_error(remote: RemoteError) -> Exception:
     """Return a worker's error as an exception to be raised here."""
-    error: Exception = KINDS[told.kind](told.text)
-    error.add_note(f"In the worker process:\n{told.trace}")
+    error: Exception = KINDS[remote.kind](remote.text)
+    error.add_note(f"In the worker process:\n{remote.trace}")
     return error
 
 
-def failed_job(job: Job, told: RemoteError) -> Failed:
+def failed_job(job: Job, remote: RemoteError) -> Failed:
     """Return the reply of a job whose client failed or diverged; raise any other error."""
-    error = as_error(told)
+    error = as_error(remote)
     if not isinstance(error, ClientFailed | Diverged):
         raise error
     return Failed(job, error)
@@ -58,6 +58,14 @@ def called(chunk: list[Job]) -> str:
     first, others = chunk[0], len(chunk) - 1
     beside = f" and {others} other{'s' * (others > 1)} in a block" if others else ""
     return f"client {first.client}{beside} of round {first.t + 1}"
+
+
+SCORERS: dict[str, Callable[..., Any]] = {"evaluate": score_slice, "evaluate_clients": score_clients}
+
+
+def score_pieces(work: Work, x: torch.Tensor, what: str, pieces: list[Piece], *about: Any) -> list[Any]:
+    """Evaluate a vector on some pieces in a worker; `what` is a key of `SCORERS`."""
+    return [SCORERS[what](work.flat, x, work.data, work.loss, a, b, *about) for a, b in pieces]
 
 
 class RemoteBackend:
@@ -101,7 +109,7 @@ class RemoteBackend:
     def _answers(
         self, x: torch.Tensor, shares: list[list[Piece]], what: str, about: tuple[Any, ...]
     ) -> Iterable[list[Any]]:
-        """Return one worker's answer per share, in order; `what` names the worker's method, `about` its arguments."""
+        """Return one worker's answer per share, in order; `what` and `about` are for `score_pieces`."""
         raise NotImplementedError
 
     def _fresh(self, clients: list[int]) -> set[int]:

@@ -131,24 +131,24 @@ class Processes(RemoteBackend):
                     done[index] = (w, slot, self._answer(w, again, f"while it ran {called(queue[index])}"))
                 feed()  # before the replies are read, so that no worker waits for the server
             w, slot, answer = done.pop(number)
-            for job, row, told in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
+            for job, row, result in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
                 try:
-                    yield self._reply(job, row, told)
+                    yield self._reply(job, row, result)
                 finally:
                     self._segment.leave([*row.state, *row.upload])
             free[w].append(slot)
 
-    def _reply(self, job: Job, row: ClientPlaces, told: Facts | RemoteError) -> Reply | Failed:
-        if isinstance(told, RemoteError):
-            return failed_job(job, told)
-        up = at(self._segment, self._up, row.upload) if told.represents else None
-        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), told)
+    def _reply(self, job: Job, row: ClientPlaces, result: Facts | RemoteError) -> Reply | Failed:
+        if isinstance(result, RemoteError):
+            return failed_job(job, result)
+        up = at(self._segment, self._up, row.upload) if result.represents else None
+        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), result)
 
     def _answers(
         self, x: torch.Tensor, shares: list[list[Piece]], what: str, about: tuple[Any, ...]
     ) -> list[list[Any]]:
         self._segment.write(self._vectors[0], x)
-        asks = [partial(self._ask, w, (what, share, *about)) for w, share in enumerate(shares)]
+        asks = [partial(self._ask, w, ("evaluate", what, share, *about)) for w, share in enumerate(shares)]
         for ask in asks:
             ask()
         answers: list[list[Any]] = []
@@ -204,12 +204,12 @@ class Processes(RemoteBackend):
             except (EOFError, ConnectionResetError):
                 deaths += 1
                 self.workers[w].process.join()
-                told = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
+                death = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
                 if deaths > retries:
                     guard = "; a script must start runs inside `if __name__ == '__main__':`" if doing == STARTED else ""
                     fix = f"out of memory? Lower --workers, or use --backend serial{guard}"
-                    raise UserError(f"{told}; {fix}") from None
-                warnings.warn(f"{told}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
+                    raise UserError(f"{death}; {fix}") from None
+                warnings.warn(f"{death}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
                 self._replace(w)
                 continue
             if kind != "ready":

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client.engines import make_engine
-from ..client.evaluate import Score, Sums, score_clients, score_slice
 from ..client.trees import tree_map
 from ..client.work import Facts, Failed, Job
-from .common import Piece, RemoteError, keep_memory, remote_error
+from .common import RemoteError, keep_memory, remote_error, score_pieces
 from .packing import unpack
 from .shared_memory import Segment, Slot, at, put, take
 
@@ -92,10 +91,4 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
             answer.append(reply.facts)
         return answer
 
-    def evaluate(pieces: list[Piece], validation: bool) -> list[Score]:
-        return [score_slice(flat, x, work.data, work.loss, a, b, validation) for a, b in pieces]
-
-    def evaluate_clients(pieces: list[Piece]) -> list[Sums]:
-        return [score_clients(flat, x, work.data, work.loss, a, b) for a, b in pieces]
-
-    return {"run": run, "evaluate": evaluate, "evaluate_clients": evaluate_clients}
+    return {"run": run, "evaluate": partial(score_pieces, work, x)}

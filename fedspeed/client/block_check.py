@@ -155,11 +155,11 @@ class _Refusing:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         torch.set_rng_state(self.state)
         if isinstance(error, Exception):
-            told = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
+            why = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
             method = self.hooks.method
             raise UserError(
                 f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
-                f"one (client {self.client} alone: {told}); let norms, means and sorts go over the last axis (dim=-1, "
+                f"one (client {self.client} alone: {why}); let norms, means and sorts go over the last axis (dim=-1, "
                 f"keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in run.clients, or use "
                 f"--engine loop ({defined(method, self.hook)})"
             ) from error

@@ -89,12 +89,12 @@ class Hooks:
         if "rate" not in self.overridden:
             return [1.0] * done
         with self._forbid_mutation("rate"):
-            told = [self.method.rate(k, K) for k in range(done)]
-        found = [number(rate) for rate in told]
+            reported = [self.method.rate(k, K) for k in range(done)]
+        found = [number(rate) for rate in reported]
         good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
         if len(good) < done:
             k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
-            raise self._error("rate", f"must return a number >= 0, found {kind(told[k])} in step {k} of {K}")
+            raise self._error("rate", f"must return a number >= 0, found {kind(reported[k])} in step {k} of {K}")
         if not any(good):
             steps = f"a round's {K} steps" if done == K else f"the {done} of {K} steps that a straggler takes"
             raise self._error("rate", f"must not be 0 in all of {steps}")
@@ -161,16 +161,16 @@ class Hooks:
         if "client_metrics" not in self.overridden:
             return None
         with self._forbid_mutation("client_metrics", xK=xK, down=down, client=client):
-            told = self.method.client_metrics(xK, down, client, run)
-        return numbers(told, partial(self._error, "client_metrics"))
+            reported = self.method.client_metrics(xK, down, client, run)
+        return numbers(reported, partial(self._error, "client_metrics"))
 
     def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
         """Return names and numbers about a round, after its update."""
         if "metrics" not in self.overridden:
             return {}
         with self.hook("metrics", f"round {round.t + 1}"), self._forbid_mutation("metrics", server=server):
-            told = self.method.metrics(server, mean, round)
-        return numbers(told, partial(self._error, "metrics"))
+            reported = self.method.metrics(server, mean, round)
+        return numbers(reported, partial(self._error, "metrics"))
 
     @contextmanager
     def hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
@@ -286,7 +286,7 @@ def overrides(method: Method, hook: str) -> bool:
     return owner is not Method and callable(getattr(method, hook))
 
 
-def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
+def numbers(reported: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     """Return the numbers that a hook reported as floats; raise unless they are names and real numbers.
 
     A number that is not finite stays as it is: it must not end a run. In JSON it is `null`, see `Record.to_dict`.
@@ -294,10 +294,10 @@ def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
     Args:
         error: makes an error of a message.
     """
-    if not isinstance(told, Mapping):
-        raise error(f"must return a dict of names and numbers, found {told!r}")
+    if not isinstance(reported, Mapping):
+        raise error(f"must return a dict of names and numbers, found {reported!r}")
     found: dict[str, float] = {}
-    for name, value in told.items():
+    for name, value in reported.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise error(f"must return names such as update_norm, found {name!r}")
         one = number(value)

@@ -130,15 +130,15 @@ class Ray(RemoteBackend):
 
     def _replies(self, chunk: list[Job], answer: Answer) -> Iterator[Reply | Failed]:
         shapes, device = self.work.shapes, self.work.flat.device
-        looks = list(reply_leaves(self.work, self.engine.dtype, answer.told))
+        looks = list(reply_leaves(self.work, self.engine.dtype, answer.results))
         tensors = iter(PackedTensors(answer.raw).tensors(a for look in looks for a in look))
-        for job, told, look in zip(chunk, answer.told, looks, strict=True):
-            if isinstance(told, RemoteError):
-                yield failed_job(job, told)
+        for job, result, look in zip(chunk, answer.results, looks, strict=True):
+            if isinstance(result, RemoteError):
+                yield failed_job(job, result)
                 continue
             leaves = iter([next(tensors).to(device) for _ in look])
             client = tree_of(shapes.client, leaves)
-            yield Reply(job, tree_of(shapes.up, leaves) if told.represents else None, client, told)
+            yield Reply(job, tree_of(shapes.up, leaves) if result.represents else None, client, result)
 
     def _at_hand(self, client: int) -> StateOnNode | None:
         """Return the copy of a client's present state on a node, or None if no node has it."""
@@ -171,7 +171,7 @@ class Ray(RemoteBackend):
         vector = self.pool.put(pack_tensors([x.to(self.work.flat.dtype)]))
 
         def send(worker: Worker, index: int) -> Any:
-            return getattr(worker.actor, what).remote(vector, shares[index], *about)
+            return worker.actor.evaluate.remote(vector, what, shares[index], *about)
 
         for answer in self.pool.stream(["while it evaluated"] * len(shares), send):
             if isinstance(answer, RemoteError):

@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
     """Whether a worker may join, and a message about one that differs from the driver."""
 
     welcome: bool
-    told: str = ""
+    message: str = ""
 
 
 def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, allow_mixed: bool) -> Verdict:
@@ -79,15 +79,15 @@ def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, a
         there: the worker's fingerprint; None if it could not make one because of an `error`.
     """
     if there is None:
-        told = f"fedspeed cannot be imported ({error}); install the same version there as here"
-        return Verdict(False, f"node {host}: {told}")
+        message = f"fedspeed cannot be imported ({error}); install the same version there as here"
+        return Verdict(False, f"node {host}: {message}")
     found = differences(here, there)
-    told = f"node {host}: {', '.join(found.values())}"
+    message = f"node {host}: {', '.join(found.values())}"
     if any(name in found for name in SAME_PROGRAM):
-        return Verdict(False, f"{told}; install the same version there as here")
+        return Verdict(False, f"{message}; install the same version there as here")
     if found and not allow_mixed:
-        return Verdict(False, f"{told}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
-    return Verdict(True, told if found else "")
+        return Verdict(False, f"{message}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
+    return Verdict(True, message if found else "")
 
 
 @cache

@@ -61,8 +61,8 @@ class WorkerPool:
         share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
         if alone and workers > cores():
-            told = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
-            warnings.warn(f"{told}; to join a cluster give --ray-address", stacklevel=4)
+            many = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
+            warnings.warn(f"{many}; to join a cluster give --ray-address", stacklevel=4)
         self.workers: list[Worker] = []
         self.mixed: list[str] = []
         self._joining: dict[Any, tuple[Worker, str]] = {}  # pending answer -> the worker, and the question
@@ -171,12 +171,12 @@ class WorkerPool:
     def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
         """Return whether a worker may join; record it if its bits differ."""
         worker.host, worker.folder = greeting.host, greeting.folder
-        welcome, told = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        welcome, message = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
         known = self.mixed if welcome else self._refused
-        if told and told not in known:
-            known.append(told)
+        if message and message not in known:
+            known.append(message)
             what = "accepted: the run is mixed" if welcome else "this worker is not used"
-            warnings.warn(f"back end ray: {told}; {what}", stacklevel=2)
+            warnings.warn(f"back end ray: {message}; {what}", stacklevel=2)
         return welcome
 
     def _discard(self, worker: Worker) -> None:
@@ -268,12 +268,12 @@ class WorkerPool:
         """Start another worker in place of a lost one; raise if its first task was tried too often."""
         index = worker.flights[0]
         tries[index] += 1
-        told = f"a Ray worker on {worker.host} was lost ({type(error).__name__}) {doing}"
+        loss = f"a Ray worker on {worker.host} was lost ({type(error).__name__}) {doing}"
         self.workers.remove(worker)
         self._discard(worker)
         if tries[index] > RETRIES:
-            raise UserError(f"{told}; out of memory? Use fewer --workers, or more --ray-cpus for each")
-        warnings.warn(f"{told}; its work is done again ({tries[index]} of {RETRIES})", stacklevel=2)
+            raise UserError(f"{loss}; out of memory? Use fewer --workers, or more --ray-cpus for each")
+        warnings.warn(f"{loss}; its work is done again ({tries[index]} of {RETRIES})", stacklevel=2)
         self._start_worker()
 
     def dismiss(self) -> None:

@@ -102,17 +102,17 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
             )
     except Exception as error:
         ray.shutdown()
-        told = one_line(error).split("  ")[0][:300]
+        why = one_line(error).split("  ")[0][:300]
         if "ersion mismatch" in str(error):
             raise UserError(
-                f"back end ray: expected the cluster at {address} to have this Ray and Python, found others ({told}); "
+                f"back end ray: expected the cluster at {address} to have this Ray and Python, found others ({why}); "
                 f"install the same on all nodes"
             ) from None
         if address in (LOCAL, "auto"):
-            raise _unreachable(address, told) from None
+            raise _unreachable(address, why) from None
         raise UserError(
             f"back end ray: expected a Ray cluster at {address}, found another service, or one that wants a token "
-            f"({told}); correct --ray-address or $RAY_ADDRESS, or set RAY_AUTH_MODE=token"
+            f"({why}); correct --ray-address or $RAY_ADDRESS, or set RAY_AUTH_MODE=token"
         ) from None
     finally:
         logger.setLevel(before)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from ...client.engines import Engine, make_engine
-from ...client.evaluate import Score, Sums, score_clients, score_slice
 from ...client.tree_bytes import read_state, state_name, write_state
 from ...client.trees import tree_leaves, tree_map
 from ...client.work import Facts, Failed, Job, Reply, Work
@@ -25,7 +24,7 @@ from ...errors import UserError
 from ...methods.source import built_in
 from ...utils.devices import deterministic
 from ...utils.locks import Scratch
-from ..common import Piece, RemoteError, keep_memory, remote_error
+from ..common import Piece, RemoteError, keep_memory, remote_error, score_pieces
 from ..packing import PackedTensors, pack_tensors, tree_of, unpack
 from .fingerprint import Fingerprint, bits
 
@@ -85,16 +84,18 @@ class Missing(NamedTuple):
 class Answer(NamedTuple):
     """The replies to the jobs of a chunk, and the clients whose new states are kept on this node too."""
 
-    told: list[Facts | RemoteError]
+    results: list[Facts | RemoteError]
     raw: np.ndarray  # states and uploads: `reply_leaves`
     kept: list[int]
 
 
-def reply_leaves(work: Work, dtype: torch.dtype, told: Sequence[Facts | RemoteError]) -> Iterator[list[torch.Tensor]]:
+def reply_leaves(
+    work: Work, dtype: torch.dtype, results: Sequence[Facts | RemoteError]
+) -> Iterator[list[torch.Tensor]]:
     """Yield tensors of the shapes in a chunk's replies, job by job: the state, then the upload if it has its own."""
     state = list(tree_leaves(work.shapes.client))
     upload = [torch.empty_like(a, dtype=dtype) for a in tree_leaves(work.shapes.up)]
-    for facts in told:
+    for facts in results:
         if isinstance(facts, RemoteError):
             yield []
         else:
@@ -179,18 +180,18 @@ class RayWorker:
         return found, [client for client in files if client not in found]
 
     def _answer(self, replies: list[Reply | Failed]) -> Answer:
-        told: list[Facts | RemoteError] = []
+        results: list[Facts | RemoteError] = []
         tensors: list[torch.Tensor] = []
         kept: list[int] = []
         for reply in replies:
             if isinstance(reply, Failed):
-                told.append(remote_error(reply.error))
+                results.append(remote_error(reply.error))
                 continue
-            told.append(reply.facts)
+            results.append(reply.facts)
             tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.represents else ())]
             if self._kept(reply):
                 kept.append(reply.job.client)
-        return Answer(told, pack_tensors(tensors), kept)
+        return Answer(results, pack_tensors(tensors), kept)
 
     def _kept(self, reply: Reply) -> bool:
         """Keep a copy of a new state on this node if there is room, and return whether it is kept."""
@@ -204,23 +205,12 @@ class RayWorker:
             return False
         return True
 
-    def evaluate(self, x: np.ndarray, pieces: list[Piece], validation: bool) -> list[Score] | RemoteError:
-        """Return sums over pieces of the test or validation set."""
-        work = self.work
+    def evaluate(self, x: np.ndarray, what: str, pieces: list[Piece], *about: Any) -> list[Any] | RemoteError:
+        """Evaluate a vector on some pieces, see `score_pieces`."""
         try:
             vector = self._vector(x)
             with deterministic(self._device):
-                return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
-        except Exception as error:
-            return remote_error(error)
-
-    def evaluate_clients(self, x: np.ndarray, pieces: list[Piece]) -> list[Sums] | RemoteError:
-        """Return sums over pieces of all clients' data."""
-        work = self.work
-        try:
-            vector = self._vector(x)
-            with deterministic(self._device):
-                return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
+                return score_pieces(self.work, vector, what, pieces, *about)
         except Exception as error:
             return remote_error(error)
 
@@ -270,9 +260,6 @@ def actor_class() -> type:
 
         def evaluate(self, *args: Any) -> Any:
             return self.node.evaluate(*args)
-
-        def evaluate_clients(self, *args: Any) -> Any:
-            return self.node.evaluate_clients(*args)
 
         def where(self) -> str:
             import ray
