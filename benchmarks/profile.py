@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedspeed.backends.worker import keep_memory
+from fedspeed.backends.common import keep_memory
 from fedspeed.client.local_loop import run_client
 from fedspeed.client.trees import tree_map
 from fedspeed.client.work import Job

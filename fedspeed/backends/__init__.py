@@ -1,7 +1,7 @@
-"""Where local work runs. Every back end computes the same chunks with the same engine and gives replies in job order:
-the same bits.
+"""Back ends: the places where clients' turns are computed.
 
-A back end of your own needs no change here: let your package declare an entry point in the group `fedspeed.backends`.
+Every back end runs the same chunks of jobs on the same engine and yields replies in job order, so all give the same
+bits. To add one, declare an entry point in the group `fedspeed.backends` in your own package; nothing changes here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import UserError, unknown
 from ..utils.registry import BACKEND_GROUP, BACKENDS, backend_names, foreign, load
@@ -27,56 +27,58 @@ REQUIRED = ("run", "evaluate", "close")
 
 
 class Backend(Protocol):
-    """Where clients run. A class is called with `(work, workers, touched)`.
+    """A place where clients' turns are computed.
 
-    Args of the class:
-        work: what all clients have in common; `packing.pack` sends it elsewhere.
-        workers: how many may work at a time.
+    Its class is called as `(work, workers, touched)`. A class from outside the package needs `run`, `evaluate` and
+    `close`; `external.CheckedBackend` completes it.
+
+    Args:
+        work: the part of the work that all clients share; `packing.pack` makes it ready to be sent.
+        workers: the number of clients that may run at a time.
         touched: clients that have a state by now; that of any other is `init_client`'s, and need not travel if it is
-            all zeros. No back end has to look at it.
+            all zeros. A back end may ignore it.
     """
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """One reply per job, in job order.
+        """Yield one reply per job, in job order: the server sums them in this order, which fixes the bits.
 
         Args:
             jobs: cut into chunks by `engines.make_engine(work).chunks(jobs)`, each of which is run as a whole.
-            down: what the server sends.
-            state: gives a private copy of a client's state, at every call.
+            down: the server's message.
+            state: returns a private copy of a client's state, at every call.
         """
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.slices`."""
-
-    def close(self) -> None:
-        """Stop what was started; may be called twice."""
-
-
-class FullBackend(Backend, Protocol):
-    """A back end as a run has it: one from outside the package is completed by `held.Held`."""
+        """Return loss and accuracy of a vector on the test set, or on the validation set, in `evaluate.slices`."""
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Sums of loss and right answers of a vector over `clientscores.client_slices`, in order."""
+        """Return sums of loss and right answers of a vector over `evaluate.client_slices`, in order.
+
+        Optional in a class from outside the package: they are computed in this process.
+        """
+
+    def close(self) -> None:
+        """Stop everything that was started; may be called twice."""
 
 
 class Opened(NamedTuple):
-    """A back end, its name, how many workers it was given, and the work with its engine decided."""
+    """A back end, its name, its number of workers, and the work with its engine decided."""
 
-    backend: FullBackend
+    backend: Backend
     name: str
     workers: int
     work: Work
 
 
 class CustomBackend(NamedTuple):
-    """A back end of the caller's own: its name, and what makes it, called as the class of one is."""
+    """A back end of the caller: its name, and a function that makes it, called as the class of a back end is."""
 
     name: str
-    make: Callable[[Work, int, Container[int]], FullBackend]
+    make: Callable[[Work, int, Container[int]], Backend]
 
 
 def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
-    """The class of a name in `BACKENDS`, or of an entry point."""
+    """Return the class of a name in `BACKENDS`, or of an entry point; raise unless it has the required methods."""
     place = BACKENDS.get(name) or foreign(BACKEND_GROUP).get(name)
     if place is None:
         raise unknown("back end", name, backend_names())
@@ -90,10 +92,10 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
 
 
 def open_backend(work: Work, touched: Container[int] = (), place: CustomBackend | None = None) -> Opened:
-    """Decide where a run goes: which engine, which back end, how many workers; `place` decides the last two itself.
+    """Decide engine, back end and number of workers of a run, and open the back end; `place` decides the last two.
 
-    `auto` takes processes where they save more time than they need to start, and everything can be sent to them without
-    importing the user's script once more; else this process.
+    `auto` takes processes if they save more time than they need to start, and if everything can be sent to them without
+    importing the user's script again; otherwise it takes this process.
     """
     from ..client.engines import resolve_engine
     from ..utils.environment import cores
@@ -110,19 +112,22 @@ def open_backend(work: Work, touched: Container[int] = (), place: CustomBackend 
         name = "process" if workers > 1 and worth_processes(work) and can_be_sent(work) else "serial"
     workers = 1 if name == "serial" else workers
     make = partial(find_backend(name), work, workers, touched)
-    whole = cast("FullBackend", make()) if name in _OURS else CheckedBackend(name, make, work)
-    return Opened(whole, name, getattr(whole, "size", workers), work)
+    backend: Backend = make() if name in _OURS else CheckedBackend(name, make, work)
+    return Opened(backend, name, getattr(backend, "size", workers), work)
 
 
 def mixture(backend: Backend) -> dict[str, str]:
-    """Workers whose bits may differ from the driver's, as a run's environment tells it; nothing without any."""
+    """Return the entry of a run's environment for workers whose bits may differ from the driver's; {} if none do."""
     found = getattr(backend, "mixed", ())
     return {"mixed": "; ".join(found)} if found else {}
 
 
 def worth_processes(work: Work) -> bool:
-    """Whether `auto` takes worker processes: on the cpu, client by client (a cohort is seldom more than one block), in
-    a run of more than about ten seconds (0.3 ms for a local step, and 6 d operations per sample at 50 GFLOP/s)."""
+    """Return whether `auto` takes worker processes.
+
+    It does on the cpu, for the loop engine (a cohort is seldom more than one block), in a run of more than about ten
+    seconds, estimated as 0.3 ms per local step and 6 d operations per sample at 50 GFLOP/s.
+    """
     plan = work.plan
     n = float(work.data.sizes.mean())
     d = work.flat.d

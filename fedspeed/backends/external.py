@@ -1,4 +1,4 @@
-"""A back end from outside the package, held to what `Backend` says: an error in one line that names it."""
+"""Checks around a back end from outside the package: an error is one line that names it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class CheckedBackend:
-    """A back end around a back end.
+    """Back end that checks every answer of the back end inside it.
 
     Args:
-        name: as the config says it.
-        make: makes the one inside.
-        work: what it is made for.
+        name: of the back end, as in the config.
+        make: makes the back end inside.
+        work: the work that it was made for.
     """
 
     def __init__(self, name: str, make: Callable[[], Any], work: Work) -> None:
@@ -36,7 +36,7 @@ class CheckedBackend:
             raise UserError(f"back end {name}: expected an object with {missing[0]}, found {self.inner!r}")
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """As the one inside; raise unless it gives one reply per job, in job order."""
+        """Yield the replies of the back end inside; raise unless they are one per job, in job order."""
         with self._named("run failed"):
             replies = iter(self.inner.run(jobs, down, state))
         for job in jobs:
@@ -54,7 +54,7 @@ class CheckedBackend:
                 raise self._order("one too many")
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """As the one inside; raise unless it gives a score."""
+        """Return the score of the back end inside; raise unless it is one."""
         with self._named("evaluate failed"):
             score = self.inner.evaluate(x, validation)
         if not isinstance(score, Score) or not all(isinstance(value, float) for value in score):
@@ -62,16 +62,18 @@ class CheckedBackend:
         return score
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Sums over the slices of all clients' data, computed here: no back end has to know of them."""
+        """Return sums over the slices of all clients' data, computed in this process."""
         return evaluate_clients(self.work, x)
 
     def close(self) -> None:
-        """As the one inside; a failure is told, and changes nothing of the run."""
+        """Close the back end inside; a failure is a warning and does not change the run."""
         try:
             self.inner.close()
         except Exception as error:
-            told = f"back end {self.name}: close failed ({one_line(error)})"
-            warnings.warn(f"{told}; what it started may be running still", stacklevel=2)
+            warnings.warn(
+                f"back end {self.name}: close failed ({one_line(error)}); what it started may be running still",
+                stacklevel=2,
+            )
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""Work as it travels to a worker elsewhere: `pack` here, `unpack` there."""
+"""Work and tensors as bytes for workers elsewhere: `pack` and `pack_tensors` here, `unpack` and `PackedTensors` there.
+
+Work is a pickle of its parts; tensors are one array of bytes, each at an aligned offset.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +31,29 @@ from ..utils.registry import LOADED, TEXTS, load_text
 from .shared_memory import ALIGN, Slot, lay_out
 
 TENSORS = ("x", "y", "x_test", "y_test")
-
-
-"""Of the data; the rest of them is small."""
+"""Large fields of `Federated`, which a back end shares between its workers instead of pickling them."""
 
 
 def sources(method: Method) -> list[tuple[str, bytes]]:
-    """Classes of a method that come from outside, and their code if it is a user's file; a worker loads these first."""
+    """Return the classes of a method that come from outside, with their code if it is a user's file; loaded first."""
     own = [(method.source, TEXTS.get(method.code, b""))] if method.source else []
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
 
 
 def files(*pickles: bytes) -> list[tuple[str, bytes]]:
-    """The users' files that pickles name, of a model for example, and their code; a worker loads these first too."""
+    """Return the user's files that pickles name, of a model for example, and their code; loaded first too."""
     found = [about for name, about in LOADED.items() if any(name.encode() in each for each in pickles)]
     return [(file, TEXTS[code]) for file, code in found]
 
 
 class Packed(NamedTuple):
-    """Work on its way: bytes, the tensors of the data, which a back end may share as it likes, and what the bytes look
-    for in `__main__`, "" if nothing."""
+    """Work ready to be sent.
+
+    Args:
+        work: everything but the data's tensors.
+        data: the data's tensors, which a back end may share as it likes.
+        main: a name that unpacking looks for in `__main__`, "" if there is none.
+    """
 
     work: bytes
     data: dict[str, torch.Tensor]
@@ -55,10 +61,10 @@ class Packed(NamedTuple):
 
 
 def pack(work: Work, backend: str = "process") -> Packed:
-    """Everything that a worker elsewhere needs; a UserError names what cannot be sent, and the back end."""
+    """Pack everything that a worker needs; a UserError names the part that cannot be sent, and the back end."""
     tensors = {k: getattr(work.data, k) for k in TENSORS if getattr(work.data, k) is not None}
     empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
-    with work.flat.apart():
+    with work.flat.detached():
         parts = {"method": work.method, "loss": work.loss, "model": work.flat.model}
         pickled = {name: check_picklable(name, value, backend) for name, value in parts.items()}
     plan = Plan(**{name: getattr(work.plan, name) for name in Plan.__dataclass_fields__})  # it may be a Config
@@ -70,7 +76,7 @@ def pack(work: Work, backend: str = "process") -> Packed:
 
 
 def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
-    """The work again, with the data's tensors as they have come."""
+    """Return the work from its bytes and the data's tensors."""
     own, others, no_decay, pickled = pickle.loads(packed)
     for source, text in own:
         path, _, cls = source.rpartition(":")
@@ -81,13 +87,13 @@ def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
     data = replace(parts["data"], **tensors)
     flat = FlatModel(parts["model"], no_decay, parts["plan"].keeps_statistics)
     work = Work(parts["method"], flat, parts["loss"], data, parts["plan"])
-    work.__dict__["shapes"] = parts["shapes"]  # found where the work was made
+    work.__dict__["shapes"] = parts["shapes"]  # found by the driver, where hooks were called for it
     work.hooks.expect(work.shapes.up)
     return work
 
 
 def can_be_sent(work: Work) -> bool:
-    """Whether work can be packed, and unpacked without importing the user's script once more."""
+    """Return whether work can be packed, and unpacked without importing the user's script again."""
     try:
         return not pack(work).main
     except UserError:
@@ -95,7 +101,7 @@ def can_be_sent(work: Work) -> bool:
 
 
 def in_main(pickled: bytes) -> str:
-    """The first name that a pickle looks for in `__main__`, the script or notebook that runs; "" if there is none."""
+    """Return the first name that a pickle looks for in `__main__`, the script or notebook that runs, or ""."""
     if b"__main__" not in pickled:
         return ""
     words = [str(argument) for opcode, argument, _ in pickletools.genops(pickled) if "UNICODE" in opcode.name]
@@ -104,7 +110,7 @@ def in_main(pickled: bytes) -> str:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Start a process that does not import the user's script again: it needs nothing of it, and need not be guarded."""
+    """Hide the user's script from processes that start inside: they need nothing of it, and it needs no guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -114,7 +120,7 @@ def without_main() -> Iterator[None]:
 
 
 def check_picklable(name: str, value: Any, backend: str = "process") -> bytes:
-    """Pickle a value, or say that this one cannot be sent to a worker."""
+    """Return a value pickled; raise a UserError if workers could not unpickle it."""
     try:
         pickled = pickle.dumps(value)
     except Exception as error:
@@ -133,7 +139,7 @@ def check_picklable(name: str, value: Any, backend: str = "process") -> bytes:
 
 
 def pack_tensors(tensors: Sequence[torch.Tensor]) -> np.ndarray:
-    """The bytes of some tensors, one after the other, each at a place of `lay_out`."""
+    """Return the bytes of some tensors, one after the other, each in its slot of `lay_out`."""
     places, size = lay_out(list(tensors))
     raw = torch.empty(max(size, ALIGN), dtype=torch.uint8)
     for place, a in zip(places, tensors, strict=True):
@@ -143,25 +149,26 @@ def pack_tensors(tensors: Sequence[torch.Tensor]) -> np.ndarray:
 
 
 class PackedTensors:
-    """Tensors in an array of bytes, which may be memory that others read too: they must not be written to.
+    """Tensors in an array of bytes, which other processes may read too: they must not be written to.
 
     Args:
-        raw: what `pack_tensors` made. An address that is not aligned would give other bits: such bytes are copied.
+        raw: the array that `pack_tensors` made.
     """
 
     def __init__(self, raw: np.ndarray) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             whole = torch.from_numpy(raw)
+        # Kernels sum in another order at unaligned addresses, which would change bits: such bytes are copied.
         self.raw = whole if whole.data_ptr() % ALIGN == 0 else whole.clone()
 
     def tensors(self, like: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Views, of the shapes and dtypes of the tensors that were sealed."""
+        """Return views with the shapes and dtypes of `like`, which must be those of the packed tensors."""
         return [_at(self.raw, place) for place in lay_out(list(like))[0]]
 
 
 def tree_of(like: Any, leaves: Iterable[torch.Tensor]) -> Any:
-    """A tree like another, of these tensors."""
+    """Return a tree like another, with these tensors as leaves."""
     remaining = iter(leaves)
     return tree_map(lambda _: next(remaining), like)
 

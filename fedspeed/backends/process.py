@@ -1,13 +1,13 @@
 """Persistent worker processes on this machine: one intra-op thread each, data and vectors in shared memory.
 
-Same bits as serial for any number of workers: the same chunks of jobs on the same engine, replies summed in job order.
-A worker has two slots in shared memory, so it works on its next chunk while the server still reads its last replies.
+The bits are those of the serial back end for any number of workers: the same engine runs the same chunks of jobs, and
+replies are summed in job order. A worker has two slots in shared memory, so it works on its next chunk while the server
+still reads its last replies.
 """
 
 from __future__ import annotations
 
 import pickle
-import signal
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -20,29 +20,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client.engines import make_engine
-from ..client.evaluate import Score, Sums, client_slices, slices, total
 from ..client.trees import tree_leaves, tree_map
 from ..client.work import Facts, Failed, Job, Reply, Work
-from ..errors import ClientFailed, Diverged, UserError
-from ..utils.processes import end_with_parent, in_main_thread, safe_path
+from ..errors import UserError
+from ..utils.processes import in_main_thread, safe_path
+from .common import Piece, RemoteBackend, RemoteError, as_error, called, failed_job
 from .packing import pack, without_main
 from .shared_memory import Segment, Slot, at, lay_out, put
-from .worker import ClientPlaces, RemoteError, Setup
+from .start import begin
+from .worker import ClientPlaces, Setup
 
 SLOTS = 2
-
-
+"""Chunks per worker in shared memory: one that it computes, one whose replies the server reads."""
 RETRIES = 3
-
-
 """How often a worker that died is replaced before the run stops."""
-
-
 STARTED = "as it started"
-
-
-KINDS = {"Diverged": Diverged, "ClientFailed": ClientFailed, "UserError": UserError}
 
 
 class Worker(NamedTuple):
@@ -52,25 +44,18 @@ class Worker(NamedTuple):
     pipe: Connection
 
 
-class Processes:
-    """Runs chunks of jobs in `workers` processes.
-
-    Args:
-        touched: clients that have a state; a worker makes that of any other, where it is all zeros, by itself.
-    """
+class Processes(RemoteBackend):
+    """Back end that runs chunks of jobs in `workers` processes; for the arguments see `Backend`."""
 
     def __init__(self, work: Work, workers: int, touched: Container[int] = ()) -> None:
         device = work.flat.device.type
-        x0 = work.flat.x
-        shapes = work.shapes
         if device != "cpu":
             raise UserError(f"back end process: works on the cpu, got device {device}; use --backend serial")
-        self.work = work
-        self.touched = touched
-        self.engine = make_engine(work)
+        super().__init__(work, touched)
+        x0, shapes = work.flat.x, work.shapes
+        self.size = workers
         self.workers: list[Worker] = []
         self._owing: set[int] = set()  # workers that were asked and have not answered
-        self._starts_at_zero = not any(bool(a.any()) for a in tree_leaves(work.hooks.init_client(x0)))
         packed = pack(work)
         self._payload, self._main = packed.work, packed.main
         up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
@@ -106,18 +91,19 @@ class Processes:
             process.start()
         there.close()
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `_answer` will see
                 here.send_bytes(pickle.dumps(self._setups[w]))
                 here.send_bytes(self._payload)
-        except BaseException:  # Ctrl-C: nobody has it in a list yet
+        except BaseException:  # Ctrl-C: the worker is not in `self.workers` yet, so `close` would not end it
             end([Worker(process, here)])
             raise
         return Worker(process, here)
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order. What a reply holds lies in shared memory, and is gone when the next is asked for.
+        """Yield one reply per job, in job order; the order fixes the bits of the server's sums.
 
-        A round that fails waits for nobody: workers that still owe an answer are replaced if they are asked again.
+        A reply's tensors lie in shared memory until the next reply is asked for. A round that fails does not wait for
+        its workers: those that still owe an answer are replaced when they are asked again.
         """
         put(self._segment, self._vectors[1:], down)
         queue = list(self.engine.chunks(jobs))
@@ -127,13 +113,13 @@ class Processes:
         sent = 0
 
         def feed() -> None:
-            """Give work to everybody who has none."""
+            """Give a chunk to every worker that has none."""
             nonlocal sent
             for w in free:
                 if sent < len(queue) and w not in running and free[w]:
                     slot = free[w].pop()
                     self._send(w, queue[sent], slot, state)
-                    running[w] = (sent, slot)  # not before: a state that cannot be read is nobody's work
+                    running[w] = (sent, slot)  # not earlier: `_send` raises if a state cannot be read
                     sent += 1
 
         for number, chunk in enumerate(queue):
@@ -143,84 +129,74 @@ class Processes:
                     index, slot = running.pop(w)
                     again = partial(self._send, w, queue[index], slot, state)
                     done[index] = (w, slot, self._answer(w, again, f"while it ran {called(queue[index])}"))
-                feed()  # before the replies are looked at, which takes time
+                feed()  # before the replies are read, so that no worker waits for the server
             w, slot, answer = done.pop(number)
-            for job, row, told in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
+            for job, row, result in zip(chunk, self._setups[w].slots[slot], answer, strict=False):
                 try:
-                    yield self._reply(job, row, told)
+                    yield self._reply(job, row, result)
                 finally:
                     self._segment.leave([*row.state, *row.upload])
             free[w].append(slot)
 
-    def _reply(self, job: Job, row: ClientPlaces, told: Facts | RemoteError) -> Reply | Failed:
-        if isinstance(told, RemoteError):
-            error = as_error(told)
-            if not isinstance(error, ClientFailed | Diverged):
-                raise error
-            return Failed(job, error)
-        up = at(self._segment, self._up, row.upload) if told.share else None
-        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), told)
+    def _reply(self, job: Job, row: ClientPlaces, result: Facts | RemoteError) -> Reply | Failed:
+        if isinstance(result, RemoteError):
+            return failed_job(job, result)
+        up = at(self._segment, self._up, row.upload) if result.represents else None
+        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), result)
 
-    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on test or validation set, shared among the workers, summed in order."""
-        pieces = slices(self.work.data, validation)
-        return total(self._spread(x, pieces, "evaluate", validation), pieces[-1][1] if pieces else 0)
-
-    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Sums over the slices of all clients' data, shared among the workers, in order."""
-        return self._spread(x, client_slices(self.work.data), "evaluate_clients")
-
-    def _spread(self, x: torch.Tensor, pieces: list[tuple[int, int]], what: str, *about: Any) -> list[Any]:
-        """The answers for a vector and some pieces, in order, whoever gave them."""
+    def _answers(
+        self, x: torch.Tensor, shares: list[list[Piece]], what: str, about: tuple[Any, ...]
+    ) -> list[list[Any]]:
         self._segment.write(self._vectors[0], x)
-        shares = [pieces[w :: len(self.workers)] for w in range(len(self.workers))]
-        ask = [partial(self._ask, w, (what, share, *about)) for w, share in enumerate(shares)]
-        for send in ask:
-            send()
-        scores: dict[tuple[int, int], Any] = {}
+        asks = [partial(self._ask, w, ("evaluate", what, share, *about)) for w, share in enumerate(shares)]
+        for ask in asks:
+            ask()
+        answers: list[list[Any]] = []
         error: Exception | None = None
-        for w, share in enumerate(shares):
+        for w, ask in enumerate(asks):
             try:
-                scores.update(zip(share, self._answer(w, ask[w], "while it evaluated"), strict=True))
-            except Exception as raised:  # the others' answers must be read all the same
+                answers.append(self._answer(w, ask, "while it evaluated"))
+            except Exception as raised:  # the other workers' answers must be read all the same
                 error = raised
         if error:
             raise error
-        return [scores[piece] for piece in pieces]
+        return answers
 
     def close(self) -> None:
-        """Stop the workers and let go of the memory."""
+        """Stop the workers and free the memory."""
         self._finalizer()
 
     def _send(self, w: int, chunk: list[Job], slot: int, state: Callable[[int], Any]) -> None:
         clients = [job.client for job in chunk]
-        fresh = {i for i in clients if i not in self.touched} if self._starts_at_zero else set()
+        fresh = self._fresh(clients)
         for i, row in zip(clients, self._setups[w].slots[slot], strict=False):
             if i not in fresh:
                 put(self._segment, row.state, state(i))
         self._ask(w, ("run", chunk, slot, fresh))
 
     def _ask(self, w: int, request: tuple[Any, ...]) -> None:
-        if w in self._owing:  # a round ended before its answer, which must not be taken for this one
-            self._replace(w)  # asked again when it is ready
+        if w in self._owing:  # a round ended before its answer came, which must not be taken for this one
+            self._replace(w)  # `_answer` asks the new worker when it is ready
             return
         self._owing.add(w)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen when its answer is asked for
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `_answer` will see
             self.workers[w].pipe.send(request)
 
     def _replace(self, w: int) -> None:
         end([self.workers[w]])
         self.workers[w] = self._spawn(w)
-        self._owing.discard(w)  # not before: Ctrl-C may have come
+        self._owing.discard(w)  # last: after Ctrl-C in between, the worker must be replaced again
 
     def _ready(self, running: Iterable[int]) -> list[int]:
-        """Workers with an answer, or dead ones."""
+        """Wait, and return the workers that have answered or died."""
         waiting = {self.workers[w].pipe: w for w in running}
         return [waiting[pipe] for pipe in wait(list(waiting)) if isinstance(pipe, Connection)]
 
     def _answer(self, w: int, again: Callable[[], None] | None, doing: str, retries: int = RETRIES) -> Any:
-        """A worker's answer. One that died is replaced and asked `again`, a few times; an error that is not a
-        client's is raised here."""
+        """Return a worker's answer; raise an error that is not a client's.
+
+        A worker that died is replaced and asked `again`, at most `retries` times.
+        """
         deaths = 0
         while True:
             try:
@@ -228,12 +204,12 @@ class Processes:
             except (EOFError, ConnectionResetError):
                 deaths += 1
                 self.workers[w].process.join()
-                told = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
+                death = f"a worker process died (exit code {self.workers[w].process.exitcode}) {doing}"
                 if deaths > retries:
                     guard = "; a script must start runs inside `if __name__ == '__main__':`" if doing == STARTED else ""
                     fix = f"out of memory? Lower --workers, or use --backend serial{guard}"
-                    raise UserError(f"{told}; {fix}") from None
-                warnings.warn(f"{told}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
+                    raise UserError(f"{death}; {fix}") from None
+                warnings.warn(f"{death}; it is replaced and asked again ({deaths} of {retries})", stacklevel=2)
                 self._replace(w)
                 continue
             if kind != "ready":
@@ -247,22 +223,8 @@ class Processes:
         return value
 
 
-def as_error(told: RemoteError) -> Exception:
-    """A worker's error, here."""
-    error: Exception = KINDS[told.kind](told.text)
-    error.add_note(f"In the worker process:\n{told.trace}")
-    return error
-
-
-def called(chunk: list[Job]) -> str:
-    """A chunk in words."""
-    first, others = chunk[0], len(chunk) - 1
-    beside = f" and {others} other{'s' * (others > 1)} in a block" if others else ""
-    return f"client {first.client}{beside} of round {first.t + 1}"
-
-
 def close(workers: list[Worker], segments: list[Segment]) -> None:
-    """Stop every worker and let go of shared memory."""
+    """Stop every worker and free the shared memory."""
     end(workers)
     for segment in segments:
         segment.unlink()
@@ -270,7 +232,7 @@ def close(workers: list[Worker], segments: list[Segment]) -> None:
 
 
 def end(workers: list[Worker]) -> None:
-    """Stop workers, which have nothing that could be lost: killed, since one that was stopped hears nothing else."""
+    """Kill workers: they hold nothing that could be lost, and one that was stopped (SIGSTOP) reacts to nothing else."""
     for each in workers:
         each.pipe.close()
         each.process.kill()
@@ -279,22 +241,9 @@ def end(workers: list[Worker]) -> None:
 
 
 def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Slot]]:
-    """Tensors in shared memory, and where each lies."""
+    """Copy tensors to shared memory; return the segment and the slot of each."""
     places, size = lay_out(list(tensors.values()))
     segment, named = Segment.create(size), dict(zip(tensors, places, strict=True))
     for name, place in named.items():
         segment.write(place, tensors[name])
     return segment, named
-
-
-def begin(pipe: Connection, kernel: bool) -> None:
-    """Become a worker that ignores Ctrl-C, whose meaning the parent decides, and that ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(kernel)
-    try:
-        setup = pipe.recv_bytes()
-    except (EOFError, ConnectionResetError):
-        return
-    from .worker import worker
-
-    worker(pipe, setup)

@@ -1,4 +1,4 @@
-"""One chunk of clients after the other, in this process."""
+"""The serial back end: one chunk of clients after the other, in this process."""
 
 from __future__ import annotations
 
@@ -16,48 +16,51 @@ from ..utils.devices import deterministic, preserve_rng
 
 
 class Serial:
-    """Runs jobs here, with one intra-op thread: the bits of a sum must not depend on the machine's cores."""
+    """Back end of this process, with one intra-op thread: the bits of a sum must not depend on the number of cores."""
 
     def __init__(self, work: Work, workers: int = 0, touched: Container[int] = ()) -> None:
         self.work, self.engine = work, make_engine(work)
         keep_freed()
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
-        """Replies in job order; `state(i)` gives client i's private copy of its state."""
+        """Yield one reply per job, in job order."""
         for chunk in self.engine.chunks(jobs):
             with alone(self.work):
                 replies = self.engine.run(chunk, down, state)
             yield from replies
 
     def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Loss and accuracy of a vector on the test set, or on the validation set."""
+        """Return loss and accuracy of a vector on the test set, or on the validation set."""
         with alone(self.work):
             return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Sums over the slices of all clients' data."""
+        """Return sums over the slices of all clients' data, in order."""
         return evaluate_clients(self.work, x)
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no worker was started."""
 
 
 def evaluate_clients(work: Work, x: torch.Tensor) -> list[Sums]:
-    """Sums of a vector's scores over the slices of all clients' data, computed here."""
+    """Return sums of a vector's scores over the slices of all clients' data, computed in this process."""
     with alone(work):
         return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
 
 
 def keep_freed() -> None:
-    """Have freed vectors stay in this process (glibc): pages that go back to the system are faulted in again at every
-    step, which may cost more than the arithmetic on them. The largest block ever freed, up to 32 MB, sets the limit.
-    Worker processes, which are ours alone, keep more: `worker.keep_memory`."""
+    """Keep freed vectors in this process (glibc).
+
+    Pages that go back to the system are faulted in again at every step, which may cost more than the arithmetic on
+    them. The largest block ever freed, up to 32 MB, sets the limit. Worker processes, which run nothing else, keep
+    more: `common.keep_memory`.
+    """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 @contextmanager
 def alone(work: Work) -> Iterator[None]:
-    """Compute with settings of our own, and leave those of the program around, and its generators, as they were."""
+    """Set one thread and deterministic kernels; restore the caller's settings and random generators afterwards."""
     device = work.flat.device
     with one_thread(), preserve_rng(device), deterministic(device):
         yield

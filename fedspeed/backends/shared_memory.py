@@ -1,7 +1,7 @@
-"""Memory that processes share, and trees of tensors in it.
+"""Shared memory between processes, and trees of tensors in it.
 
-A process maps what it works on. What it only passes on, it reads and writes like a file, or leaves as soon as it has
-looked at it: mapped pages count as memory of every process that has touched them.
+A process maps the memory that it computes with. Memory that it only passes on is read and written like a file, or
+unmapped after use: mapped pages count as memory of every process that has touched them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..client.trees import tree_leaves, tree_map
 from ..errors import UserError
 
 ALIGN = 64
-"""Kernels take other paths, and give other bits, at unaligned addresses."""
+"""Bytes to which every tensor is aligned: kernels sum in another order, and give other bits, at unaligned addresses."""
 PASSED_ON = hasattr(os, "memfd_create")
-"""Whether reading and writing a segment like a file agrees with its mapped pages, as it does on Linux."""
+"""Whether reading and writing a segment like a file agrees with its mapped pages, as on Linux."""
 
 
 class Slot(NamedTuple):
-    """Where a tensor lies in a segment."""
+    """The place of a tensor in a segment."""
 
     offset: int
     dtype: torch.dtype
@@ -35,13 +35,15 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """The number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Segment:
-    """A piece of memory that other processes map too. On Linux it has no name that could be left behind; elsewhere it
-    is a temporary file whose name is removed as soon as everybody has it."""
+    """A piece of memory that other processes map too.
+
+    On Linux it has no name that could be left behind; elsewhere it is a temporary file, which `unlink` removes.
+    """
 
     def __init__(self, handle: int, path: Path, size: int) -> None:
         self.handle = handle
@@ -50,12 +52,12 @@ class Segment:
 
     @cached_property
     def map(self) -> mmap.mmap:
-        """The memory itself."""
+        """The mapped memory."""
         return mmap.mmap(self.handle, self.size)
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new segment of at least `size` bytes."""
+        """Create a segment of at least `size` bytes."""
         size = max(size, mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("fedspeed")
@@ -72,19 +74,19 @@ class Segment:
 
     @classmethod
     def attach(cls, path: Path, size: int) -> Segment:
-        """The segment that another process made."""
+        """Open the segment that another process made."""
         handle = os.open(path, os.O_RDWR)
         return cls(handle, path, size)
 
     def tensor(self, place: Slot) -> torch.Tensor:
-        """The tensor at a place, sharing memory."""
+        """Return the tensor in a slot, sharing memory."""
         if not place.size:
             return torch.empty(place.shape, dtype=place.dtype)
         flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
         return flat.view(place.shape)
 
     def write(self, place: Slot, a: torch.Tensor) -> None:
-        """Copy a tensor to a place."""
+        """Copy a tensor to a slot."""
         if not PASSED_ON:
             self.tensor(place).copy_(a)
             return
@@ -93,7 +95,7 @@ class Segment:
             left = left[os.pwrite(self.handle, left, place.offset + place.size - len(left)) :]
 
     def read(self, place: Slot) -> torch.Tensor:
-        """A copy of the tensor at a place."""
+        """Return a copy of the tensor in a slot."""
         if not PASSED_ON:
             return self.tensor(place).clone()
         a = torch.empty(place.shape, dtype=place.dtype)
@@ -103,13 +105,13 @@ class Segment:
         return a
 
     def leave(self, places: list[Slot]) -> None:
-        """Keep no page of these places mapped; what is in them stays."""
+        """Unmap the pages of these slots; their contents stay."""
         if PASSED_ON and places and "map" in self.__dict__:
             start = places[0].offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.map.madvise(mmap.MADV_DONTNEED, start, places[-1].offset + places[-1].size - start)
 
     def unlink(self) -> None:
-        """Nobody else will map it; the memory lives on until the last process lets go."""
+        """Close the segment and remove its name; the memory is freed when the last process unmaps it."""
         self.__dict__.pop("map", None)  # closed with the last tensor in it
         os.close(self.handle)
         if not self.path.is_relative_to("/proc"):
@@ -117,7 +119,7 @@ class Segment:
 
 
 def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Slot], int]:
-    """Places one after the other, aligned, and where they end."""
+    """Return aligned slots for tensors, one after the other, and the offset behind the last."""
     places = []
     for a in tensors:
         start = -(-start // ALIGN) * ALIGN
@@ -127,19 +129,19 @@ def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Slot], in
 
 
 def at(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
-    """A tree like the prototype whose tensors are the segment's."""
+    """Return a tree like the prototype, of tensors that share the segment's memory."""
     remaining = iter(places)
     return tree_map(lambda _: segment.tensor(next(remaining)), prototype)
 
 
 def put(segment: Segment, places: list[Slot], tree: Any) -> None:
-    """Copy a tree's tensors to their places."""
+    """Copy a tree's tensors to their slots."""
     for place, a in zip(places, tree_leaves(tree), strict=True):
         segment.write(place, a)
 
 
 def take(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
-    """A copy of the tree at some places."""
+    """Return a copy of the tree in some slots."""
     remaining = iter(places)
     return tree_map(lambda _: segment.read(next(remaining)), prototype)
 

@@ -1,4 +1,7 @@
-"""Layers with running statistics (batch norm): found, replaced by group norm, their numbers as one vector."""
+"""Batch norm: replace it by group norm, or carry its running statistics as a vector beside the model's.
+
+`Statistics` reads and writes the layers' numbers; `BatchNormHooks` adds them to the messages and states of any method.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,11 @@ if TYPE_CHECKING:
 
 
 REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-"""What becomes a group norm; a class derived from one of these may do more, and stays."""
+"""Layers that become a group norm; a class derived from one of these may do more, and stays."""
 
 
 def tracking(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that keep running statistics, by name."""
+    """Return the layers that keep running statistics, by name."""
     return {
         name: m
         for name, m in model.named_modules()
@@ -33,12 +34,12 @@ def tracking(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def groups(width: int) -> int:
-    """Groups of a group norm in place of a batch norm: the paper's two, one for an odd number of channels."""
+    """Return the groups of a group norm in place of a batch norm: the paper's two, one for an odd width."""
     return 1 if width % 2 else 2
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:
-    """The model with a group norm in place of every batch norm: its weight, bias, eps and name stay.
+    """Return the model with a group norm in place of every batch norm; its weight, bias, eps and name stay.
 
     Example:
         >>> with_group_norm(nn.BatchNorm1d(4)).num_groups
@@ -63,7 +64,7 @@ class Statistics:
     """The running statistics of a model's layers as one vector; of length 0 for a model without any.
 
     Args:
-        dtype: of the vector; counts of batches are numbers like others in it, rounded when they are put back.
+        dtype: of the vector; counts of batches are in it too, and are rounded when they are put back.
 
     Example:
         >>> Statistics(nn.BatchNorm1d(2), torch.float32).read()     # means, variances, the number of batches
@@ -83,18 +84,18 @@ class Statistics:
         return len(self.first)
 
     def read(self) -> torch.Tensor:
-        """A copy of the numbers."""
+        """Return a copy of the numbers."""
         return torch.cat([b.reshape(-1).to(self.dtype) for b in self.buffers.values()])
 
     def put(self, values: torch.Tensor) -> None:
-        """Give the layers these numbers."""
+        """Write these numbers into the layers."""
         parts = values.split([b.numel() for b in self.buffers.values()])  # type: ignore[no-untyped-call]
         for b, part in zip(self.buffers.values(), parts, strict=True):
             b.copy_((part if b.is_floating_point() else part.round()).view(b.shape))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What passes forward inside changes nothing."""
+        """Restore the statistics after forward passes inside."""
         before = [b.clone() for b in self.buffers.values()]
         try:
             yield
@@ -104,7 +105,7 @@ class Statistics:
 
 
 def refuse_tracking(model: nn.Module) -> None:
-    """Raise for a layer with running statistics, and name the choices."""
+    """Raise for a layer with running statistics; the message names the choices."""
     for name, module in tracking(model).items():
         width = int(getattr(module, "num_features", 0))
         group = f"group (nn.GroupNorm({groups(width)}, {width}) in its place), " if type(module) in REPLACED else ""
@@ -115,34 +116,37 @@ def refuse_tracking(model: nn.Module) -> None:
 
 
 class WithStatistics(NamedTuple):
-    """A tree of a method's, and statistics."""
+    """A message or state of a method, with running statistics beside it.
+
+    Methods know nothing of statistics: they get and return `base`, which holds vectors of the model's length.
+    """
 
     base: Any
     statistics: torch.Tensor
 
     @property
     def x(self) -> torch.Tensor:
-        """The method's model."""
+        """The model's vector in `base`."""
         x: torch.Tensor = self.base.x
         return x
 
 
 def method_part(tree: Any) -> Any:
-    """What of a tree is the method's."""
+    """Return the method's part of a tree, without statistics."""
     return tree.base if isinstance(tree, WithStatistics) else tree
 
 
 def full_vector(server: Any) -> torch.Tensor:
-    """The server's model as `FlatModel.load` takes it: its vector, then its statistics if there are any."""
+    """Return the server's model as `FlatModel.load` takes it: its vector, then its statistics if there are any."""
     x: torch.Tensor = server.x
     return torch.cat([x, server.statistics]) if isinstance(server, WithStatistics) else x
 
 
 class BatchNormHooks(Hooks):
-    """The hooks of a method for a model with running statistics.
+    """Hooks of a method for a model with running statistics: each call adds or removes them.
 
     Args:
-        local: whether clients keep their own; else the server's are everybody's.
+        local: whether each client keeps its own statistics; otherwise all use the server's mean.
     """
 
     def __init__(self, method: Method, flat: FlatModel, local: bool) -> None:
@@ -151,60 +155,51 @@ class BatchNormHooks(Hooks):
         self.local = local
 
     def expect(self, up: Any) -> None:
-        """Every upload is to have the fields of this one."""
         super().expect(up.base)
 
     def init_server(self, x0: torch.Tensor) -> Any:
-        """The method's, and the model's first statistics."""
         return WithStatistics(super().init_server(x0), self.held.first.to(x0, copy=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
-        """The method's, and the model's first statistics if clients keep their own."""
         client = super().init_client(x0)
         return WithStatistics(client, self.held.first.to(x0, copy=True)) if self.local else client
 
     def broadcast(self, server: Any) -> Any:
-        """What the method sends, and the server's statistics unless clients have their own."""
         down = super().broadcast(server.base)
         return down if self.local else WithStatistics(down, server.statistics)
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
-        """Where local work begins; the layers are given the statistics they begin with."""
+        """Write the first statistics into the layers, and return the first point."""
         self.held.put((client if self.local else down).statistics)
         return super().start(method_part(down), method_part(client))
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
-        """The method's."""
         return super().direction(x, grad, method_part(down), method_part(client))
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
-        """What the method sends and keeps, and the layers' statistics."""
+        """Return upload and state with the statistics that the layers have now."""
         up, kept = super().upload(xK, method_part(down), method_part(client), run)
         found = self.held.read()
         return WithStatistics(up, found), WithStatistics(kept, found.clone()) if self.local else kept
 
     def sent(self, up: Any) -> int:
-        """Bytes of the method's part; of the statistics if they are sent."""
+        """Return the bytes of an upload; statistics count if they are sent."""
         own = 0 if self.local else up.statistics.numel() * up.statistics.element_size()
         return super().sent(up.base) + own
 
     def received(self, mean: Any, round: Round) -> Any:
-        """The method's part as the server goes on with it, and the mean of the statistics."""
         return WithStatistics(super().received(mean.base, round), mean.statistics)
 
     def settle(self, client: Any, mean: Any, round: Round) -> Any:
-        """The method's part; a client's own statistics are as they were."""
         kept = super().settle(method_part(client), mean.base, round)
         return WithStatistics(kept, client.statistics) if self.local else kept
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
-        """The method's next state, and the mean of the statistics."""
+        """Return the next server state; its statistics are the mean of the uploaded ones."""
         return WithStatistics(super().update(server.base, mean.base, round), mean.statistics)
 
     def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
-        """The method's."""
         return super().client_metrics(xK, method_part(down), method_part(client), run)
 
     def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
-        """The method's."""
         return super().metrics(server.base, mean.base, round)

@@ -1,9 +1,9 @@
-"""A block held against its rows: hooks that mix clients, where the loop could not, are refused.
+"""Checks of the block engine: a hook that mixes clients, which it could not do in the loop, ends the run.
 
-What a hook did to a block is repeated for one row at a time, as the loop would call it: a vector instead of a block,
-and an oracle that plays back the gradients which that row was given. Both must agree to rounding. So a norm over the
-whole block, a sort over clients, random numbers of another shape or a state shared by mistake ends the run, and the
-hook is named.
+A hook's call on a block is repeated for one row at a time, as the loop would call it: with a vector instead of a block,
+and an oracle that plays back the gradients which that row got. Both must agree to rounding. This finds a norm over the
+whole block, a sort over clients, random numbers of another shape, or a state shared by mistake; the error names the
+hook.
 """
 
 from __future__ import annotations
@@ -20,39 +20,31 @@ from .trees import named, tree_leaves, tree_map
 
 
 class Call(NamedTuple):
-    """One call of the oracle: where, on which part of the minibatch, and what it said; of the watched rows only."""
+    """One call of the oracle, for the checked rows: points, part of the minibatch, gradients, a teacher's arguments."""
 
     points: torch.Tensor
     fraction: float
     gradients: torch.Tensor
     teacher: torch.Tensor | None
-    pulled: tuple[float, float]
+    pulled: dict[str, float]
 
 
 class Recorder:
-    """The block's oracle, writing down what some rows asked and were given."""
+    """The block's oracle, which records the points and gradients of some rows."""
 
     def __init__(self, grad: Grad, rows: list[int]) -> None:
         self.grad, self.rows = grad, rows
         self.calls: list[Call] = []
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
-    ) -> torch.Tensor:
-        points = x[self.rows]  # a copy: x may be the gradient's own buffer by the time it is looked at
-        g = self.grad(x, fraction) if teacher is None else self.grad(x, fraction, teacher=teacher, pull=pull, tau=tau)
-        self.calls.append(Call(points, fraction, g[self.rows], teacher, (pull, tau)))
+    def __call__(self, x: torch.Tensor, fraction: float = 1.0, **how: Any) -> torch.Tensor:
+        points = x[self.rows]  # a copy: the hook may overwrite x before it is compared
+        g = self.grad(x, fraction, **how)
+        self.calls.append(Call(points, fraction, g[self.rows], how.pop("teacher", None), how))
         return g
 
 
 class Playback:
-    """The oracle of one row alone: says again what the block's said, if it is asked the same."""
+    """The oracle of one row alone: it returns the recorded gradients, and raises if it is called otherwise."""
 
     def __init__(self, calls: list[Call], at: int) -> None:
         self.calls = calls
@@ -60,13 +52,7 @@ class Playback:
         self.used = 0
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
+        self, x: torch.Tensor, fraction: float = 1.0, *, teacher: torch.Tensor | None = None, **pulled: float
     ) -> torch.Tensor:
         if self.used == len(self.calls):
             raise RowsMixed(f"asks for gradient {self.used + 1} of {len(self.calls)}")
@@ -74,7 +60,7 @@ class Playback:
         self.used += 1
         if fraction != call.fraction:
             raise RowsMixed(f"asks for {fraction:g} of the minibatch, not for {call.fraction:g}")
-        if (teacher is None) != (call.teacher is None) or (pull, tau) != call.pulled:
+        if (teacher is None) != (call.teacher is None) or pulled != call.pulled:
             raise RowsMixed(f"asks for another teacher's pull in gradient {self.used}")
         if teacher is not None and call.teacher is not None:
             _compare(f"the teacher of gradient {self.used}", call.teacher, teacher)
@@ -83,17 +69,19 @@ class Playback:
 
 
 class RowsMixed(Exception):
-    """A row alone does not do what it did in its block."""
+    """A row alone gives another result than in its block."""
 
 
 class CheckedHooks:
-    """The hooks of a block, some rows of which are run alone as well.
+    """Hooks of a block that repeat each call for some of its rows alone, and compare.
 
     Args:
         clients: of the block, in row order.
-        own: a method of the user's: `start` and `upload`, called once, are watched in every row, `direction` in two
-            rows per step, in turn (a maximum over the block is that of the row which has it). Else one row per call.
-        everything: watch every row in every step.
+        own: the method is a user's: `start` and `upload`, called once, are checked in every row, `direction` in two
+            rows per step, in turn (a maximum over the block is right for the row that has it). Otherwise one row per
+            call is checked.
+        everything: check every row in every step.
+        turn: where the turns begin.
     """
 
     def __init__(self, hooks: Hooks, clients: list[int], own: bool, everything: bool, turn: int) -> None:
@@ -104,7 +92,7 @@ class CheckedHooks:
         self.turn = turn
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
-        """`Hooks.start`, watched."""
+        """Call `Hooks.start`, and check rows of the result."""
         rows = self._rows(len(self.clients))
         alone = [row(client, i) for i in rows]
         start = self.hooks.start(down, client)
@@ -114,7 +102,7 @@ class CheckedHooks:
         return start
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
-        """`Hooks.direction`, watched."""
+        """Call `Hooks.direction`, and check rows of the result and of the states."""
         rows = self._rows(2)
         recorder = Recorder(grad, rows)
         points, alone = x[rows], [row(client, i) for i in rows]
@@ -130,7 +118,7 @@ class CheckedHooks:
         return direction
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
-        """`Hooks.upload`, watched."""
+        """Call `Hooks.upload`, and check rows of the result."""
         rows = self._rows(len(self.clients))
         points, alone = xK[rows], [row(client, i) for i in rows]
         up, kept = self.hooks.upload(xK, down, client, run)
@@ -142,7 +130,7 @@ class CheckedHooks:
         return up, kept
 
     def _rows(self, of_own: int) -> list[int]:
-        """Which rows the next call watches, `of_own` of them of a user's method."""
+        """Return the rows that the next call checks: `of_own` of them for a user's method."""
         self.turn += 1
         n = len(self.clients)
         many = n if self.everything else min(n, of_own) if self.own else 1
@@ -153,7 +141,7 @@ class CheckedHooks:
 
 
 class _Refusing:
-    """Runs a hook on one row, with random numbers of its own; what differs or fails there refuses the block."""
+    """Context in which a hook runs on one row; it keeps the random state, and turns a failure into a UserError."""
 
     def __init__(self, hooks: Hooks, hook: str, client: int, rows: int) -> None:
         self.hooks = hooks
@@ -167,24 +155,24 @@ class _Refusing:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         torch.set_rng_state(self.state)
         if isinstance(error, Exception):
-            told = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
+            why = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
             method = self.hooks.method
             raise UserError(
                 f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
-                f"one (client {self.client} alone: {told}); let norms, means and sorts go over the last axis (dim=-1, "
+                f"one (client {self.client} alone: {why}); let norms, means and sorts go over the last axis (dim=-1, "
                 f"keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in run.clients, or use "
                 f"--engine loop ({defined(method, self.hook)})"
             ) from error
 
 
 def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | CheckedHooks:
-    """The hooks for a block: every method is watched in its first block, one of the user's in all, the first wholly."""
+    """Return the hooks for a block: any method is checked in its first block, a user's in all, the first one fully."""
     own = not built_in(hooks.method)
     return CheckedHooks(hooks, clients, own, everything=own and first, turn=turn) if own or first else hooks
 
 
 def row(tree: Any, i: int) -> Any:
-    """A private copy of row i; a field that the clients share is every row's."""
+    """Return a private copy of row i; a field that the clients share belongs to every row."""
     return tree_map(lambda a: (a[i] if a.ndim == 2 else a).clone(), tree)
 
 
@@ -201,5 +189,5 @@ def _compare(what: str, block: torch.Tensor, alone: torch.Tensor, *scale: torch.
         raise RowsMixed(f"{what} has shape {tuple(alone.shape)}, not {tuple(block.shape)}")
     size = max(float(a.double().norm()) for a in (block, alone, *scale))
     apart = float((block.double() - alone.double()).norm())
-    if apart > torch.finfo(block.dtype).eps ** (2 / 3) * size:  # False for NaN, which ends the run by itself
+    if apart > torch.finfo(block.dtype).eps ** (2 / 3) * size:  # False for NaN, which ends the turn by itself
         raise RowsMixed(f"{what} is off by {apart:.2g}, of {size:.2g}")

@@ -1,7 +1,10 @@
 """Gradients at the points of a (clients, d) block, each of its own client's minibatch.
 
-For any module through `torch.func`; for chains of linear layers and ReLU written out, forward and backward, with one
-batched product a layer. Autograd would take three times as long for these, `torch.func` two seconds to load as well.
+Any module goes through `torch.func`. Chains of linear layers and ReLU are written out, forward and backward, with one
+batched product per layer: autograd would take three times as long for them, and `torch.func` two seconds to load.
+
+The products and sums below fix the bits of every run with the block engine: another order, another layout or another
+fused operation is another result.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from .flat_model import FlatModel, Loss
 
 
 class Gradient(Protocol):
-    """Points (clients, d), inputs and targets (clients, batch, ...) -> fresh gradients, and one loss per client; the
-    gradients, not the losses, hold a teacher's pull if there is one."""
+    """A function of points (clients, d), inputs and targets (clients, batch, ...): gradients, and one loss per client.
+
+    Gradients are in fresh memory. A teacher's pull is part of the gradients, not of the losses.
+    """
 
     def __call__(
         self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
@@ -30,7 +35,7 @@ Slope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 
 
 def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
-    """The gradient of any module, through `torch.func`."""
+    """Return the gradient of any module, through `torch.func`."""
 
     def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return loss(_call(flat, v, inputs), targets)
@@ -56,8 +61,8 @@ def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
 
 
 def outputs_at(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """The outputs of one vector for every client's minibatch (clients, batch, ...), without a graph behind them."""
-    if is_chain(flat.model):  # nothing there sees more than its own sample
+    """Return the outputs of one vector for every client's minibatch (clients, batch, ...), without a graph."""
+    if is_chain(flat.model):  # no layer sees more than its own sample
         found: torch.Tensor = flat.outputs(v, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
         return found
     with torch.no_grad():
@@ -66,7 +71,7 @@ def outputs_at(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> torch.
 
 
 def _call(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> Any:
-    """The model's outputs with the parameters of a vector."""
+    """Return the model's outputs with the parameters of a vector."""
     parts = v.split(flat.sizes)  # type: ignore[no-untyped-call]
     named = {
         name: part.view(shape).to(p.dtype)
@@ -76,33 +81,34 @@ def _call(flat: FlatModel, v: torch.Tensor, inputs: torch.Tensor) -> Any:
 
 
 class Linear(NamedTuple):
-    """Where a linear layer's parameters lie in a vector."""
+    """The places of a linear layer's parameters in a vector."""
 
     weight: slice
     shape: torch.Size
     bias: slice | None
 
     def weights(self, x: torch.Tensor) -> torch.Tensor:
-        """(clients, out, in), sharing memory with a block."""
+        """Return the weights as (clients, out, in), sharing memory with a block."""
         return x[:, self.weight].view(-1, *self.shape)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """y W^T + b for every client."""
+        """Return y W^T + b for every client."""
         turned = self.weights(x).transpose(1, 2)
         return torch.bmm(y, turned) if self.bias is None else torch.baddbmm(x[:, None, self.bias], y, turned)
 
     def backward(self, g: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> None:
         """Write the parameters' gradient into g, from the inputs y and the outputs' gradient e."""
-        self.weights(g).copy_(torch.bmm(e.transpose(1, 2), y))  # a product right into g would go client by client
+        # One batched product and a copy: with out=g, which is strided, the product would run client by client.
+        self.weights(g).copy_(torch.bmm(e.transpose(1, 2), y))
         if self.bias is not None:
             torch.sum(e, 1, out=g[:, self.bias])
 
 
 def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
-    """The gradient of a chain of linear layers and ReLU, written out; None for any other module or loss.
+    """Return the gradient of a chain of linear layers and ReLU, written out; None for any other module or loss.
 
-    What only a batch shows is left to `mapped_gradient`: targets that are not class numbers, or not of the outputs'
-    shape, inputs with further axes, autocast.
+    Cases that only a batch shows are left to `mapped_gradient`: targets that are not class numbers, or not of the
+    outputs' shape, inputs with further axes, autocast.
     """
     layers = list(_chain(flat.model))
     linear = [p for m in layers if isinstance(m, nn.Linear) for p in (m.weight, m.bias) if p is not None]
@@ -144,14 +150,14 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
 
 
 def is_chain(model: nn.Module) -> bool:
-    """Whether a model is a chain of linear layers, ReLU and flattening."""
+    """Return whether a model is a chain of linear layers, ReLU and flattening."""
     layers = list(_chain(model))
     plain = all((m.start_dim, m.end_dim) == (1, -1) for m in layers if isinstance(m, nn.Flatten))
     return plain and all(type(m) in (nn.Linear, nn.ReLU, nn.Flatten) for m in layers)
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of (nested) Sequentials in order, a layer that is used twice twice."""
+    """Yield the layers of (nested) Sequentials in order; a layer that is used twice comes twice."""
     if isinstance(module, nn.Sequential):
         for inner in module:
             yield from _chain(inner)
@@ -169,7 +175,7 @@ def _linear(layer: nn.Linear, flat: FlatModel) -> Linear:
 
 
 def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Every client's mean cross-entropy and its gradient by the outputs, for class numbers."""
+    """Return every client's mean cross-entropy and its gradient by the outputs; None without class numbers."""
     if targets.is_floating_point() or targets.shape != y.shape[:2]:
         return None
     e, chosen = torch.log_softmax(y, -1), targets[..., None]
@@ -179,7 +185,7 @@ def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor
 
 
 def _squares(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Every client's mean squared error and its gradient by the outputs."""
+    """Return every client's mean squared error and its gradient by the outputs; None unless shapes and dtypes agree."""
     if targets.dtype != y.dtype or targets.shape != y.shape:
         return None
     e = y - targets

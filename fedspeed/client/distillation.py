@@ -1,4 +1,4 @@
-"""A teacher in the gradient oracle: class probabilities are held near those of another vector on its minibatch."""
+"""Distillation in the gradient oracle: a term that pulls class probabilities towards those of a teacher vector."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import UserError
 from .flat_model import FlatModel
 
 PASSES = 3
-"""Passes forward that a gradient costs, which goes forward and back; `metering.gradient_flops` counts the same."""
+"""Cost of a gradient in forward passes; `server.simulated_time.gradient_flops` counts the same."""
 
 
 class TeacherTerm(NamedTuple):
-    """weight tau^2 KL(softmax(logits / tau) || softmax(outputs / tau)), the mean over the minibatch.
+    """The term weight tau^2 KL(softmax(logits / tau) || softmax(outputs / tau)), the mean over the minibatch.
 
     Classes are the axis after the minibatch's, as cross-entropy has them.
 
@@ -31,21 +31,21 @@ class TeacherTerm(NamedTuple):
     tau: float
 
     def term(self, outputs: Any) -> torch.Tensor:
-        """The term itself, to be differentiated by the outputs."""
+        """Return the term, to be differentiated by the outputs."""
         require_logits(outputs)
         p, q = (torch.log_softmax(a / self.tau, 1) for a in (self.logits, outputs))
         apart = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True)
         return self.weight * self.tau**2 * apart.sum(1).mean()
 
     def slope(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Its gradient by the outputs (clients, batch, classes) of a block."""
+        """Return its gradient by the outputs (clients, batch, classes) of a block."""
         require_logits(outputs[0])
         q, p = (torch.softmax(a / self.tau, -1) for a in (outputs, self.logits))
         return q.sub_(p).mul_(self.weight * self.tau / outputs.shape[1])
 
 
 def require_logits(outputs: Any) -> None:
-    """Raise unless a model's outputs are numbers for at least two classes."""
+    """Raise unless a model's outputs are scores of at least two classes."""
     good = isinstance(outputs, torch.Tensor) and outputs.is_floating_point()
     if not good or outputs.ndim < 2 or outputs.shape[1] < 2:
         found = f"of shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -56,10 +56,10 @@ def require_logits(outputs: Any) -> None:
 
 
 def check_teacher(flat: FlatModel, classes: int | None, method: str, teacher: Any, pull: Any, tau: Any) -> bool:
-    """Whether a teacher has any pull; raise for one that makes no sense.
+    """Return whether a teacher has any pull; raise for arguments of the oracle that are not valid.
 
     Args:
-        classes: of the data; None if there are none.
+        classes: the number of classes of the data; None if there are none.
     """
     if classes is None:
         raise UserError(

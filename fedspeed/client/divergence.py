@@ -1,4 +1,4 @@
-"""Whose NaN it is: a client's turn that ended in NaN or Inf is run again with an eye on the user's hooks.
+"""The source of a NaN: a client's turn that ended in NaN or Inf is run again, and the user's hooks are checked.
 
 A hook that makes NaN or Inf of finite values of usual size has a mistake in it; a lower rate would not help. Nothing
 here runs while all values are finite.
@@ -21,14 +21,15 @@ from .trees import all_finite, tree_leaves
 from .work import Job, Work
 
 USUAL = 1e12
-"""The largest number that is no sign of a run that diverges: its square, summed over a model, is far from overflow."""
+"""Largest size of numbers in a run that does not diverge: its square, summed over a model, is far from overflow."""
 
 
 def blamed(work: Work, job: Job, down: Any, state: Callable[[int], Any], error: Diverged) -> Diverged:
-    """The error of a turn that ended in NaN or Inf, or the hook of the user's that made them of finite values.
+    """Return the error of a turn that ended in NaN or Inf; it names a user's hook that made them of finite values.
 
     Args:
-        state: gives a private copy of a client's state.
+        state: returns a private copy of a client's state.
+        error: the error to return if no hook did.
     """
     if built_in(work.method):
         return error
@@ -48,11 +49,11 @@ def blamed(work: Work, job: Job, down: Any, state: Callable[[int], Any], error: 
 
 
 def server_blamed(method: Method, t: int, given: Any, mean: Any, received: Any) -> Diverged | None:
-    """The error of round t = 0, 1, ... if a server's hook of the user's made NaN or Inf of finite values in it.
+    """Return the error of round t = 0, 1, ... if a user's server hook made NaN or Inf of finite values, else None.
 
     Args:
         given: the server's state before the round.
-        mean, received: of what clients sent, before and after the hook `received`.
+        mean, received: the mean of the uploads, before and after the hook `received`.
     """
     hook = "received" if not all_finite(received) else "update"
     if not wrote(method, hook) or not usual(given, mean):
@@ -61,7 +62,7 @@ def server_blamed(method: Method, t: int, given: Any, mean: Any, received: Any) 
 
 
 def made_nan(method: Method, hook: str, when: str) -> Diverged:
-    """What to say of a hook that made NaN or Inf of finite values."""
+    """Return the error about a hook that made NaN or Inf of finite values."""
     return Diverged(
         f"{type(method).__name__}.{hook} made NaN or Inf of finite values in {when}; look for a division by zero, or a "
         f"root or logarithm of what has none: the learning rate is not to blame ({defined(method, hook)})"
@@ -69,7 +70,7 @@ def made_nan(method: Method, hook: str, when: str) -> Diverged:
 
 
 class Found(Diverged):
-    """The hook that made NaN or Inf of finite values, and when; `run_client` lets it through."""
+    """The hook that made NaN or Inf of finite values, and when; a `Diverged`, so that `run_client` passes it on."""
 
 
 class NanHooks:
@@ -81,26 +82,26 @@ class NanHooks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.hooks, name)
 
-    def of(self, method: Method) -> NanHooks:
-        """As `Hooks.of`."""
-        return NanHooks(self.hooks.of(method), self.job)
+    def with_method(self, method: Method) -> NanHooks:
+        """Return the same checks around `Hooks.with_method`."""
+        return NanHooks(self.hooks.with_method(method), self.job)
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
-        """`Hooks.start`, watched."""
+        """Call `Hooks.start`, and check the result."""
         good = usual(down, client)
         x = self.hooks.start(down, client)
         self._judge("start", good, (x,))
         return x
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
-        """`Hooks.direction`, watched; so are the points at which it asks for gradients."""
+        """Call `Hooks.direction`, and check the result and the points at which it asks for gradients."""
         self.step += 1
         seen = [usual(x, down, client)]
 
         def oracle(x: torch.Tensor, fraction: float = 1.0, **how: Any) -> torch.Tensor:
             self._judge("direction", all(seen), (x,))
             g = grad(x, fraction, **how)
-            seen.append(usual(g))  # now: the hook may overwrite it
+            seen.append(usual(g))  # at once, because the hook may overwrite it
             return g
 
         found = self.hooks.direction(x, oracle, down, client)
@@ -108,7 +109,7 @@ class NanHooks:
         return found
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
-        """`Hooks.upload`, watched."""
+        """Call `Hooks.upload`, and check the result."""
         good = usual(xK, down, client)
         both = self.hooks.upload(xK, down, client, run)
         self._judge("upload", good, both)
@@ -122,7 +123,7 @@ class NanHooks:
 
 
 def usual(*trees: Any) -> bool:
-    """Whether all numbers are finite and of a size that a run has which does not diverge.
+    """Return whether all numbers are finite and at most `USUAL`.
 
     Example:
         >>> usual(torch.ones(2)), usual(torch.tensor([1e30])), usual(torch.ones(2) / 0 * 0)

@@ -1,4 +1,4 @@
-"""The flat model that a run trains: a copy of a module, with what the plan says of batch norm."""
+"""The flat model that a run trains: a copy of a module whose parameters are views of one vector."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class FlatModel:
     """A module whose trainable parameters are views of one vector of length d.
 
     Tied parameters appear once, frozen ones and buffers stay in the module, parameters of a narrower dtype are cast
-    from the vector (which has the widest). Refused by name: parameters that are lazy, complex, empty, on several
-    devices, or two that share memory; buffers that a forward pass changes, running statistics unless asked for.
+    from the vector (which has the widest). Errors name parameters that are lazy, complex, empty, on several devices, or
+    two that share memory; buffers that a forward pass changes; and running statistics unless `tracks` is true.
 
     Args:
         model: any `nn.Module`; it is taken over, so hand in a copy if you want to keep yours.
         no_decay: names, or ends of names, of parameters without weight decay, e.g. `("bias",)`.
-        tracks: take a model with running statistics (batch norm): they are a vector of their own, `statistics`.
+        tracks: accept a model with running statistics (batch norm); they are a second vector, `statistics`.
 
     Example:
         >>> flat = FlatModel(nn.Linear(3, 2))
@@ -61,7 +61,7 @@ class FlatModel:
         self.load(self.x)
 
     def _decay_mask(self, no_decay: tuple[str, ...]) -> torch.Tensor | None:
-        """1 where weight decay applies, or None where it applies everywhere."""
+        """Return a vector that is 1 where weight decay applies and 0 elsewhere, or None if it applies everywhere."""
         unused = [end for end in no_decay if not any(name.endswith(end) for name in self.names)]
         if unused:
             raise UserError(f"no_decay: {unused[0]!r} ends no parameter's name; the names are {', '.join(self.names)}")
@@ -72,13 +72,15 @@ class FlatModel:
 
     @property
     def size(self) -> str:
-        """How many parameters there are, in words."""
+        """The number of parameters, in words."""
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         return f"{self.d:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
 
     def load(self, x: torch.Tensor) -> None:
-        """Make the parameters views of x (no copy but for parameters of another dtype); what follows them in x are
-        running statistics."""
+        """Make the parameters views of x; those of another dtype are copied.
+
+        If x is longer than d, the rest are running statistics.
+        """
         if len(x) > self.d:
             self.statistics.put(x[self.d :])
             x = x[: self.d]
@@ -87,8 +89,8 @@ class FlatModel:
             p.data = part.view(shape) if p.dtype == x.dtype else part.view(shape).to(p.dtype)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """The model as it was at first, its parameters in memory of their own: a view is pickled with its vector."""
+    def detached(self) -> Iterator[None]:
+        """Reset the model to x^0, with parameters in memory of their own: a view would be pickled with its vector."""
         self.load(torch.cat([self.x, self.statistics.first.to(self.x)]) if self.statistics else self.x)
         for p in self.parameters:
             p.data = p.data.clone()
@@ -98,7 +100,7 @@ class FlatModel:
             self.load(self.x)
 
     def outputs(self, x: torch.Tensor, inputs: torch.Tensor) -> Any:
-        """What the model at x says, without a graph behind it."""
+        """Return the model's outputs at x, without a graph."""
         self.load(x)
         with torch.no_grad():
             return self.model(inputs)
@@ -112,7 +114,7 @@ class FlatModel:
         out: torch.Tensor,
         term: Callable[[Any], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Write the gradient of the loss at x, plus a term of the model's outputs, into `out`; returns the loss."""
+        """Write the gradient of the loss at x, plus a term of the model's outputs, into `out`; return the loss."""
         self.load(x)
         with torch.enable_grad():  # the caller may be inside torch.no_grad()
             outputs = self.model(inputs)
@@ -127,7 +129,7 @@ class FlatModel:
     def hvp(
         self, x: torch.Tensor, v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, loss: Loss
     ) -> torch.Tensor:
-        """Hessian of the loss at x times v, by double backward."""
+        """Return the Hessian of the loss at x times v, by double backward."""
         self.load(x)
         grads = torch.autograd.grad(
             loss(self.model(inputs), targets), self.parameters, create_graph=True, materialize_grads=True
@@ -149,7 +151,7 @@ class FlatModel:
 
 
 def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> None:
-    """Raise a UserError that names what a flat vector cannot hold."""
+    """Raise a UserError that names a parameter or layer that a flat vector cannot hold."""
     if not tracks:
         refuse_tracking(model)
     lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
@@ -179,7 +181,7 @@ def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> N
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model, which is what is trained."""
+    """Return a copy of a model, which a run trains in place of the user's."""
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -198,10 +200,10 @@ def flat_model(
     no_decay: Sequence[str],
     method: Method | None = None,
 ) -> FlatModel:
-    """A copy of a model as it is trained, with what the plan says of batch norm.
+    """Return a flat copy of a model, with its batch norm treated as the plan says.
 
     Args:
-        method: whose `ascent_fraction`, if it has one, takes a part of every batch.
+        method: its `ascent_fraction`, if it has one, takes a part of every batch.
     """
     module = copied(model).to(device)
     module = with_group_norm(module) if plan.batch_norm == "group" else module
@@ -213,7 +215,7 @@ def flat_model(
 
 
 def _with_single(n: np.ndarray, batch_size: int, fraction: float) -> np.ndarray:
-    """Return the clients, by their numbers of samples, that have a batch of one, or of which a part is one."""
+    """Return the clients that have a batch of one sample, or a batch whose `fraction` is one sample."""
     lone = np.array([b and max(1, round(fraction * b)) == 1 for b in range(batch_size + 1)], dtype=bool)
     return np.flatnonzero(lone[n % batch_size] | (lone[batch_size] & (n >= batch_size)))
 

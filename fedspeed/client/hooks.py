@@ -1,7 +1,7 @@
-"""The contract of `methods/base.py`, enforced: every hook's call is checked, and a failure names the user's own line.
+"""Checked calls of a method's hooks: the contract of `methods/base.py`; an error names the user's own line.
 
-The checks are of types, shapes and dtypes and of tensors' version counters, so they cost microseconds and are made in
-every call, not only in the first round.
+The checks look at types, shapes, dtypes and version counters of tensors. They cost microseconds, so every call is
+checked, not only those of the first round.
 """
 
 from __future__ import annotations
@@ -28,81 +28,81 @@ REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 
 
 class Hooks:
-    """A method's hooks as the engines call them: what each returns is checked, and that nothing else was changed.
+    """A method's hooks as the engines call them: each checks the returned value, and that no argument was changed.
 
     Args:
-        d, dtype: of the model's vector; the server's are of the same length in a dtype of their own.
+        d, dtype: of the model's vector; the server's has the same length and a dtype of its own.
     """
 
     def __init__(self, method: Method, d: int, dtype: torch.dtype) -> None:
         self.method = method
         self.d = d
         self.dtype = dtype
-        self._up: list[Field] = []  # of the first upload
+        self._up: list[Field] = []  # fields of the first upload; all others must have the same
         hooks = ("metrics", "client_metrics", "sent", "settle", "received", "rate")
-        self.reporting = {hook for hook in hooks if reports(method, hook)}
+        self.overridden = {hook for hook in hooks if overrides(method, hook)}
 
     def expect(self, up: Any) -> None:
-        """Every upload is to have the fields of this one."""
+        """Require the fields of this upload of all others."""
         self._up[:] = fields_of(up)
 
-    def of(self, method: Method) -> Hooks:
-        """The hooks of the same method with other values of its fields; what uploads look like, they have in common."""
+    def with_method(self, method: Method) -> Hooks:
+        """Return the hooks of the same method with other values of its fields; uploads must have the same fields."""
         other = copy.copy(self)
         other.method = method
         return other
 
     def init_server(self, x0: torch.Tensor) -> Any:
-        """The server's first state: a NamedTuple with a field x."""
-        with self.hook("init_server"), self._untouched("init_server", x0=x0):
+        """Return the server's first state: a NamedTuple with a field x."""
+        with self.hook("init_server"), self._forbid_mutation("init_server", x0=x0):
             server = self.method.init_server(x0)
         return self._declared("init_server", self._tree("init_server", server, x0.dtype, named_x=True))
 
     def init_client(self, x0: torch.Tensor) -> Any:
-        """A client's first state: a NamedTuple, perhaps empty."""
-        with self.hook("init_client"), self._untouched("init_client", x0=x0):
+        """Return a client's first state: a NamedTuple, perhaps empty."""
+        with self.hook("init_client"), self._forbid_mutation("init_client", x0=x0):
             client = self.method.init_client(x0)
         return self._declared("init_client", self._tree("init_client", client, x0.dtype))
 
     def broadcast(self, server: Any) -> Any:
-        """What travels down: a NamedTuple with a field x."""
-        with self.hook("broadcast"), self._untouched("broadcast", server=server):
+        """Return the server's message: a NamedTuple with a field x."""
+        with self.hook("broadcast"), self._forbid_mutation("broadcast", server=server):
             down = self.method.broadcast(server)
         return self._tree("broadcast", down, server.x.dtype, named_x=True)
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
-        """Where local work begins: one vector, in a block perhaps one per row."""
-        with self._untouched("start", down=down):
+        """Return the first point of the local work: one vector, in a block perhaps one per row."""
+        with self._forbid_mutation("start", down=down):
             x = self.method.start(down, client)
         self._vector("start", x, (self.d,) if isinstance(x, torch.Tensor) and x.ndim == 1 else (-1, self.d))
         return x
 
     def direction(self, x: torch.Tensor, grad: Grad, down: Any, client: Any) -> torch.Tensor:
-        """A vector for every point of x."""
-        with self._untouched("direction", down=down, x=x):
+        """Return one direction per point of x."""
+        with self._forbid_mutation("direction", down=down, x=x):
             direction = self.method.direction(x, grad, down, client)
         self._vector("direction", direction, tuple(x.shape))
         return direction
 
     def rates(self, K: int, done: int) -> list[float]:
-        """Return what the rate of each step is multiplied with: of the first `done` of K planned steps."""
-        if "rate" not in self.reporting:
+        """Return the factors on the rate for the first `done` of K planned steps."""
+        if "rate" not in self.overridden:
             return [1.0] * done
-        with self._untouched("rate"):
-            told = [self.method.rate(k, K) for k in range(done)]
-        found = [number(rate) for rate in told]
+        with self._forbid_mutation("rate"):
+            reported = [self.method.rate(k, K) for k in range(done)]
+        found = [number(rate) for rate in reported]
         good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
         if len(good) < done:
             k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
-            raise self._error("rate", f"must return a number >= 0, found {kind(told[k])} in step {k} of {K}")
+            raise self._error("rate", f"must return a number >= 0, found {kind(reported[k])} in step {k} of {K}")
         if not any(good):
             steps = f"a round's {K} steps" if done == K else f"the {done} of {K} steps that a straggler takes"
             raise self._error("rate", f"must not be 0 in all of {steps}")
         return good
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
-        """What travels up, always of the same fields, and the state to keep, of the fields it had."""
-        with self._untouched("upload", down=down):
+        """Return the upload, always with the same fields, and the state to keep, with the fields it had."""
+        with self._forbid_mutation("upload", down=down):
             both = self.method.upload(xK, down, client, run)
         if not isinstance(both, tuple) or hasattr(both, "_fields") or len(both) != 2:
             raise self._error("upload", f"must return a pair (Up, Client), found {kind(both)}")
@@ -118,18 +118,18 @@ class Hooks:
         return up, kept
 
     def sent(self, up: Any) -> int:
-        """Bytes of one client's upload."""
-        if "sent" not in self.reporting:
+        """Return the bytes of one client's upload."""
+        if "sent" not in self.overridden:
             return dense_bytes(up)
-        with self._untouched("sent", up=up):
+        with self._forbid_mutation("sent", up=up):
             size = self.method.sent(up)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise self._error("sent", f"must return a whole number of bytes >= 0, found {kind(size)}")
         return size
 
     def received(self, mean: Any, round: Round) -> Any:
-        """The mean of the uploads as the server goes on with it, of the same fields."""
-        if "received" not in self.reporting:
+        """Return the mean of the uploads as the server uses it, with the same fields."""
+        if "received" not in self.overridden:
             return mean
         with self.hook("received", f"round {round.t + 1}"):
             new = self.method.received(mean, round)
@@ -138,8 +138,8 @@ class Hooks:
         return new
 
     def settle(self, client: Any, mean: Any, round: Round) -> Any:
-        """The state to store of a counted client, of the fields it had."""
-        with self.hook("settle", f"round {round.t + 1}"), self._untouched("settle", mean=mean):
+        """Return the state to store of a counted client, with the fields it had."""
+        with self.hook("settle", f"round {round.t + 1}"), self._forbid_mutation("settle", mean=mean):
             kept = self.method.settle(client, mean, round)
         self._tree("settle", kept, self.dtype, what="Client")
         self._alike("settle", "Client", fields_of(kept), fields_of(client), "as `upload` returned it")
@@ -149,32 +149,32 @@ class Hooks:
         return kept
 
     def update(self, server: Any, mean: Any, round: Round) -> Any:
-        """The next server state, of the fields it had."""
-        with self.hook("update", f"round {round.t + 1}"), self._untouched("update", server=server):
+        """Return the next server state, with the fields it had."""
+        with self.hook("update", f"round {round.t + 1}"), self._forbid_mutation("update", server=server):
             new = self.method.update(server, mean, round)
         self._tree("update", new, server.x.dtype, named_x=True)
         self._alike("update", "Server", fields_of(new), fields_of(server), "as before the round")
         return new
 
     def client_metrics(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> dict[str, float] | None:
-        """Names and numbers of one client, of arguments as for `upload`; None from a method that reports none."""
-        if "client_metrics" not in self.reporting:
+        """Return names and numbers about one client; None from a method that reports none."""
+        if "client_metrics" not in self.overridden:
             return None
-        with self._untouched("client_metrics", xK=xK, down=down, client=client):
-            told = self.method.client_metrics(xK, down, client, run)
-        return numbers(told, partial(self._error, "client_metrics"))
+        with self._forbid_mutation("client_metrics", xK=xK, down=down, client=client):
+            reported = self.method.client_metrics(xK, down, client, run)
+        return numbers(reported, partial(self._error, "client_metrics"))
 
     def metrics(self, server: Any, mean: Any, round: Round) -> dict[str, float]:
-        """Names and numbers of a round, after its update."""
-        if "metrics" not in self.reporting:
+        """Return names and numbers about a round, after its update."""
+        if "metrics" not in self.overridden:
             return {}
-        with self.hook("metrics", f"round {round.t + 1}"), self._untouched("metrics", server=server):
-            told = self.method.metrics(server, mean, round)
-        return numbers(told, partial(self._error, "metrics"))
+        with self.hook("metrics", f"round {round.t + 1}"), self._forbid_mutation("metrics", server=server):
+            reported = self.method.metrics(server, mean, round)
+        return numbers(reported, partial(self._error, "metrics"))
 
     @contextmanager
     def hook(self, hook: str, when: str = "before round 1") -> Iterator[None]:
-        """An exception of a server's hook as one line; in a round, a client's is told by the engine."""
+        """Turn an exception of a server's hook into one line; the engine does it for a client's hooks."""
         try:
             yield
         except (UserError, Diverged):
@@ -183,12 +183,12 @@ class Hooks:
             raise UserError(f"{self._name(hook)}: {when}: {reason(error)}") from error
 
     @contextmanager
-    def _untouched(self, hook: str, **given: Any) -> Iterator[None]:
-        """Raise if a hook changed in place what is not its own."""
+    def _forbid_mutation(self, hook: str, **given: Any) -> Iterator[None]:
+        """Raise if a hook changed one of these arguments in place."""
         before = [(name, a, version(a)) for name, tree in given.items() for name, a in named(name, tree)]
         try:
             yield
-        except SystemExit as error:  # a hook ends no run without a word
+        except SystemExit as error:  # else a hook could end a run without a message
             raise self._error(hook, "must not end the program (SystemExit)") from error
         for name, a, then in before:
             if version(a) != then:
@@ -214,7 +214,7 @@ class Hooks:
     def _tree(
         self, hook: str, tree: Any, dtype: torch.dtype, *, rows: int = 0, named_x: bool = False, what: str = ""
     ) -> Any:
-        """Raise unless a value is a NamedTuple (of NamedTuples) of vectors; returns it."""
+        """Return a value; raise unless it is a NamedTuple (of NamedTuples) of vectors."""
         if not isinstance(tree, tuple) or not hasattr(tree, "_fields"):
             fix = "; is there a return?" if tree is None else ""
             raise self._error(hook, f"must return a NamedTuple{what and ' as ' + what}, found {kind(tree)}{fix}")
@@ -239,7 +239,7 @@ class Hooks:
         return tree
 
     def _declared(self, hook: str, tree: Any) -> Any:
-        """Raise unless a first state has the field that `running_mean` says it has; returns the state."""
+        """Return a first state; raise unless it has the field that `running_mean` names."""
         with self.hook("running_mean"):
             pair = self.method.running_mean
         if pair is None:
@@ -277,27 +277,27 @@ def require_hooks(method: Method) -> None:
             )
 
 
-def reports(method: Method, hook: str) -> bool:
-    """Whether a method, or one inside it, has a hook (`metrics`, `client_metrics`, `sent`, ...) of its own."""
+def overrides(method: Method, hook: str) -> bool:
+    """Return whether a method, or one inside it, overrides an optional hook (`metrics`, `sent`, `settle`, ...)."""
     owner = next((cls for cls in type(method).__mro__ if hook in vars(cls)), Method)
     inner = [value for value in method.fields().values() if isinstance(value, Method)]
-    if inner and hook in vars(owner).get("hands_on", ()):  # nothing but what is inside
-        return any(reports(each, hook) for each in inner)
+    if inner and hook in vars(owner).get("hands_on", ()):  # a wrapper whose own hook only calls the inner one
+        return any(overrides(each, hook) for each in inner)
     return owner is not Method and callable(getattr(method, hook))
 
 
-def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
-    """What a hook reported, as floats; raise unless it is names and real numbers.
+def numbers(reported: Any, error: Callable[[str], UserError]) -> dict[str, float]:
+    """Return the numbers that a hook reported as floats; raise unless they are names and real numbers.
 
-    One that is not finite stays as it is: it must not end a run. JSON has `null` for it, see `Record.to_dict`.
+    A number that is not finite stays as it is: it must not end a run. In JSON it is `null`, see `Record.to_dict`.
 
     Args:
-        error: makes one of what is wrong.
+        error: makes an error of a message.
     """
-    if not isinstance(told, Mapping):
-        raise error(f"must return a dict of names and numbers, found {told!r}")
+    if not isinstance(reported, Mapping):
+        raise error(f"must return a dict of names and numbers, found {reported!r}")
     found: dict[str, float] = {}
-    for name, value in told.items():
+    for name, value in reported.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise error(f"must return names such as update_norm, found {name!r}")
         one = number(value)
@@ -308,7 +308,7 @@ def numbers(told: Any, error: Callable[[str], UserError]) -> dict[str, float]:
 
 
 def number(value: Any) -> float | None:
-    """A real number, or a tensor of one, as a float; None for anything else."""
+    """Return a real number, or a tensor of one, as a float; None for anything else."""
     try:
         one = value.item() if hasattr(value, "item") else value
         return float(one) if isinstance(one, Real) else None

@@ -1,4 +1,4 @@
-"""fedspeed/client/local_loop.py."""
+"""One client's turn: K local steps with the gradient oracle, then the upload, the kept state and facts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,30 @@ from .upload_digest import upload_digests
 from .work import Facts, Job, Reply, Work
 
 
-class Oracle:
-    """The gradient of the current minibatch at any point; see `method.Grad`."""
+class BaseOracle:
+    """The part of the gradient oracle that both engines share; see `methods.base.Grad`.
 
-    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
+    Args:
+        axis: the axis of samples in inputs and targets.
+    """
+
+    def __init__(self, work: Work, axis: int) -> None:
         self.flat = work.flat
         self.loss = work.loss
+        self.axis = axis
         self.precision = work.plan.precision
         self.clip = work.gradient_clip
         self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
-        self.buffers = buffers  # one a call of a step, made when it is needed
-        self.losses: list[torch.Tensor] = []  # of the first call of each step, read once at the end
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset losses and counts for a new turn."""
+        self.losses: list[torch.Tensor] = []  # at the first call of each step; read at the end
         self.evals = 0.0
-        self.passes = 0.0  # forward alone, of teachers
+        self.passes = 0.0  # forward passes of teachers
 
     def next_step(self, inputs: torch.Tensor, targets: torch.Tensor, mask_seed: int) -> None:
-        """Move on to a new minibatch and dropout mask."""
+        """Set the minibatch and the dropout mask of the next step."""
         self.inputs = inputs
         self.targets = targets
         self.mask_seed = mask_seed
@@ -52,38 +60,64 @@ class Oracle:
         pull: float = 1.0,
         tau: float = 1.0,
     ) -> torch.Tensor:
-        rows = len(self.inputs)
+        rows = self.inputs.shape[self.axis]
         used = rows if fraction == 1.0 else max(1, round(fraction * rows))
+        inputs, targets = (a.narrow(self.axis, 0, used) for a in (self.inputs, self.targets))
+        term = None
+        if teacher is not None and self.taught(teacher, pull, tau):
+            seed_device(self.flat.device, self.mask_seed)
+            with precision(self.precision, self.flat.device):  # closed before the gradient: autocast caches weights
+                term = TeacherTerm(self.outputs(teacher, inputs), pull, tau)
+            self.passes += used / rows
+        seed_device(self.flat.device, self.mask_seed)
+        with precision(self.precision, self.flat.device):
+            g, loss = self.gradient(x, inputs, targets, term)
+        if self.calls == 0:
+            self.losses.append(loss.detach())
+        self.calls += 1
+        self.evals += used / rows
+        return clip_(g, self.clip) if self.clip else g
+
+    def outputs(self, teacher: torch.Tensor, inputs: torch.Tensor) -> Any:
+        """Return a teacher's outputs, without a graph."""
+        raise NotImplementedError
+
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, term: TeacherTerm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradient at x, and the loss without the teacher's term."""
+        raise NotImplementedError
+
+
+class Oracle(BaseOracle):
+    """The gradient of one client's current minibatch at any point."""
+
+    def __init__(self, work: Work, buffers: list[torch.Tensor]) -> None:
+        super().__init__(work, axis=0)
+        self.buffers = buffers  # one per oracle call within a step, allocated on demand
+
+    def outputs(self, teacher: torch.Tensor, inputs: torch.Tensor) -> Any:
+        with self.flat.statistics.kept():
+            return self.flat.outputs(teacher, inputs)
+
+    def gradient(
+        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, term: TeacherTerm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.calls == len(self.buffers):
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
-        inputs, term = self.inputs[:used], None
-        if teacher is not None and self.taught(teacher, pull, tau):
-            seed_device(self.flat.device, self.mask_seed)
-            with (
-                precision(self.precision, self.flat.device),
-                self.flat.statistics.kept(),
-            ):  # autocast remembers weights
-                term = TeacherTerm(self.flat.outputs(teacher, inputs), pull, tau).term
-            self.passes += used / rows
-        seed_device(self.flat.device, self.mask_seed)
         later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
-        with precision(self.precision, self.flat.device), later:  # a step counts once in running statistics
-            loss = self.flat.gradient(x, inputs, self.targets[:used], self.loss, out, term)
-        if self.calls == 0:
-            self.losses.append(loss)
-        self.calls += 1
-        self.evals += used / rows
-        return clip_(out, self.clip) if self.clip else out
+        with later:  # running statistics see each step once
+            return out, self.flat.gradient(x, inputs, targets, self.loss, out, term and term.term)
 
 
 def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
-    """K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`.
+    """Run K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`.
 
     Args:
-        down: what the server sent, in the model's dtype.
-        client: a private copy of the client's state; `init_client` at first touch is the caller's part.
-        buffers: gradients' memory, from one client to the next: large vectors that come and go split the heap.
+        down: the server's message, in the model's dtype.
+        client: a private copy of the client's state; the caller makes a first one by `init_client`.
+        buffers: memory of gradients, reused from client to client: large vectors that come and go split the heap.
     """
     work = work.at(job.t)
     hooks = work.hooks
@@ -99,7 +133,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     flat.model.train()
     k = 0
     try:
-        rates = hooks.rates(work.local_steps(len(rows)), steps)  # a straggler follows the plan as far as it comes
+        rates = hooks.rates(work.local_steps(len(rows)), steps)  # a straggler follows the plan's rates
         x = hooks.start(down, client).clone()
         for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
@@ -125,15 +159,15 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
 
 
 def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
-    """The score of a client's own model at the end of its turn; None in a round that does not ask for it."""
+    """Return the score of a client's own model at the end of its turn; None in a round that does not score clients."""
     if not work.plan.scores_clients(job.t + 1, own=True):
         return None
-    with preserve_rng(work.flat.device):  # an upload that draws draws the same, asked or not
+    with preserve_rng(work.flat.device):  # so that a hook which draws afterwards draws the same numbers, scored or not
         return own_score(work.flat, x, work.data, work.loss, job.client)
 
 
 def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
-    """x -= lr * (direction + mix * wd * x), in place."""
+    """Do `x -= lr * (direction + mix * wd * x)` in place; the order of these operations fixes the bits."""
     plan = work.plan
     if plan.clip and plan.clip_mode == "released":
         shrink = work.method.shrink

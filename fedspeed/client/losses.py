@@ -1,5 +1,8 @@
-"""The loss where nobody gives one: the squared error for floating targets, cross-entropy for classes. One rule for
-`simulate` and the command line; targets that look like neither are refused, in a line that says what was found."""
+"""The default loss, checks of a given one, and the names of losses and layers in run directories.
+
+The default is the squared error for floating targets and cross-entropy for classes, by one rule for `simulate` and the
+command line. Targets that look like neither are an error that describes them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def usual_loss(data: Federated) -> Loss:
-    """The loss of some data where nobody gives one.
+    """Return the default loss of some data.
 
     Example:
         >>> numbers = Federated.from_arrays(np.zeros((4, 2)), np.array([0.5, 1.5, 2.0, 0.1]), [[0, 1], [2, 3]])
@@ -33,7 +36,7 @@ def usual_loss(data: Federated) -> Loss:
 
 
 def fitting_loss(loss: Loss | None, data: Federated) -> Loss:
-    """The loss that was given, or the usual one; raise where it would be trained without a meaning."""
+    """Return the given loss, or the default one; raise if it does not fit the targets."""
     if loss is None:
         if found := doubtful(data.y.cpu().numpy()) if data.classes is None else "":
             raise UserError(f"data {data.name}: {found}")
@@ -47,12 +50,12 @@ def fitting_loss(loss: Loss | None, data: Federated) -> Loss:
 
 
 def is_entropy(loss: Any) -> bool:
-    """Whether a loss is cross-entropy."""
+    """Return whether a loss is cross-entropy."""
     return loss is cross_entropy or type(loss) is nn.CrossEntropyLoss
 
 
 def doubtful(y: np.ndarray) -> str:
-    """What targets without classes look like if that is not numbers to predict, and what to write; "" if it is.
+    """Describe targets without classes that do not look like numbers to predict, with a fix; return "" if they do.
 
     Example:
         >>> doubtful(np.eye(3)[[0, 1, 2, 1]])
@@ -81,7 +84,7 @@ def doubtful(y: np.ndarray) -> str:
 
 
 def require_outputs(work: Work) -> None:
-    """Raise if a model's outputs are not shaped like numbers to predict: a difference would be taken of all pairs."""
+    """Raise if outputs and targets differ in shape: the squared error would broadcast them to all pairs."""
     flat, data = work.flat, work.data
     if work.loss is not mse_loss:
         return
@@ -90,7 +93,7 @@ def require_outputs(work: Work) -> None:
         with torch_seed(0, "outputs"), torch.no_grad(), flat.statistics.kept():
             found = flat.model.eval()(inputs)
         shape = tuple(found.shape)
-    except Exception:  # the run itself says what a model cannot do
+    except Exception:  # the run itself reports an error of the model
         return
     if shape != tuple(targets.shape):
         fix = "write y[:, None]" if shape == (*targets.shape, 1) else "reshape them"
@@ -101,12 +104,12 @@ def require_outputs(work: Work) -> None:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape of a batch with its first axis by name."""
+    """Return the shape of a batch in words, its first axis by name."""
     return f"({', '.join(['batch', *map(str, shape[1:])])})"
 
 
 def loss_name(loss: Any) -> str:
-    """A loss by its qualified name; with its settings, as far as they are plain, where it is an object.
+    """Return the qualified name of a loss, with its plain settings if it is an object.
 
     Example:
         >>> loss_name(functools.partial(cross_entropy, label_smoothing=0.1))
@@ -134,8 +137,8 @@ STORED_NAMES = {
     "TrimmedConv": "fedspeed.trim:TrimmedConv",
     "Vector": "fedspeed.models:Vector",
 }
-"""What this package's layers are called in run directories and by Flower devices: the name under which each was stored
-first, wherever it is defined now. Change no entry: a run of such a model could not be continued."""
+"""Names of this package's layers in run directories and on Flower devices: the name under which each was stored first,
+wherever it is defined now. Do not change an entry: a run of such a model could not be continued."""
 
 
 def place(thing: Any) -> str:

@@ -1,4 +1,4 @@
-"""How sharp the training loss is at a vector: its gradient, the Hessian's largest eigenvalue, what a SAM step finds."""
+"""Sharpness of the training loss at a vector: its gradient, the Hessian's top eigenvalue, the gain of a SAM step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Batches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def batches(data: Federated, rows: np.ndarray) -> Batches:
-    """Some training samples in pieces of at most `SLICE`, not augmented."""
+    """Return some training samples in batches of at most `SLICE`, not augmented."""
     return [data.batch(rows[a : a + SLICE]) for a in range(0, len(rows), SLICE)]
 
 
 def mean_gradient(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss) -> tuple[float, torch.Tensor]:
-    """Mean loss over samples and its gradient at x, in evaluation mode."""
+    """Return the mean loss over samples and its gradient at x, in evaluation mode."""
     flat.model.eval()
     n = sum(len(targets) for _, targets in data)
     value = 0.0
@@ -55,7 +55,7 @@ def top_eigenvalue(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Eigenvalue:
-    """The largest (not the largest in size) eigenvalue of the mean loss's Hessian at x, by power iteration.
+    """Return the largest (not the largest in size) eigenvalue of the mean loss's Hessian at x, by power iteration.
 
     v <- H v / ||H v|| converges to the eigenvalue of largest size; where that is negative, the same is done with
     H - value I, whose largest in size is the other end of the spectrum.
@@ -102,7 +102,7 @@ def top_eigenvalue(
 
 
 def sam_gap(flat: FlatModel, x: torch.Tensor, data: Batches, loss: Loss, rho: float) -> float:
-    """loss(x + rho g/||g||) - loss(x): how much one ascent step of length rho finds."""
+    """Return loss(x + rho g/||g||) - loss(x), the increase along one ascent step of length rho."""
     value, g = mean_gradient(flat, x, data, loss)
     length = float(g.norm())
     return mean_gradient(flat, x + rho / length * g, data, loss)[0] - value if length else 0.0

@@ -1,7 +1,7 @@
-"""Trees of vectors as bytes: a line of JSON that says what follows, then the numbers. No pickle.
+"""Trees of vectors as bytes: a header, which is one line of JSON, then the numbers. No pickle.
 
-The line lists the leaves, each as [name, shape, dtype as stored, dtype]. A name is the path of fields to the leaf, so
-that fields of one shape cannot be read back in each other's place; files of format 1 have no names.
+The header lists the leaves, each as [name, shape, dtype as stored, dtype]. A name is the path of fields to the leaf, so
+that two fields of one shape cannot be confused; files of format 1 have no names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 
 
 def names(tree: tuple[Any, ...]) -> Iterator[str]:
-    """The path of every leaf, in order.
+    """Yield the path of every leaf, in order.
 
     Example:
         >>> from fedspeed.methods import FedInit, FedSpeed
@@ -37,7 +37,7 @@ def names(tree: tuple[Any, ...]) -> Iterator[str]:
 
 
 def encode(tree: tuple[Any, ...], dtype: torch.dtype | None = None) -> tuple[list[Any], list[memoryview]]:
-    """What the line says of a tree, and its numbers; stored in `dtype` if one is given."""
+    """Return the header of a tree and its numbers, converted to `dtype` if one is given."""
     leaves = list(tree_leaves(tree))
     stored = [a.detach().cpu().to(dtype or a.dtype).contiguous() for a in leaves]
     about = zip(names(tree), leaves, stored, strict=True)
@@ -46,7 +46,7 @@ def encode(tree: tuple[Any, ...], dtype: torch.dtype | None = None) -> tuple[lis
 
 
 def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
-    """The tree whose numbers come next in a file; an error unless it has the names, shapes and dtypes of `like`."""
+    """Read the tree at the position of a file; raise unless its names, shapes and dtypes are those of `like`."""
     wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in zip(names(like), tree_leaves(like), strict=True)]
     found = [[*about, dtype] for *about, stored, dtype in header if stored in DTYPES]
     fields = [about[0] for about in found if len(about) == 3]
@@ -59,17 +59,17 @@ def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
 
 
 def size(header: Any) -> int:
-    """How many bytes of numbers a line announces."""
+    """Return the bytes of the numbers that a header describes."""
     return sum(_numbers(shape) * DTYPES[stored].itemsize for *_, shape, stored, _ in header)
 
 
 def state_name(client: int, t: int) -> str:
-    """The file of a client's state as of round t, in its folder."""
+    """Return the name of the file with a client's state after round t."""
     return f"{client}@{t}"
 
 
 def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None:
-    """A tree as a file: under a temporary name, then renamed."""
+    """Write a tree to a file: under a temporary name, then renamed, so that the file is whole or absent."""
     header, numbers = encode(tree, dtype)
     try:
         path.parent.mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ def write_state(path: Path, tree: Any, dtype: torch.dtype | None = None) -> None
 
 
 def read_state(path: Path, like: Any) -> Any:
-    """The tree in a file, of the names, shapes and dtypes of `like`; nothing in it is executed."""
+    """Return the tree in a file, with names, shapes and dtypes of `like`; nothing in the file is executed."""
     try:
         with path.open("rb") as file:
             return decode(file, json.loads(file.readline()), like)
@@ -91,7 +91,7 @@ def read_state(path: Path, like: Any) -> Any:
 
 
 def foreign(path: Path, error: Exception) -> UserError:
-    """What is in a file is not what the config says."""
+    """Return the error about a file whose contents do not fit the config."""
     return UserError(
         f"{path} is not a state of this run ({type(error).__name__}: {str(error)[:200]}); it was changed, or the "
         f"run's config was: put it back"
@@ -99,7 +99,7 @@ def foreign(path: Path, error: Exception) -> UserError:
 
 
 def no_room(path: Path, error: OSError) -> UserError:
-    """A file of a run cannot be written."""
+    """Return the error about a file of a run that cannot be written."""
     return UserError(
         f"cannot write {path} ({error.strerror}); what was written before is kept. Free some space, then "
         f"`fedspeed resume` the run"
@@ -111,7 +111,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _numbers(shape: Any) -> int:
-    """The product of a shape that a file names."""
+    """Return the number of elements of a shape from a file; raise unless it is a shape."""
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"expected a shape, found {shape!r}")
     count = 1

@@ -1,4 +1,4 @@
-"""What is in a tree of vectors, in words: for the checks of the contract."""
+"""Trees of vectors, NamedTuples of NamedTuples of tensors: map and sum them, compare vectors, describe values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tree_map(f: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree:
 
 
 def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    """Every tensor of a NamedTuple (of NamedTuples), in order."""
+    """Yield every tensor of a NamedTuple (of NamedTuples), in order."""
     for a in tree:
         if isinstance(a, tuple):
             yield from tree_leaves(a)
@@ -29,29 +29,29 @@ def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
 
 
 def has_leaves(tree: tuple[Any, ...]) -> bool:
-    """Whether there is any tensor in a tree."""
+    """Return whether there is any tensor in a tree."""
     return next(tree_leaves(tree), None) is not None
 
 
 def meta_like(a: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype without the numbers."""
+    """Return shape and dtype of a tensor without its numbers."""
     return torch.empty_like(a, device="meta")
 
 
 def tree_bytes(tree: tuple[Any, ...]) -> int:
-    """Bytes of all tensors of a tree: what it costs to send."""
+    """Return the bytes of all tensors of a tree, which is the cost to send it."""
     return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
 
 
 def sum_dtype(a: torch.Tensor | torch.device) -> torch.dtype:
-    """The dtype of running sums: float64, but float32 on mps, which has no other."""
+    """Return the dtype of running sums: float64, but float32 on mps, which has no float64."""
     device = a if isinstance(a, torch.device) else a.device
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Forward and backward passes in `full` precision, under `bfloat16` autocast, or with `tf32` matrix products."""
+    """Run forward and backward passes in `full` precision, under `bfloat16` autocast, or with `tf32` products."""
     if precision == "bfloat16":
         with torch.autocast(device.type, torch.bfloat16):
             yield
@@ -79,34 +79,36 @@ def one_thread() -> Iterator[None]:
 
 
 def all_finite(tree: tuple[Any, ...]) -> bool:
-    """Whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
+    """Return whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
     ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
     return all(math.isfinite(float(end)) for end in ends)
 
 
-def pieces(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Vectors cut up alike: what is computed on the way stays in the cache and needs no fresh memory."""
+def chunks(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield vectors in equal chunks, so that intermediate results stay in the cache; sizes fix the bits of norms."""
     return zip(*(v.reshape(-1).split(size) for v in vectors), strict=True)  # type: ignore[no-untyped-call]
 
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """||x - y||, summed in float64."""
-    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) for a, b in pieces(x, y)))
+    """Return ||x - y||, summed in float64."""
+    return math.hypot(*(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) for a, b in chunks(x, y)))
 
 
 def squared_distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """||x - y||^2, summed in float64, a piece at a time: a whole vector in float64 would be the largest of all."""
-    return sum(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) ** 2 for a, b in pieces(x, y))
+    """Return ||x - y||^2, summed in float64 chunk by chunk: a whole float64 vector would be the largest of all."""
+    return sum(float(torch.linalg.vector_norm(a - b, dtype=sum_dtype(x))) ** 2 for a, b in chunks(x, y))
 
 
 def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
-    """Scale v in place to a norm of at most `limit` (over the last axis); the norm's square may not overflow."""
+    """Scale v in place to a norm of at most `limit` (over the last axis); the square of the norm must not overflow."""
     norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=sum_dtype(v))
     return v.mul_((limit / norm.clamp_(min=limit)).to(v.dtype))
 
 
 class Mean:
-    """Weighted mean of trees, streamed: memory is one tree, and the order of `add` fixes the bits.
+    """Weighted mean of trees as a running sum in the memory of one tree.
+
+    The order of the calls of `add` fixes the bits: every back end yields replies in job order for this reason.
 
     Example:
         >>> from fedspeed.methods.base import Movement
@@ -123,26 +125,26 @@ class Mean:
         self.total: Any = None
 
     def add(self, tree: tuple[Any, ...], weight: float) -> None:
-        """Count one more reply."""
+        """Add one tree to the sum."""
         self.weight += weight
         if self.total is None:
             dense = torch.contiguous_format
             self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
         else:
             for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
-                for part, more in pieces(total, a, size=2**17):
-                    part.add_(more.to(self.dtype), alpha=weight)  # seven times as fast as one sum over two dtypes
+                # The order of these sums fixes the bits. Chunks that are converted first are seven times as fast as
+                # one sum over two dtypes.
+                for part, more in chunks(total, a, size=2**17):
+                    part.add_(more.to(self.dtype), alpha=weight)
 
     def result(self) -> Any:
-        """The mean of what was added, in place of the sum: ask once."""
+        """Return the mean; it overwrites the sum, so this may be called once."""
         return tree_map(lambda a: a.div_(self.weight), self.total)
 
 
 GROWN = 10.0
-
-
-"""How many times the first model's norm a vector of server or client must have to be written down; healthy ones have
-a tenth of that norm. The model itself may be this many times larger again."""
+"""Factor on the first model's norm above which a vector of server or client counts as too large; healthy ones have a
+tenth of that norm. For the model itself the factor applies twice."""
 
 
 class Field(NamedTuple):
@@ -153,12 +155,12 @@ class Field(NamedTuple):
 
 
 def fields_of(tree: Any) -> list[Field]:
-    """The vectors of a tree."""
+    """Return the vectors of a tree, in order."""
     return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
 
 
 def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a tree with its place, `down.x` for example."""
+    """Yield every tensor of a tree with its path, `down.x` for example."""
     if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, tuple):
@@ -167,7 +169,7 @@ def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def kind(value: Any) -> str:
-    """What a value is, in a few words."""
+    """Return a value in a few words, for messages."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -177,20 +179,20 @@ def kind(value: Any) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as people write it; -1 stands for the clients of a block."""
+    """Return a shape in parentheses; -1 stands for the clients of a block."""
     return "(" + ", ".join("clients" if n == -1 else str(n) for n in shape) + ")"
 
 
 def large(x0: torch.Tensor) -> float:
-    """The norm above which a vector is too large beside the first model."""
+    """Return the norm above which a vector is too large beside the first model."""
     return GROWN * max(1.0, norm(x0))
 
 
 def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
-    """The norms of those vectors of a NamedTuple that are too large, by names: server.c.
+    """Return the norms of those vectors of a tree that are too large, by path (`server.c`).
 
     Args:
-        most: as `large` says.
+        most: the limit that `large` returns.
 
     Example:
         >>> from fedspeed.methods.base import Movement
@@ -202,5 +204,5 @@ def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
 
 
 def norm(a: torch.Tensor) -> float:
-    """The norm of a tensor, summed as accurately as its device can."""
+    """Return the norm of a tensor, summed as accurately as its device can."""
     return float(torch.linalg.vector_norm(a, dtype=sum_dtype(a)))

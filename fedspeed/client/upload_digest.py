@@ -1,8 +1,8 @@
-"""Digests of what clients sent up, a number per counted reply: by them a turn that is run again is known as the same.
+"""Digests of clients' uploads, one number per counted reply: used to check that a replayed turn sent the same bytes.
 
 A digest is of the bytes of one client's upload as its engine computed it: sums of 8-byte words times fixed odd
-weights, mod 2^64. It reads memory once, sees any single change, and is against accidents, not forgers; what lies on a
-GPU is copied for it.
+weights, mod 2^64. It reads memory once, sees any single change, and protects against accidents, not against forgery.
+An upload on a GPU is copied for it. Digests are stored in run directories, so the formula must not change.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from .trees import tree_leaves
 
 Uploads = dict[int, int]
-"""Client -> digest, of one round."""
+"""Client -> digest, for one round."""
 SPAN = 2**15
 PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _weights() -> np.ndarray:
-    """Odd numbers that look random (splitmix64 of 1, 2, ...)."""
+    """Return odd numbers that look random (splitmix64 of 1, 2, ...)."""
     z = np.arange(1, SPAN + 1, dtype=np.uint64) * PRIME
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -32,7 +32,9 @@ WEIGHTS = _weights()
 
 
 def upload_digests(up: Any, rows: int = 1) -> list[int]:
-    """Of each client's upload: a tree of vectors, or of blocks with a client per row; a shared vector is every row's.
+    """Return the digest of each client's upload: a tree of vectors, or of blocks with one row per client.
+
+    A vector that clients share counts in every row.
 
     Example:
         >>> from fedspeed.methods.base import Movement

@@ -1,4 +1,4 @@
-"""fedspeed/client/work.py."""
+"""Values of one client's turn: the work that clients share, a job, its reply or failure, and the facts about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .trees import meta_like, tree_map
 
 
 class Shapes(NamedTuple):
-    """What the messages of a method look like: trees of tensors without numbers (device meta)."""
+    """Shapes of a method's messages: trees of tensors without numbers (device meta)."""
 
     down: Any
     client: Any
@@ -30,7 +30,7 @@ class Shapes(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What the local work of all clients has in common; `backends.packing` sends it elsewhere."""
+    """The part of the local work that all clients share; `backends.packing` makes it ready to be sent."""
 
     method: Method
     flat: FlatModel
@@ -47,7 +47,7 @@ class Work:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Found by one call of the hooks at x^0, where the work was made; it travels with it."""
+        """Shapes of the messages, found by one call of the hooks at x^0 in the driver; they travel with the work."""
         hooks, x0 = self.hooks, self.flat.x
         down, client = hooks.broadcast(hooks.init_server(x0.clone())), hooks.init_client(x0)
         with hooks.hook("upload"):
@@ -55,16 +55,16 @@ class Work:
         return Shapes(*(tree_map(meta_like, tree) for tree in (down, kept, up)))
 
     def at(self, t: int) -> Work:
-        """The work of round t = 0, 1, ...: with the method of that round, where a schedule changes it."""
+        """Return the work of round t = 0, 1, ..., with the method of that round if a schedule changes it."""
         method = self.plan.method_at(self.method, t, paper_decay(self.method))
         if method is self.method:
             return self
         work = replace(self, method=method)
-        work.__dict__["hooks"] = self.hooks.of(method)
+        work.__dict__["hooks"] = self.hooks.with_method(method)
         return work
 
     def local_steps(self, n: int) -> int:
-        """K_i of a client with n samples."""
+        """Return K_i of a client with n samples."""
         return self.plan.steps_of(n)
 
     @property
@@ -79,35 +79,37 @@ class Job(NamedTuple):
     client: int
     t: int
     lr: float
-    K: int = 0  # local steps of a straggler; 0 takes the plan's
+    K: int = 0  # local steps of a straggler; 0 for the plan's
 
 
 class Failed(NamedTuple):
-    """What comes back instead of a reply when a client's work raised, or its update was not finite."""
+    """The result of a turn that raised, or whose update was not finite."""
 
     job: Job
     error: ClientFailed | Diverged
 
 
 class Facts(NamedTuple):
-    """What happened in a client's turn, in numbers."""
+    """Numbers about a client's turn."""
 
     K: int
     n: int
     train_loss: float  # mean loss at the first oracle call of each step
     drift: float  # ||x_iK - x^t||^2
-    grad_evals: float  # in whole minibatches; a teacher's pass forward is a third
-    share: int = 1  # of how many replies `up` is the mean; 0 if it is counted with another's
+    grad_evals: float  # in whole minibatches; a teacher's forward pass counts a third
+    represents: int = 1  # `up` is the mean of this many replies; 0 if it is part of another reply's mean
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
-    own: Score | None = None  # of its own model on its own data, in a round that asks for it
+    own: Score | None = None  # of its own model on its own data, in a round that scores clients
     digest: int | None = None  # of its own upload
-    mean_rate: float = 1.0  # of the method's `rate` over its steps
+    mean_rate: float = 1.0  # mean of the method's `rate` over its steps
 
 
 class Reply(NamedTuple):
-    """What comes back: the upload, the state to keep if it is counted, and what happened; both trees may be on loan
-    until the next reply is asked for."""
+    """The result of a turn: the upload, the state to keep if it is counted, and facts.
+
+    Both trees may lie in memory that is reused when the next reply is asked for.
+    """
 
     job: Job
     up: Any

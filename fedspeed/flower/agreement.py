@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..client.flat_model import Loss, flat_model
-from ..client.hooks import reports
+from ..client.hooks import overrides
 from ..client.losses import fitting_loss, loss_name
 from ..client.work import Work
 from ..config.plan import PLACEMENT, Plan
@@ -50,7 +50,7 @@ class Agreement:
         named = {key.replace("-", "_"): value for key, value in config.items()}
         given = {key: value for key, value in named.items() if key in fields}
         plan = as_plan(self.plan, given)
-        if reports(self.method, "settle"):
+        if overrides(self.method, "settle"):
             raise UserError(
                 f"flower: {self.method.label} changes states once the mean is known (settle), when they are on the "
                 f"devices; take another method"

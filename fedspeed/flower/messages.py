@@ -162,7 +162,7 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
     mean_rate = _mean_rate(work.at(job.t), n, expected["K"])
     if not math.isclose(facts["mean_rate"], mean_rate, rel_tol=1e-9):
         raise Refused("malformed", f"expected mean_rate = {mean_rate:g}, found {facts['mean_rate']:g}")
-    metrics = _metrics(content["metrics"], taken if "client_metrics" in work.hooks.reporting else None)
+    metrics = _metrics(content["metrics"], taken if "client_metrics" in work.hooks.overridden else None)
     up = from_arrays(content["up"], work.shapes.up)
     up = tree_map(lambda a: a.to(work.flat.device), up)
     done = Facts(
@@ -182,7 +182,7 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
 def server_metrics(work: Work) -> set[str]:
     """Return the names of a method's server metrics, found by one call at x^0; a client may not report them too."""
     hooks = work.hooks
-    if not {"metrics", "client_metrics"} <= hooks.reporting:
+    if not {"metrics", "client_metrics"} <= hooks.overridden:
         return set()
     mean = tree_map(lambda a: torch.zeros(a.shape, dtype=a.dtype, device=work.flat.device), work.shapes.up)
     server = hooks.init_server(work.flat.x.clone())
@@ -255,7 +255,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _mean_rate(work: Work, n: int, K: int) -> float:
-    return sum(work.hooks.rates(work.local_steps(n), K)) / K if "rate" in work.hooks.reporting else 1.0
+    return sum(work.hooks.rates(work.local_steps(n), K)) / K if "rate" in work.hooks.overridden else 1.0
 
 
 def _metrics(reported: Any, taken: Collection[str] | None) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The models of the paper and smaller ones. A builder takes the input's shape and the number of outputs.
+"""Models by name: those of the paper and smaller ones. A builder takes the input's shape and the number of outputs.
 
-No batch norm anywhere: clients cannot share running statistics, so normalisation is by groups.
+None has batch norm: clients cannot share running statistics, so normalisation is by groups.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def takes_numbers(builder: Callable[..., nn.Module]) -> bool:
-    """Whether a builder is one of `MODELS` that computes with its inputs, so that whole numbers become floats.
+    """Return whether a builder is one of `MODELS` that computes with its inputs, so that whole numbers become floats.
 
-    A builder of `MODELS` for token ids says so by its attribute `takes_tokens`. A builder of the user's gets its inputs
-    as they are. Wherever a builder is defined, the answer stays the same: results depend on it.
+    A builder of `MODELS` for token ids has the attribute `takes_tokens`. A user's builder gets its inputs as they are.
+    Results depend on the answer, so it must not depend on the module in which a builder is defined.
     """
     return builder in MODELS.values() and not getattr(builder, "takes_tokens", False)
 
 
 def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
-    """The function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed.
+    """Return the function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed.
 
     Args:
         code: the digest the file must have, "" for any.
@@ -54,7 +54,7 @@ def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
 
 
 def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) -> nn.Module:
-    """A named model that fits the data, initialised as a function of the seed alone.
+    """Build a named model that fits the data, initialised as a function of the seed alone.
 
     Args:
         name: one of `MODELS`, or `path/to/file.py:build` with a function `build(shape, outputs, **options)`.
@@ -72,7 +72,7 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
 def build_with(
     builder: Callable[..., nn.Module], name: str, data: Federated, seed: int, options: dict[str, Any]
 ) -> nn.Module:
-    """What `build_model` does with the function that a name names."""
+    """Build a model by a function; `name` is for messages and says whether the function is from a user's file."""
     if takes_numbers(builder) and not data.x.dtype.is_floating_point and data.x.dtype != torch.uint8:
         raise UserError(
             f"model {name}: expected floating inputs or bytes, found {data.x.dtype}; use data.floats(), or for token "
@@ -112,7 +112,7 @@ def build_with(
 
 
 def _check_option(model: str, option: str, value: Any, default: Any) -> None:
-    """Widths are whole numbers >= 1 in a list; which names there are the builder knows; numbers are whole and >= 0."""
+    """Raise unless an option is of the kind of its default: widths in a list, a name, or a whole number >= 0."""
     if isinstance(default, bool):
         wanted, good = "true or false", isinstance(value, bool)
     elif isinstance(default, str):

@@ -1,4 +1,4 @@
-"""fedspeed/models/basic.py."""
+"""Small models: softmax regression, a plain vector, fully connected and convolutional networks, LeNet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 def linear(shape: Shape, outputs: int) -> nn.Module:
-    """One affine layer: softmax regression under cross-entropy."""
+    """Build one affine layer: softmax regression under cross-entropy."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
@@ -28,15 +28,15 @@ class Vector(nn.Module):
         self.x = nn.Parameter(torch.randn(d))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A x, row by row."""
+        """Return A x for every input A."""
         return inputs @ self.x
 
 
 def vector(shape: Shape, outputs: int) -> nn.Module:
-    """The parameter vector itself: an input is a matrix A, the outputs are A x (data `quadratic`, `logistic`)."""
+    """Build the parameter vector itself: an input is a matrix A, the outputs are A x (data `quadratic`, `logistic`)."""
     if len(shape) != 2 or shape[0] != outputs:
         raise UserError(
-            f"model vector: expected inputs of shape ({outputs}, d), one row an output, found {shape}; use linear, or "
+            f"model vector: expected inputs of shape ({outputs}, d), one row per output, found {shape}; use linear, or "
             f"the data quadratic or logistic"
         )
     return Vector(shape[1])
@@ -46,9 +46,9 @@ INITS = ("torch", "he")
 
 
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,), init: str = "torch") -> nn.Module:
-    """Fully connected layers with ReLU between them.
+    """Build fully connected layers with ReLU between them.
 
-    `init` is how they start: `torch`, PyTorch's uniform, or `he`, He's normal (fan in) with zero biases.
+    `init` is `torch`, PyTorch's uniform initialisation, or `he`, He's normal (fan in) with zero biases.
     """
     if init not in INITS:
         raise unknown("init of model mlp", init, INITS)
@@ -65,10 +65,10 @@ def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,), init: str = "
 
 
 def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), padding: int = 2) -> nn.Module:
-    """5x5 convolutions, each with ReLU and 2x2 max-pooling, then one hidden layer (the last width).
+    """Build 5x5 convolutions, each with ReLU and 2x2 max-pooling, then one hidden layer (the last width).
 
     `widths=(16, 32, 64), padding=2` is the CPU-scale net on CIFAR-10 (145,834 parameters);
-    `widths=(32, 64, 128), padding=0` the classic one of the benchmarks.
+    `widths=(32, 64, 128), padding=0` is the classic net of the benchmarks.
     """
     channels, height, width = _image(shape, "cnn")
     if not widths:
@@ -91,7 +91,7 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
 
 
 def lenet(shape: Shape, outputs: int) -> nn.Module:
-    """LeNet of the federated literature: 5x5 convolutions of 64 channels twice, then 384 and 192 units."""
+    """Build LeNet of the federated literature: 5x5 convolutions of 64 channels twice, then 384 and 192 units."""
     channels, height, width = _image(shape, "lenet")
     size = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     if min(size) < 1:

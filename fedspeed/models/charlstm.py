@@ -1,4 +1,4 @@
-"""A recurrent model for text: inputs are token ids, not numbers to compute with."""
+"""A recurrent model for text, whose inputs are token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import UserError
 
 
 class CharLSTM(nn.Module):
-    """Embedding, LSTM layers, and an affine layer on what the last step gives."""
+    """Embedding, LSTM layers, and an affine layer on the last step's state."""
 
     def __init__(self, tokens: int, outputs: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class CharLSTM(nn.Module):
         self.output = nn.Linear(hidden, outputs)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Scores of the token after (batch, length) ids."""
+        """Return scores of the token after (batch, length) ids."""
         states, _ = self.lstm(self.embedding(ids))
         scores: torch.Tensor = self.output(states[:, -1])
         return scores
 
     def check(self, *inputs: torch.Tensor | None) -> None:
-        """Raise unless inputs are ids of tokens that there are."""
+        """Raise unless inputs are ids of known tokens."""
         for ids in inputs:
             if ids is not None and ids.dtype != torch.int64:
                 raise UserError(
@@ -41,9 +41,9 @@ class CharLSTM(nn.Module):
 def charlstm(
     shape: tuple[int, ...], outputs: int, embedding: int = 8, hidden: int = 64, layers: int = 1, tokens: int = 0
 ) -> nn.Module:
-    """LSTM for the next character; hidden=256, layers=2 is LEAF's. Inputs are token ids (data `shakespeare`).
+    """Build an LSTM for the next character; hidden=256, layers=2 is LEAF's. Inputs are token ids (data `shakespeare`).
 
-    `tokens` is how many ids there are, 0 for as many as outputs: what comes next is one of them.
+    `tokens` is the number of ids, 0 for the number of outputs.
     """
     if len(shape) != 1:
         raise UserError(

@@ -27,14 +27,15 @@ from torch import nn
 from ..utils import devices
 
 POINTS = (0.0, -1.0, 1.0, 0.5, -2.0)
-"""Where polynomials are evaluated for four outputs at a time, besides infinity; 0, 1, -1, 2, -2 round worse."""
+"""Points, besides infinity, at which polynomials are evaluated for four outputs at a time. They fix the bits;
+0, 1, -1, 2, -2 round worse."""
 
 
 class Layout(nn.Module):
-    """Lays pictures out with channels last on a CPU: max-pooling and group norm are then up to ten times cheaper."""
+    """Layer that puts channels last on a CPU: max-pooling and group norm are then up to ten times cheaper."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same values in another order of memory."""
+        """Return the same values in another memory layout."""
         if x.device.type != "cpu" or not devices.can_ask() or devices.transformed(x):  # vmap knows one layout
             return x
         return x.contiguous(memory_format=torch.channels_last)
@@ -54,9 +55,9 @@ class Bilinear(NamedTuple):
 
 
 class Conv(nn.Conv2d):
-    """A 3x3 convolution with padding 1, or a 1x1 without, that is quick on the small maps of a CPU.
+    """A 3x3 convolution with padding 1, or a 1x1 without, that is fast for small maps on a CPU.
 
-    Maps are wanted with channels last, and come out so.
+    It expects maps with channels last, and returns them so.
 
     Example:
         >>> Conv(8, 16)(torch.zeros(5, 8, 2, 2)).shape
@@ -67,7 +68,7 @@ class Conv(nn.Conv2d):
         super().__init__(channels, out, size, stride, size // 2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution; on a GPU, on other maps and in low precision the stock one."""
+        """Return the convolution; on a GPU, for other maps and in low precision the stock one."""
         if special(x, self.weight) or x.ndim != 4 or not x.numel():
             return super().forward(x)
         if self.kernel_size == (1, 1):
@@ -79,7 +80,7 @@ class Conv(nn.Conv2d):
 
 
 def convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
-    """Square maps (n, c, side, side) with filters tap by tap, (taps, c, out)."""
+    """Return the convolution of square maps (n, c, side, side) with filters tap by tap, (taps, c, out)."""
     pixels = x.permute(0, 2, 3, 1).flatten(1, 2)  # no copy of maps with channels last
     if devices.transforming():
         y, _, _ = _convolve(pixels, w, rule)
@@ -92,7 +93,7 @@ def convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
 
 
 def special(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether a layer is better left to PyTorch: on a GPU, in low or mixed precision, for a compiler."""
+    """Return whether a layer is left to PyTorch: on a GPU, in low or mixed precision, for a compiler."""
     if not devices.can_ask():
         return True
     same = x.dtype == w.dtype and x.dtype in (torch.float32, torch.float64)
@@ -101,12 +102,12 @@ def special(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 @cache
 def bilinear(side: int, stride: int, dtype: torch.dtype, live: bool = False) -> Bilinear | None:
-    """The matrices for 3x3 filters on a map of side x side; None where there is nothing better than the stock layer.
+    """Return the matrices for 3x3 filters on a map of side x side; None where the stock layer is best.
 
     Args:
         live: filters come without their dead taps.
     """
-    # they outlive the modes of the first call
+    # The matrices are cached, so they must not belong to a mode or transform of the first call.
     with torch.inference_mode(False), torch.no_grad(), devices.outside_transforms(), torch.device("cpu"):
         return _bilinear(side, stride, dtype, live)
 
@@ -131,7 +132,7 @@ def _bilinear(side: int, stride: int, dtype: torch.dtype, live: bool) -> Bilinea
 
 
 def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:
-    """A, G, B of one dimension; the rows of B tile by tile."""
+    """Return A, G, B of one dimension; the rows of B tile by tile."""
     match side, stride:
         case 1, 1:
             return None, [[0, 1, 0]], [[1]]
@@ -154,7 +155,7 @@ def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:
 
 
 def _toom_cook(outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three taps, `outputs` at a time: products of polynomials by their values at POINTS, transposed."""
+    """Return A, G, B for three taps: products of polynomials by their values at POINTS, transposed."""
 
     def values(length: int) -> torch.Tensor:
         finite = [[point**power for power in range(length)] for point in POINTS]
@@ -166,7 +167,7 @@ def _toom_cook(outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _cut(y: torch.Tensor, tiles: int) -> torch.Tensor:
-    """Maps (n, pixels, c) as tiles (n tiles, pixels of one, c)."""
+    """Return maps (n, pixels, c) as tiles (n tiles, pixels of one, c)."""
     if tiles == 1:
         return y
     n, pixels, c = y.shape
@@ -175,7 +176,7 @@ def _cut(y: torch.Tensor, tiles: int) -> torch.Tensor:
 
 
 def _join(y: torch.Tensor, tiles: int) -> torch.Tensor:
-    """The inverse of `_cut`."""
+    """Undo `_cut`."""
     if tiles == 1:
         return y
     n, (pixels, c) = len(y) // tiles, y.shape[1:]
@@ -184,7 +185,7 @@ def _join(y: torch.Tensor, tiles: int) -> torch.Tensor:
 
 
 def _seen(x: torch.Tensor, rule: Bilinear) -> torch.Tensor:
-    """B @ x of every map, from (n, pixels, c) to (products, n tiles, c); without A to (n tiles, products c)."""
+    """Return B @ x of every map, from (n, pixels, c) to (products, n tiles, c); without A to (n tiles, products c)."""
     V = x if rule.B is None else rule.B @ x
     if rule.A is None:
         return V.reshape(len(x) * rule.tiles, -1)
@@ -192,13 +193,13 @@ def _seen(x: torch.Tensor, rule: Bilinear) -> torch.Tensor:
 
 
 def _met(w: torch.Tensor, rule: Bilinear) -> torch.Tensor:
-    """G @ w of every filter, from (taps, c, out) to (products, c, out); without A to (products c, out)."""
+    """Return G @ w of every filter, from (taps, c, out) to (products, c, out); without A to (products c, out)."""
     U = w if rule.G is None else (rule.G @ w.flatten(1)).view(-1, *w.shape[1:])
     return U.flatten(0, 1) if rule.A is None else U
 
 
 def _convolve(x: torch.Tensor, w: torch.Tensor, rule: Bilinear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs as (n, pixels, out), and both transforms."""
+    """Return outputs as (n, pixels, out), and both transforms."""
     V, U = _seen(x, rule), _met(w, rule)
     M = V @ U
     if rule.A is None:
@@ -253,7 +254,7 @@ class RowConv(nn.Conv2d):
         super().__init__(channels, out, size, padding=padding)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution."""
+        """Return the convolution."""
         many = self.in_channels >= 32 and x.ndim == 4 and x.numel() > 0
         if not many or special(x, self.weight) or devices.transforming():
             return super().forward(x)
@@ -284,7 +285,7 @@ class _RowConv(torch.autograd.Function):
 
 
 def _row_gradient(x: torch.Tensor, gy: torch.Tensor, size: int) -> torch.Tensor:
-    """(out, c, size, size) from padded pictures (n, c, h, w) and the outputs' gradient (n, out, rows, columns)."""
+    """Return (out, c, size, size) from padded pictures (n, c, h, w) and outputs' gradient (n, out, rows, columns)."""
     x, g = x.permute(0, 2, 3, 1).contiguous(), gy.permute(2, 0, 3, 1)
     (n, h, w, c), (rows, _, columns, out) = x.shape, g.shape
     unrolled = x.as_strided((h, n, columns, size * c), (w * c, h * w * c, c, 1)).contiguous()

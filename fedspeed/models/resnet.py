@@ -1,4 +1,4 @@
-"""fedspeed/models/resnet.py."""
+"""ResNet-18 with group norm, the network of the paper; trimmed on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(Conv(channels, out, 1, stride), nn.GroupNorm(groups, out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
+        """Return relu(norm(conv(relu(norm(conv x)))) + shortcut x)."""
         y = torch.relu_(self.norm1(self.conv1(x)))
         return torch.relu_(self.norm2(self.conv2(y)).add_(self.shortcut(x)))
 
@@ -38,12 +38,12 @@ STARTS = ("usual", "zero-residual")
 def resnet18_gn(
     shape: Shape, outputs: int, groups: int = 2, init: str = "usual", trim: bool = False, keep_norm: bool = False
 ) -> nn.Module:
-    """ResNet-18 as in the paper: 7x7 stride-2 stem, max-pool, every batch norm a group norm of 2 groups.
+    """Build ResNet-18 as in the paper: 7x7 stride-2 stem, max-pool, every batch norm a group norm of 2 groups.
 
     11,181,642 parameters for three channels and 10 classes. Convolutions start from He's normal (fan out), as usual;
     with `init="zero-residual"` the last norm of each block has weight zero, so that a block starts as its shortcut.
     `trim` leaves out taps that never meet a pixel: on 32x32 pictures 6,946,816 parameters, whose gradient is always
-    zero. What is left is the same network from the same seed (see `trim.py`); on 64x64 pictures no tap is dead.
+    zero. The rest is the same network from the same seed (see `trim.py`); on 64x64 pictures no tap is dead.
     `keep_norm` adds one parameter to a trimmed network that stands for them in norms of the whole vector, so that
     `clip_mode="released"` clips as on the untrimmed network.
     """
@@ -58,7 +58,7 @@ def resnet18_gn(
         nn.GroupNorm(groups, 64),
         nn.MaxPool2d(3, 2, 1),
         nn.ReLU(),
-        Layout(),  # nothing is left to do: parameters keep the names they had
+        Layout(),  # does nothing here; it stays because names of parameters, which are stored, count the layers
     ]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     for i, (a, b) in enumerate(pairwise(widths)):

@@ -31,11 +31,11 @@ from ..errors import UserError
 from .fast_conv import Bilinear, bilinear, convolve, special
 
 DEAD_NORM = "dead_norm"
-"""The parameter that `keep_norm` adds."""
+"""Name of the parameter that `keep_norm` adds; it is stored in model files."""
 
 
 def live(side: int, taps: int, stride: int, padding: int) -> range:
-    """The taps of a line of `taps` that meet a pixel of a line of `side`, first to last.
+    """Return the taps of a line of `taps` that meet a pixel of a line of `side`, first to last.
 
     Example:
         >>> live(1, 3, 1, 1), live(2, 3, 2, 1), live(2, 3, 1, 1)
@@ -50,10 +50,10 @@ class TrimmedConv(nn.Module):
     """The live taps of a convolution without bias, padded by half its filter, on maps of one size.
 
     Its weight is (live taps, channels, out): tap by tap, as the fast layers multiply them, so that neither the filters
-    nor their gradient are laid out anew at every step.
+    nor their gradient are laid out again at every step.
 
     Args:
-        full: the convolution; its live values are copied, none are drawn.
+        full: the convolution, whose live values are copied; no random number is drawn.
         size: height and width of the maps.
 
     Example:
@@ -61,7 +61,7 @@ class TrimmedConv(nn.Module):
         torch.Size([1, 8, 16])
     """
 
-    stored_as = "tap by tap"  # how it stands in a vector: a checkpoint of another is not resumed
+    stored_as = "tap by tap"  # order of its values in the vector; a checkpoint with another order is not resumed
 
     def __init__(self, full: nn.Conv2d, size: tuple[int, int]) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class TrimmedConv(nn.Module):
 
     @property
     def pays(self) -> bool:
-        """Whether there is any use in it: a dead tap, or products tap by tap."""
+        """Whether it saves work: there is a dead tap, or a fast rule."""
         return any(self.dead) or self._rule(torch.float32) is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution; maps of another size are refused, for which other taps are live."""
+        """Return the convolution; raise for maps of another size, which have other live taps."""
         if tuple(x.shape[-2:]) != self.size:
             raise UserError(
                 f"trimmed network: expected maps of {self.size[0]}x{self.size[1]}, found {x.shape[-2]}x{x.shape[-1]}; "
@@ -98,7 +98,7 @@ class TrimmedConv(nn.Module):
         return convolve(x, self.weight, rule)
 
     def untrimmed(self, weight: torch.Tensor) -> torch.Tensor:
-        """Such a weight as full filters (out, channels, height, width), zero in their dead taps."""
+        """Return such a weight as full filters (out, channels, height, width), zero in their dead taps."""
         return nn.functional.pad(self._filters(weight), self.dead)
 
     def _filters(self, weight: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ class TrimmedConv(nn.Module):
 
 
 def trimmed(net: nn.Module, shape: tuple[int, ...], keep_norm: bool = False) -> nn.Module:
-    """The network, every convolution that has dead taps on inputs of this shape or a fast rule kept tap by tap.
+    """Return the network with every convolution that has dead taps on this shape, or a fast rule, kept tap by tap.
 
     Args:
         keep_norm: add the parameter `dead_norm`, which stands for all dead values in norms of the whole vector.
@@ -148,9 +148,9 @@ def _square(weight: torch.Tensor) -> torch.Tensor:
 
 
 def untrim(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """The state of a trimmed model as one for the untrimmed: the same outputs; dead taps are zero.
+    """Return the state of a trimmed model as one for the untrimmed: the same outputs; dead taps are zero.
 
-    In an untrimmed run they would not be zero: they would still hold what weight decay left of their initial values.
+    In an untrimmed run they would not be zero: they would hold their initial values, reduced by weight decay.
 
     Args:
         state: another state of such a model, a `model.safetensors` for example; None takes the model's own.

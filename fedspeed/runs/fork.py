@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..client.hooks import reports
+from ..client.hooks import overrides
 from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..config.presets import paper_decay
@@ -208,7 +208,7 @@ def _misfits(old: Config, new: Config) -> Iterator[UserError]:
     if means[0]:
         kept, of = f"the server's {means[0][1]}", f"the clients' {means[0][0]}"
         yield _refused("weighting", f"{kept} is a mean of {of} with its weights ({old.method.label})")
-    if reports(old.method, "settle"):
+    if overrides(old.method, "settle"):
         yield _refused("weighting", f"{old.method.label}'s clients keep what follows from means with its weights")
 
 

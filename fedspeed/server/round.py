@@ -23,7 +23,7 @@ from .client_metrics import ClientMetrics
 if TYPE_CHECKING:
     import torch
 
-    from ..backends import FullBackend
+    from ..backends import Backend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
     from .simulation import Simulation
@@ -91,12 +91,12 @@ def collect_replies(run: Simulation, jobs: list[Job], down: Any, lost: set[int],
                 raise reply.error
             lost.add(reply.job.client)
             continue
-        if reply.facts.share:
+        if reply.facts.represents:
             with one_thread():  # a second one would wait for cores that train clients
-                mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
+                mean.add(reply.up, weight(run.plan, reply) * reply.facts.represents)
         bytes_up += reply.facts.sent
         run.health.client(reply.client, first=not replies)
-        run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.reporting)
+        run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.overridden)
         replies.append(reply._replace(up=None, client=None))
     return Collected(mean, replies, bytes_up)
 
@@ -119,7 +119,7 @@ class Scored(NamedTuple):
     clients: ClientMetrics | None = None
 
 
-def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
+def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
     """Scores of the server's vector after t rounds (`carried.whole`), and of the clients' own, in their replies."""
     plan, data = work.plan, work.data
     due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def sibling(simulation: Simulation, method: Method, plan: Plan, **how: Any) -> Simulation:
     """A simulation of the same model, data and loss, at round 0."""
     flat = simulation.work.flat
-    with flat.apart():
+    with flat.detached():
         return type(simulation)(method, flat.model, simulation.data, plan, simulation.work.loss, flat.no_decay, **how)
 
 

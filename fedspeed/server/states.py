@@ -235,7 +235,7 @@ def choose_states(
 
 def settle(states: ClientStates | DiskStates, hooks: Hooks, mean: Any, round: Round) -> None:
     """Put the states of this round through the method's `settle`, if it has one: the mean is in the clients' dtype."""
-    if "settle" in hooks.reporting:
+    if "settle" in hooks.overridden:
         seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)  # a copy: `update` may work in the other
         device = next(tree_leaves(seen)).device
         states.settle(lambda kept: hooks.settle(tree_map(lambda a: a.to(device), kept), seen, round))

@@ -16,9 +16,11 @@ from torch import nn
 
 from fedspeed import simulate
 from fedspeed.backends import shared_memory, worth_processes
+from fedspeed.backends.common import as_error, failed_job, remote_error
 from fedspeed.backends.process import Processes
+from fedspeed.client.work import Job
 from fedspeed.config.plan import Plan
-from fedspeed.errors import Diverged, UserError
+from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed
 from fedspeed.server.round import make_jobs
 
@@ -281,3 +283,33 @@ def test_segments_give_back_what_was_written(passed_on, monkeypatch):
     segment.read(places[0]).zero_()  # a copy
     assert torch.equal(segment.read(places[0]), tensors[0])
     segment.unlink()
+
+
+def test_a_worker_handles_signals_before_it_imports_torch():
+    """The entry point is imported first, and Ctrl-C during the seconds that torch takes must not end a worker."""
+    program = "import sys, fedspeed.backends.start; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UserError("a"), UserError, "a"),
+        (ClientFailed("b"), ClientFailed, "b"),
+        (Diverged("c"), Diverged, "c"),
+        (type("Other", (UserError,), {})("d"), UserError, "d"),
+        (ValueError("e"), UserError, "ValueError: e"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_of_workers_keep_kind_and_message(error, kind, text):
+    again = as_error(remote_error(error))
+    assert (type(again), str(again)) == (kind, text)
+    assert again.__notes__[0].startswith("In the worker process:")
+    job = Job(3, 0, 0.1)
+    if kind is UserError:
+        with pytest.raises(UserError, match=text):
+            failed_job(job, remote_error(error))
+    else:
+        assert failed_job(job, remote_error(error)).job == job

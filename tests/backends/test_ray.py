@@ -5,6 +5,7 @@ Tests that are not slow need no Ray.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ import torch
 from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from torch import nn
 
+import fedspeed
 from fedspeed import simulate
 from fedspeed.backends import mixture
 from fedspeed.backends.packing import PackedTensors, pack_tensors
@@ -128,7 +130,15 @@ def test_a_node_without_the_package_says_so():
     assert "(None, '', 'ModuleNotFoundError: import of fedspeed.backends.ray.worker halted" in python(program).stdout
 
 
-def test_a_parcel_holds_what_was_sealed_at_aligned_addresses():
+def test_the_code_of_a_worker_is_the_whole_package():
+    """A node with another `methods/fedavg.py` would compute other results."""
+    digest, root = hashlib.blake2b(digest_size=8), Path(fedspeed.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    assert bits().code == digest.hexdigest()
+
+
+def test_packed_tensors_are_at_aligned_addresses():
     tensors = [torch.arange(5.0), torch.zeros(0), torch.arange(3), torch.ones(2, 2, dtype=torch.bfloat16)]
     raw = pack_tensors(tensors)
     odd = np.empty(len(raw) + 65, np.uint8)
@@ -306,13 +316,13 @@ def test_states_stay_on_their_node_and_are_sent_if_they_are_gone(cluster, monkey
             assert a.train_loss == b.train_loss
             assert torch.equal(run.x, serial.x)
             first = list(made)
-            held = [file for worker in run.backend.crew.workers for file in Path(worker.folder).iterdir()]
+            held = [file for worker in run.backend.pool.workers for file in Path(worker.folder).iterdir()]
             assert len(held) <= 2 * 12  # of this round, and those of the last that nobody was told to drop yet
             if t == 0:
                 assert all(request.fresh and not request.kept for request in first)
             if t == 1:
                 assert sum(len(request.kept) for request in first) >= 6
-                folders = [Path(worker.folder) for worker in run.backend.crew.workers]
+                folders = [Path(worker.folder) for worker in run.backend.pool.workers]
                 assert sum(len(list(folder.iterdir())) for folder in folders) >= 12
                 for folder in folders:
                     for file in folder.iterdir():

@@ -366,4 +366,4 @@ def test_statistics_are_no_part_of_what_dp_bounds(data):
 
 def test_every_hook_has_its_part_beside_statistics():
     hooks = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
-    assert hooks - vars(BatchNormHooks).keys() == {"of", "rates", "hook"}  # which see no tree
+    assert hooks - vars(BatchNormHooks).keys() == {"with_method", "rates", "hook"}  # which see no tree

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedspeed.client.block
-import fedspeed.client.loop
+import fedspeed.client.engines
 from fedspeed import FedAvg, Method, load_data, simulate
 from fedspeed.errors import Diverged
 from fedspeed.methods.base import Model, Movement
@@ -115,7 +115,7 @@ def test_the_hook_is_named_with_file_and_line_and_not_the_rate(method: Method, h
     with pytest.raises(Diverged) as told:
         list(simulate(method, "linear", DATA, **PLAN, engine="loop"))
     assert told.match(rf"^{type(method).__name__}\.{hook} made NaN or Inf of finite values in {when}")
-    assert told.match(rf"test_blame\.py, line {line}\)$")
+    assert told.match(rf"test_divergence\.py, line {line}\)$")
     assert "--lr" not in str(told.value)
 
 
@@ -128,7 +128,7 @@ class Blocks(FedAvg):
 
 
 def test_in_a_block_too() -> None:
-    with pytest.raises(Diverged, match=r"Blocks\.direction made NaN or Inf .*test_blame\.py, line \d+"):
+    with pytest.raises(Diverged, match=r"Blocks\.direction made NaN or Inf .*test_divergence\.py, line \d+"):
         list(simulate(Blocks(), "linear", DATA, **PLAN, engine="block"))
 
 
@@ -162,7 +162,7 @@ def test_nothing_of_this_runs_while_all_is_finite(monkeypatch: pytest.MonkeyPatc
     def never(*_: Any) -> Any:
         raise AssertionError("called on the healthy path")
 
-    monkeypatch.setattr(fedspeed.client.loop, "blamed", never)
+    monkeypatch.setattr(fedspeed.client.engines, "blamed", never)
     monkeypatch.setattr(fedspeed.client.block, "blamed", never)
     monkeypatch.setattr(fedspeed.server.simulation, "server_blamed", never)
     assert len(list(simulate(Plain(), "linear", DATA, **PLAN, lr=1e-3))) == 2

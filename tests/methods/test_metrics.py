@@ -30,7 +30,7 @@ from fedspeed import (
     simulate,
 )
 from fedspeed.cli import main
-from fedspeed.client.hooks import reports
+from fedspeed.client.hooks import overrides
 from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
 from fedspeed.record import MOST, older, rounds_digest
@@ -302,7 +302,7 @@ def test_a_method_inside_a_wrapper_reports(own):
 
 @pytest.mark.parametrize("cls", METHODS.values(), ids=list(METHODS))
 def test_a_method_without_the_hooks_is_not_asked(cls, monkeypatch):
-    assert not any(reports(m, hook) for m in (cls(), FedInit(cls())) for hook in ("metrics", "client_metrics"))
+    assert not any(overrides(m, hook) for m in (cls(), FedInit(cls())) for hook in ("metrics", "client_metrics"))
     for hook in ("metrics", "client_metrics"):
         monkeypatch.setattr(Method, hook, None)  # a call would fail
     problem = Softmax()

@@ -187,7 +187,7 @@ def test_wrappers_pass_it_on():
 
 def test_who_does_not_ask_for_it_pays_nothing(monkeypatch):
     """Not a method of before: no state is read or written again, and no hook is called."""
-    asks = {name for name, cls in METHODS.items() if "settle" in Hooks(cls(), 3, torch.float64).reporting}
+    asks = {name for name, cls in METHODS.items() if "settle" in Hooks(cls(), 3, torch.float64).overridden}
     assert asks == {"afedpd", "afedpdsam"}
     for states in (ClientStates, DiskStates):
         monkeypatch.setattr(states, "settle", lambda *_: pytest.fail("nobody asked"))

@@ -1,10 +1,9 @@
-"""Do two processes compute the same bits? Each says what it is and does one fixed job; equal answers mean yes."""
+"""Fingerprints of processes: versions, CPU and the digest of a fixed job; equal ones compute the same bits."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import socket
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +17,15 @@ from ...client.trees import one_thread
 from ...utils.environment import bits_environment
 
 SAME_PROGRAM = ("fedspeed", "code", "python")
-"""What must be equal: the work that arrives is a value of this program. The rest may be mixed, if the user says so."""
+"""Fields that must be equal, because workers unpickle values of this program; others may differ with --allow-mixed."""
 
 
 class Fingerprint(NamedTuple):
-    """What decides the bits of a process, each as text.
+    """Everything that decides the bits of a process, each as text.
 
     Args:
         code: a digest of the package's own files.
-        job: the digest of what the fixed job computed.
+        job: the digest of the fixed job's results.
     """
 
     fedspeed: str
@@ -40,7 +39,7 @@ class Fingerprint(NamedTuple):
 
 
 def bits() -> Fingerprint:
-    """Of this process; takes a few hundredths of a second."""
+    """Return the fingerprint of this process; takes a few hundredths of a second."""
     return Fingerprint(
         fedspeed=__version__,
         code=code_digest(),
@@ -54,7 +53,7 @@ def bits() -> Fingerprint:
 
 
 def differences(here: Fingerprint, there: Fingerprint) -> dict[str, str]:
-    """What differs, in words, by name.
+    """Return the fields that differ, in words, by name.
 
     Example:
         >>> here = Fingerprint("0.1", "a", "3.11", "2.13.0", "2.4.6", "AVX512", "none", "d")
@@ -66,35 +65,35 @@ def differences(here: Fingerprint, there: Fingerprint) -> dict[str, str]:
 
 
 class Verdict(NamedTuple):
-    """Whether a worker may join, and what to say of one that is not like us."""
+    """Whether a worker may join, and a message about one that differs from the driver."""
 
     welcome: bool
-    told: str = ""
+    message: str = ""
 
 
 def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, allow_mixed: bool) -> Verdict:
-    """Whether a worker may join: one whose bits differ may if the user says so.
+    """Decide whether a worker may join; one whose bits differ may with `allow_mixed`.
 
     Args:
-        host: where it is.
-        there: what it said; None if it could not, because of an `error`.
+        host: the worker's machine.
+        there: the worker's fingerprint; None if it could not make one because of an `error`.
     """
     if there is None:
-        told = f"fedspeed cannot be imported ({error}); install the same version there as here"
-        return Verdict(False, f"node {host}: {told}")
+        message = f"fedspeed cannot be imported ({error}); install the same version there as here"
+        return Verdict(False, f"node {host}: {message}")
     found = differences(here, there)
-    told = f"node {host}: {', '.join(found.values())}"
+    message = f"node {host}: {', '.join(found.values())}"
     if any(name in found for name in SAME_PROGRAM):
-        return Verdict(False, f"{told}; install the same version there as here")
+        return Verdict(False, f"{message}; install the same version there as here")
     if found and not allow_mixed:
-        return Verdict(False, f"{told}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
-    return Verdict(True, told if found else "")
+        return Verdict(False, f"{message}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
+    return Verdict(True, message if found else "")
 
 
 @cache
 def code_digest() -> str:
-    """Of the package's Python files, names included."""
-    root, digest = Path(__file__).parent.parent, hashlib.blake2b(digest_size=8)
+    """Return a digest of the package's Python files, names included."""
+    root, digest = Path(__file__).parents[2], hashlib.blake2b(digest_size=8)
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -102,7 +101,7 @@ def code_digest() -> str:
 
 @cache
 def fixed_job() -> str:
-    """The digest of two gradient steps of a small network: convolution, normalisation, products, logarithms.
+    """Return the digest of two gradient steps of a small network: convolution, normalisation, products, logarithms.
 
     Inputs are fractions of small whole numbers, the same everywhere, so that only the arithmetic can differ.
     """
@@ -125,8 +124,3 @@ def fixed_job() -> str:
 def _fractions(shape: tuple[int, ...], step: int) -> torch.Tensor:
     size = int(np.prod(shape))
     return ((torch.arange(size) * step * 7919 % 1009 - 504).to(torch.float32) / 2048).view(shape)
-
-
-def host_name() -> str:
-    """Of this machine, for messages."""
-    return socket.gethostname()

@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster: hired, asked who they are, given work, replaced when they are lost."""
+"""The pool of workers on a Ray cluster: start workers, compare their bits, give them tasks, replace lost ones."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import numpy as np
 from ...config.plan import Plan
 from ...errors import UserError, one_line
 from ...utils.environment import bits_environment, cores
-from ..process import as_error
+from ..common import as_error
 from .fingerprint import admit, bits
 from .worker import Greeting, Setup, actor_class
 
 FLIGHTS = 2
-"""Chunks that a worker has at a time: one that it works on, and the next, whose states travel meanwhile."""
+"""Chunks that a worker has at a time: the one it computes, and the next, whose states travel meanwhile."""
 AHEAD = 4
-"""Chunks a worker, in flight or answered, that may be ahead of the one that is summed next: memory is bounded by it."""
+"""Maximum chunks per worker ahead of the next one to be summed; this bounds memory."""
 RETRIES = 3
 """How often a chunk is run again because its worker was lost, before the run stops."""
 PATIENCE = 120.0
-"""Seconds in which a first worker, or one for all that were lost, must be there."""
+"""Seconds to wait for the first worker, or for a new one after all were lost."""
 LINGER = 15.0
-"""Seconds after the last word of anybody in which others may say hello before the run begins with those it has."""
+"""Seconds without a new greeting after which the run begins with the workers that it has."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(eq=False)
 class Worker:
-    """An actor, and what it said about itself."""
+    """An actor, and what it reported about itself."""
 
     actor: Any
     node: str = ""
@@ -48,12 +48,12 @@ Send = Callable[[Worker, int], Any]
 
 
 class WorkerPool:
-    """Everybody who works for a run.
+    """The workers of one run.
 
     Args:
         ray: the module; this process is connected.
-        workers: how many are wanted, at most.
-        alone: nobody else works there, and nothing is counted but GPUs.
+        workers: the largest number of workers.
+        alone: Ray runs for this process alone, so that only GPUs are counted.
     """
 
     def __init__(self, ray: Any, plan: Plan, workers: int, alone: bool) -> None:
@@ -61,13 +61,13 @@ class WorkerPool:
         share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
         if alone and workers > cores():
-            told = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
-            warnings.warn(f"{told}; to join a cluster give --ray-address", stacklevel=4)
+            many = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
+            warnings.warn(f"{many}; to join a cluster give --ray-address", stacklevel=4)
         self.workers: list[Worker] = []
         self.mixed: list[str] = []
-        self._joining: dict[Any, tuple[Worker, str]] = {}  # answer to come -> who, and the question
+        self._joining: dict[Any, tuple[Worker, str]] = {}  # pending answer -> the worker, and the question
         self._refused: list[str] = []
-        self._failures = 0  # of workers that did not get as far as work
+        self._failures = 0  # of workers that were lost before they could take tasks
         self._here = bits()
         variables = {**dict.fromkeys(THREADS, "1"), "PYTHONSAFEPATH": "1", **bits_environment()}
         self._make = ray.remote(
@@ -79,7 +79,7 @@ class WorkerPool:
         )(actor_class())
 
     def _room(self, plan: Plan, workers: int) -> int:
-        """How many workers the cluster has room for, of those that are wanted; without a number, all it has."""
+        """Return how many workers fit into the cluster: at most `workers`, or `active` if the plan names no number."""
         total = self.ray.cluster_resources()
         shares = {"CPU": plan.ray_cpus, "GPU": plan.ray_gpus}
         asked = {kind: share for kind, share in shares.items() if share}
@@ -101,7 +101,7 @@ class WorkerPool:
         return min(wanted, room)
 
     def put(self, value: Any) -> Any:
-        """A value in Ray's memory, once for everybody."""
+        """Put a value into Ray's memory, one copy for all workers of a node."""
         try:
             return self.ray.put(value)
         except self.ray.exceptions.RayError as error:
@@ -111,10 +111,10 @@ class WorkerPool:
             ) from None
 
     def gather(self, packed: bytes, data: np.ndarray, setup: Setup) -> None:
-        """Hire everybody, and wait for them; one is enough to begin with if the cluster is busy."""
+        """Start all workers and wait for them; if the cluster is busy, one is enough to begin with."""
         self._work = self.put(packed), self.put(data), setup
         for _ in range(self.size):
-            self._hire()
+            self._start_worker()
         while self._joining:
             starting = any(asked != "hello" for _, asked in self._joining.values())
             patience = PATIENCE if starting or not self.workers else LINGER
@@ -124,11 +124,11 @@ class WorkerPool:
             for ref in ready:
                 self._next_question(ref)
         if not self.workers:
-            raise self._nobody()
+            raise self._no_worker()
         if len(self.workers) < self.size:
             warnings.warn(f"back end ray: {len(self.workers)} of {self.size} workers have joined so far", stacklevel=4)
 
-    def _nobody(self) -> UserError:
+    def _no_worker(self) -> UserError:
         if self._refused:
             return UserError(f"back end ray: no worker can be used: {self._refused[0]}")
         return UserError(
@@ -136,12 +136,12 @@ class WorkerPool:
             f"were lost; see `ray status`, or use --backend process"
         )
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         worker = Worker(self._make.remote([folder for folder in sys.path if folder]))
         self._joining[worker.actor.hello.remote()] = worker, "hello"
 
     def _next_question(self, ref: Any) -> None:
-        """Hear what a worker says that is not yet at work: who it is, where, and whether it has the work."""
+        """Read the answer of a worker that is joining (`hello`, `where`, `prepare`), and ask the next question."""
         worker, asked = self._joining.pop(ref)
         try:
             answer = self.ray.get(ref)
@@ -149,7 +149,7 @@ class WorkerPool:
             self._failures += 1
             self._discard(worker)
             if self._failures <= RETRIES * self.size:
-                self._hire()
+                self._start_worker()
             else:
                 self._refused.append(f"workers cannot start ({one_line(error)[:300]})")
             return
@@ -169,14 +169,14 @@ class WorkerPool:
             self.workers.append(worker)
 
     def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
-        """Whether a worker may join; one whose bits differ is remembered."""
+        """Return whether a worker may join; record it if its bits differ."""
         worker.host, worker.folder = greeting.host, greeting.folder
-        welcome, told = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        welcome, message = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
         known = self.mixed if welcome else self._refused
-        if told and told not in known:
-            known.append(told)
+        if message and message not in known:
+            known.append(message)
             what = "accepted: the run is mixed" if welcome else "this worker is not used"
-            warnings.warn(f"back end ray: {told}; {what}", stacklevel=2)
+            warnings.warn(f"back end ray: {message}; {what}", stacklevel=2)
         return welcome
 
     def _discard(self, worker: Worker) -> None:
@@ -190,12 +190,16 @@ class WorkerPool:
         fits: Callable[[Worker, Any], bool] = lambda worker, answer: True,
         far: Send = lambda worker, index: 0,
     ) -> Iterator[Any]:
-        """Answers in order, one for each entry of `doing`, which says what a worker did if it is lost meanwhile.
+        """Yield the answers of all tasks, in the order of the tasks, whichever worker computed them.
+
+        Answers come in any order and wait in `done` for their turn: the caller sums them as they are yielded, so this
+        order fixes the bits. It must not depend on speed, place or loss of workers.
 
         Args:
+            doing: one text per task, for the message about a worker that is lost meanwhile.
             send: gives a worker the task of an index.
-            fits: sees each answer as it comes; one that does not fit is asked for again.
-            far: how far a worker is from what a task needs; the nearest task is taken.
+            fits: is called with each answer as it comes; a task whose answer does not fit is sent again.
+            far: returns the distance of a worker from the data that a task needs; the nearest task is taken.
         """
         for worker in self.workers:
             worker.flights = []
@@ -205,7 +209,7 @@ class WorkerPool:
         tries: Counter[int] = Counter()
 
         def feed(number: int) -> None:
-            """Give work to everybody who has room for some."""
+            """Give tasks to workers that have room; the task that is yielded next always comes first."""
             while waiting:
                 worker = min(self.workers, key=lambda worker: len(worker.flights), default=None)
                 if worker is None or len(worker.flights) >= FLIGHTS:
@@ -219,6 +223,7 @@ class WorkerPool:
                 waiting.remove(index)
 
         def hear(ref: Any) -> None:
+            """Take one answer, or put the tasks of a lost worker back."""
             worker, index = flying.pop(ref)
             try:
                 answer = self.ray.get(ref)
@@ -242,42 +247,42 @@ class WorkerPool:
             feed(number)
             while number not in done:
                 for ref in self._wait([*flying]):
-                    if ref in flying:  # its worker was not lost with another answer
+                    if ref in flying:  # else its worker was lost with another answer
                         hear(ref)
                 feed(number)
             yield done.pop(number)
 
     def _wait(self, refs: list[Any]) -> list[Any]:
-        """Those of some answers that are there, after who has come meanwhile is let in; waits for one of either."""
+        """Wait for a result or a new worker; admit new workers, and return the results that are ready."""
         if not self.workers and not self._joining:
-            raise self._nobody()
+            raise self._no_worker()
         ready = self.ray.wait([*refs, *self._joining], timeout=None if self.workers else PATIENCE)[0]
         if not ready:
-            raise self._nobody()
+            raise self._no_worker()
         for ref in ready:
             if ref in self._joining:
                 self._next_question(ref)
         return [ref for ref in ready if ref in refs]
 
     def _replace(self, worker: Worker, error: Exception, doing: str, tries: Counter[int]) -> None:
-        """A worker is lost: another is hired, and what it had to do is done again, a few times."""
+        """Start another worker in place of a lost one; raise if its first task was tried too often."""
         index = worker.flights[0]
         tries[index] += 1
-        told = f"a Ray worker on {worker.host} was lost ({type(error).__name__}) {doing}"
+        loss = f"a Ray worker on {worker.host} was lost ({type(error).__name__}) {doing}"
         self.workers.remove(worker)
         self._discard(worker)
         if tries[index] > RETRIES:
-            raise UserError(f"{told}; out of memory? Use fewer --workers, or more --ray-cpus for each")
-        warnings.warn(f"{told}; its work is done again ({tries[index]} of {RETRIES})", stacklevel=2)
-        self._hire()
+            raise UserError(f"{loss}; out of memory? Use fewer --workers, or more --ray-cpus for each")
+        warnings.warn(f"{loss}; its work is done again ({tries[index]} of {RETRIES})", stacklevel=2)
+        self._start_worker()
 
     def dismiss(self) -> None:
-        """Let everybody go; those at work are not waited for."""
-        everybody = [*self.workers, *(worker for worker, _ in self._joining.values())]
+        """Stop all workers without waiting for their tasks."""
+        workers = [*self.workers, *(worker for worker, _ in self._joining.values())]
         self.workers, self._joining = [], {}
         if not self.ray.is_initialized():
             return
         with suppress(Exception):
-            self.ray.wait([worker.actor.leave.remote() for worker in everybody], num_returns=len(everybody), timeout=5)
-        for worker in everybody:
+            self.ray.wait([worker.actor.leave.remote() for worker in workers], num_returns=len(workers), timeout=5)
+        for worker in workers:
             self._discard(worker)

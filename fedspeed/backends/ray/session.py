@@ -1,4 +1,4 @@
-"""This process's place in a Ray cluster: joined if it has none, started if there is none, left by who came last."""
+"""The connection of this process to Ray: made by the first run that needs it, closed by the last."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ...utils.processes import safe_path
 
 LOCAL = "local"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Nothing is reported to anybody, and devices that nobody asked for are left alone."""
+"""Ray sends no usage statistics, and does not hide devices from workers that ask for none."""
 REACH = 5.0
-"""Seconds in which an address must take a connection."""
+"""Seconds in which an address must accept a connection."""
 _LOCK = threading.Lock()
-_users = 0  # of a connection that is ours; 0 if there is none
-_address = ""  # of that connection; LOCAL for a Ray of our own
+_users = 0  # runs that use a connection made here; 0 if there is none
+_address = ""  # of that connection; LOCAL for a Ray that this process started
 
 
 class Joined(NamedTuple):
-    """How this process is connected: by us, or by the program around; to a Ray of our own, where nobody else works."""
+    """Kind of a connection: made here (`ours`) or by the caller's program; to a Ray of this process `alone`."""
 
     ours: bool
     alone: bool
 
 
 def import_ray() -> Any:
-    """Ray, or an error in one line."""
+    """Import and return Ray; raise a UserError if it is not installed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -46,11 +46,11 @@ def import_ray() -> Any:
 
 
 def join(address: str, gpus: float) -> Joined:
-    """Connect this process, unless it is; to be left by `leave`.
+    """Connect this process unless it is connected; `leave` undoes it.
 
     Args:
-        address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; "" for `$RAY_ADDRESS`, and without one a Ray of our own.
-        gpus: of a Ray of our own. It has no CPUs, which nobody counts there: it would start a process for each.
+        address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; "" for `$RAY_ADDRESS`, or without one a local Ray.
+        gpus: of a local Ray. It gets no CPUs, which are not counted there: Ray would start a process for each.
     """
     global _users, _address
     ray = import_ray()
@@ -74,7 +74,7 @@ def join(address: str, gpus: float) -> Joined:
 
 
 def leave(joined: Joined) -> None:
-    """Disconnect, if that is ours and nobody else needs it; a Ray of our own ends."""
+    """Disconnect if the connection was made here and no other run uses it; a local Ray ends."""
     global _users
     if not joined.ours:
         return
@@ -85,11 +85,11 @@ def leave(joined: Joined) -> None:
 
 
 def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
-    """Join or start. Workers are given an empty folder to stand in: Ray would let them import from the current one."""
+    """Join or start Ray. Workers get an empty working directory: Ray would let them import from the current one."""
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.ERROR)
-    ends = signal.getsignal(signal.SIGTERM)  # Ray would put its own in its place
+    ends = signal.getsignal(signal.SIGTERM)  # Ray installs a handler of its own, which is undone below
     try:
         with safe_path(), tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,17 +102,17 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
             )
     except Exception as error:
         ray.shutdown()
-        told = one_line(error).split("  ")[0][:300]
+        why = one_line(error).split("  ")[0][:300]
         if "ersion mismatch" in str(error):
             raise UserError(
-                f"back end ray: expected the cluster at {address} to have this Ray and Python, found others ({told}); "
+                f"back end ray: expected the cluster at {address} to have this Ray and Python, found others ({why}); "
                 f"install the same on all nodes"
             ) from None
         if address in (LOCAL, "auto"):
-            raise _unreachable(address, told) from None
+            raise _unreachable(address, why) from None
         raise UserError(
-            f"back end ray: expected a Ray cluster at {address}, found somebody else, or one that wants a token "
-            f"({told}); correct --ray-address or $RAY_ADDRESS, or set RAY_AUTH_MODE=token"
+            f"back end ray: expected a Ray cluster at {address}, found another service, or one that wants a token "
+            f"({why}); correct --ray-address or $RAY_ADDRESS, or set RAY_AUTH_MODE=token"
         ) from None
     finally:
         logger.setLevel(before)
@@ -121,7 +121,7 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
 
 
 def require_reachable(address: str) -> None:
-    """Raise unless somebody listens: Ray itself tries for a minute, and may end the process."""
+    """Raise unless the address accepts connections: Ray itself tries for a minute, and may end the process."""
     if address in (LOCAL, "auto"):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")

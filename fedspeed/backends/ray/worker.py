@@ -1,10 +1,11 @@
-"""What runs in a worker of a Ray cluster: say who it is, take the work, then chunks of jobs and pieces to evaluate."""
+"""A worker of a Ray cluster: it reports its bits, takes the work, then runs chunks of jobs and evaluates pieces."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 
 from ...client.engines import Engine, make_engine
-from ...client.evaluate import Score, Sums, score_clients, score_slice
 from ...client.tree_bytes import read_state, state_name, write_state
 from ...client.trees import tree_leaves, tree_map
 from ...client.work import Facts, Failed, Job, Reply, Work
@@ -24,16 +24,16 @@ from ...errors import UserError
 from ...methods.source import built_in
 from ...utils.devices import deterministic
 from ...utils.locks import Scratch
+from ..common import Piece, RemoteError, keep_memory, remote_error, score_pieces
 from ..packing import PackedTensors, pack_tensors, tree_of, unpack
-from ..worker import RemoteError, keep_memory, remote_error
 from .fingerprint import Fingerprint, bits
 
 SPARE = 2**30
-"""Bytes of a disk that kept states leave free."""
+"""Bytes of disk space that kept states leave free."""
 
 
 class Greeting(NamedTuple):
-    """Who a worker is: its machine, and what decides its bits; or why it cannot be one."""
+    """The identity of a worker: its machine, and what decides its bits; or why it cannot work."""
 
     host: str
     process: int
@@ -43,13 +43,13 @@ class Greeting(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a worker is told with the work.
+    """Settings that a worker gets with the work.
 
     Args:
         data: the data's tensors without their numbers (device meta).
-        private: those that somebody's model may write to, as it may to its inputs.
-        device: where to compute.
-        keep: whether new states are kept on the node for the next time.
+        private: tensors that are copied for each worker, because a user's model may write to its inputs.
+        device: the device that computes.
+        keep: whether new states are kept on the node for the client's next turn.
     """
 
     data: dict[str, torch.Tensor]
@@ -64,8 +64,8 @@ class Request(NamedTuple):
     Args:
         fresh: clients whose state is all zeros.
         kept: clients whose state is a file on this node.
-        sent: clients whose state came with the request, in order; one is needed for all others of the chunk.
-        drop: files of this worker's that nobody will ask for.
+        sent: clients whose state comes with the request, in order: all others of the chunk.
+        drop: files of this worker that are not needed any more.
     """
 
     jobs: list[Job]
@@ -76,32 +76,34 @@ class Request(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What comes back where files of states are gone: they must be sent."""
+    """The answer to a request whose state files are gone: the driver must send these clients' states."""
 
     clients: list[int]
 
 
 class Answer(NamedTuple):
-    """What came of the jobs of a chunk, and whose new states are kept here too."""
+    """The replies to the jobs of a chunk, and the clients whose new states are kept on this node too."""
 
-    told: list[Facts | RemoteError]
+    results: list[Facts | RemoteError]
     raw: np.ndarray  # states and uploads: `reply_leaves`
     kept: list[int]
 
 
-def reply_leaves(work: Work, dtype: torch.dtype, told: Sequence[Facts | RemoteError]) -> Iterator[list[torch.Tensor]]:
-    """What the tensors of a chunk's replies look like, job by job: the state, then the upload if it has its own."""
+def reply_leaves(
+    work: Work, dtype: torch.dtype, results: Sequence[Facts | RemoteError]
+) -> Iterator[list[torch.Tensor]]:
+    """Yield tensors of the shapes in a chunk's replies, job by job: the state, then the upload if it has its own."""
     state = list(tree_leaves(work.shapes.client))
     upload = [torch.empty_like(a, dtype=dtype) for a in tree_leaves(work.shapes.up)]
-    for facts in told:
+    for facts in results:
         if isinstance(facts, RemoteError):
             yield []
         else:
-            yield state + (upload if facts.share else [])
+            yield state + (upload if facts.represents else [])
 
 
 class RayWorker:
-    """A worker. It is told everything it needs, and reads nothing of its machine but states that it kept itself."""
+    """The state of a worker. It receives everything it needs, and reads no files but states that it kept itself."""
 
     work: Work
     engine: Engine
@@ -114,21 +116,19 @@ class RayWorker:
         threading.Thread(target=self._end_with, args=(os.getppid(),), daemon=True, name="fedspeed-parent").start()
 
     def _end_with(self, parent: int) -> None:
-        """End when Ray's own process on this node has ended: Ray lets its workers look for another for a minute."""
+        """End when Ray's own process on this node has ended: otherwise workers look for another for a minute."""
         while os.getppid() == parent:
             time.sleep(1)
         self.leave()
         os._exit(1)
 
     def hello(self) -> Greeting:
-        """The first thing that is asked: a fixed job is done for it."""
-        from .fingerprint import host_name
-
+        """Return the identity of this worker; the fingerprint in it runs a fixed job."""
         self.scratch = Scratch("fedspeed-ray-")
-        return Greeting(host_name(), os.getpid(), bits(), str(self.scratch.path))
+        return Greeting(socket.gethostname(), os.getpid(), bits(), str(self.scratch.path))
 
     def prepare(self, packed: bytes, data: np.ndarray, setup: Setup) -> RemoteError | None:
-        """Take the work. The data stay where Ray has them, one copy for all workers of a node."""
+        """Unpack the work, and return an error or None; the data stay in Ray's memory, one copy per node."""
         try:
             tensors = dict(zip(setup.data, PackedTensors(data).tensors(setup.data.values()), strict=True))
             for name in tensors if setup.device != "cpu" else setup.private:
@@ -145,7 +145,7 @@ class RayWorker:
         return self.work.flat.device
 
     def run(self, down: np.ndarray, states: np.ndarray, request: Request) -> Answer | Missing | RemoteError:
-        """One chunk."""
+        """Run one chunk."""
         for name in request.drop:
             Path(name).unlink(missing_ok=True)
         like, given = self.work.shapes.client, PackedTensors(states)
@@ -172,7 +172,7 @@ class RayWorker:
         return self._answer(replies)
 
     def _read(self, files: dict[int, str]) -> tuple[dict[int, Any], list[int]]:
-        """States that were kept on this node, and clients whose file is gone."""
+        """Return the states that were kept on this node, and the clients whose file is gone."""
         found: dict[int, Any] = {}
         for client, name in files.items():
             with suppress(UserError):
@@ -180,21 +180,21 @@ class RayWorker:
         return found, [client for client in files if client not in found]
 
     def _answer(self, replies: list[Reply | Failed]) -> Answer:
-        told: list[Facts | RemoteError] = []
+        results: list[Facts | RemoteError] = []
         tensors: list[torch.Tensor] = []
         kept: list[int] = []
         for reply in replies:
             if isinstance(reply, Failed):
-                told.append(remote_error(reply.error))
+                results.append(remote_error(reply.error))
                 continue
-            told.append(reply.facts)
-            tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.share else ())]
+            results.append(reply.facts)
+            tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.represents else ())]
             if self._kept(reply):
                 kept.append(reply.job.client)
-        return Answer(told, pack_tensors(tensors), kept)
+        return Answer(results, pack_tensors(tensors), kept)
 
     def _kept(self, reply: Reply) -> bool:
-        """Keep a new state on this node, if there is room: it is a copy, which may be lost."""
+        """Keep a copy of a new state on this node if there is room, and return whether it is kept."""
         if not self.keep or self.scratch is None:
             return False
         try:
@@ -205,23 +205,12 @@ class RayWorker:
             return False
         return True
 
-    def evaluate(self, x: np.ndarray, pieces: list[tuple[int, int]], validation: bool) -> list[Score] | RemoteError:
-        """Sums over pieces of the test or validation set."""
-        work = self.work
+    def evaluate(self, x: np.ndarray, what: str, pieces: list[Piece], *about: Any) -> list[Any] | RemoteError:
+        """Evaluate a vector on some pieces, see `score_pieces`."""
         try:
             vector = self._vector(x)
             with deterministic(self._device):
-                return [score_slice(work.flat, vector, work.data, work.loss, a, b, validation) for a, b in pieces]
-        except Exception as error:
-            return remote_error(error)
-
-    def evaluate_clients(self, x: np.ndarray, pieces: list[tuple[int, int]]) -> list[Sums] | RemoteError:
-        """Sums over pieces of all clients' data."""
-        work = self.work
-        try:
-            vector = self._vector(x)
-            with deterministic(self._device):
-                return [score_clients(work.flat, vector, work.data, work.loss, a, b) for a, b in pieces]
+                return score_pieces(self.work, vector, what, pieces, *about)
         except Exception as error:
             return remote_error(error)
 
@@ -231,14 +220,17 @@ class RayWorker:
         return PackedTensors(x).tensors([like])[0].to(self._device, copy=True)
 
     def leave(self) -> None:
-        """Nothing of this worker stays behind."""
+        """Remove the files of this worker."""
         if self.scratch is not None:
             self.scratch.close()
 
 
 def actor_class() -> type:
-    """The class that Ray makes actors of. It travels as it stands here, so that it can say that the package is missing;
-    the rest is `RayWorker`, imported over there."""
+    """Return the class of Ray's actors.
+
+    Ray sends a class that is local to a function as code, so that it can report that the package is missing on a node.
+    For the same reason `RayWorker` must be imported inside: a name of this module would be looked up on arrival.
+    """
 
     class FedspeedWorker:
         def __init__(self, path: list[str]) -> None:
@@ -246,6 +238,8 @@ def actor_class() -> type:
 
             sys.path += [folder for folder in path if folder not in sys.path]
             try:
+                from fedspeed.backends.ray.worker import RayWorker
+
                 self.node, self.error = RayWorker(), ""
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
@@ -266,9 +260,6 @@ def actor_class() -> type:
 
         def evaluate(self, *args: Any) -> Any:
             return self.node.evaluate(*args)
-
-        def evaluate_clients(self, *args: Any) -> Any:
-            return self.node.evaluate_clients(*args)
 
         def where(self) -> str:
             import ray

@@ -1,0 +1,21 @@
+"""Entry point of a worker process: imports no torch, so that signals are handled before that slow import begins."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.connection import Connection
+
+from ..utils.processes import end_with_parent
+
+
+def begin(pipe: Connection, kernel: bool) -> None:
+    """Become a worker that ignores Ctrl-C, which the parent handles, and that ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(kernel)
+    try:
+        setup = pipe.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return
+    from .worker import worker
+
+    worker(pipe, setup)
