@@ -1,4 +1,4 @@
-"""How long the round loop waits for checkpoints: a whole run into a run directory, `Checkpoints.offer` timed.
+"""How long the round loop waits for checkpoints: a whole run into a run directory, `Checkpoints.maybe_write` timed.
 
 A checkpoint of W1 (89 MB) is due every 60 seconds by default, so a run must last longer to say anything; with one
 after every round, which nobody asked for, is the worst case.

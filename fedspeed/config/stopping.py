@@ -179,9 +179,9 @@ class Stopping:
         self.target, self.mean_of = float(target or 0), int(of or 1)
         self.budget = seconds(plan.max_time)
         self.after = 0  # of a fork, the rounds of another run: no rule ends it there
-        self.replay([])
+        self.restart_from([])
 
-    def replay(self, records: Iterable[Record]) -> Stop | None:
+    def restart_from(self, records: Iterable[Record]) -> Stop | None:
         """Start again, after these rounds."""
         self.fired: Stop | None = None
         self.score = ""
@@ -191,7 +191,7 @@ class Stopping:
         self.scores: list[float] = []  # the last `mean_of` values of the goal's score
         self.begin()
         for record in records:
-            self.see(record)
+            self.update(record)
         return self.fired
 
     @property
@@ -203,13 +203,11 @@ class Stopping:
         """Rounds begin, or go on: time counts from here."""
         self.before, self.since = self.used, time.perf_counter()
 
-    def stamped(self, record: Record) -> Record:
-        """A record that ends now; with a time budget it says how much is used."""
-        if not self.budget:
-            return record
-        return dataclasses.replace(record, wall_seconds=self.before + time.perf_counter() - self.since)
+    def wall_seconds(self) -> float | None:
+        """Return the seconds used so far, up to now; None without a time budget."""
+        return self.before + time.perf_counter() - self.since if self.budget else None
 
-    def see(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
         """A round is done."""
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds

@@ -126,7 +126,7 @@ def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
         write(copy, text_of(kind, table["name"], table["code"]), durable=True)
     tables = as_stored(config)
     try:
-        RunDir(out).write_config(tables, name)
+        RunDir(out).write_tables(tables, name)
     except TypeError as error:  # tomli_w, of a field of somebody's own method
         raise UserError(
             f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"
@@ -142,7 +142,7 @@ def amend(out: Path, config: Config, data_dir: str) -> None:
     rules = {name: value for name in RULES if (value := getattr(config, name))}
     new = {**{k: v for k, v in tables.items() if k not in RULES}, "rounds": config.rounds, **rules, **moved}
     if new != tables:
-        run.write_config(new)
+        run.write_tables(new)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:

@@ -26,7 +26,7 @@ from ..server.observers import Observer
 from ..utils.files import flush, write
 from ..utils.tables import difference, flat, merged
 from .config_file import clear_code, config_digest, read_config, withdraw, write_config
-from .directory import RunDir, beside, exclusive
+from .directory import RunDir, exclusive, is_running
 from .fork_origin import Origin, write_parent
 from .launch import resume
 
@@ -83,14 +83,14 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
     new = forked(old, at, changes)
     files = RunDir(out)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    with beside(run) as going_on:
+    with is_running(run) as going_on:
         if going_on:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
         saved = _start(RunDir(run), at)
         with exclusive(out):
             _require_free(out)  # another process may have made one meanwhile
             try:
-                files.claim()
+                files.create()
                 clear_code(out)
                 told = _changes(old, new)
                 write_parent(files, Origin(str(run.resolve()), at, rounds_digest(records[:at]), told))
@@ -116,7 +116,7 @@ def _require_free(out: Path) -> None:
     """Raise if a directory holds a run."""
     new = RunDir(out)
     cut_off = new.fork_file.exists() and not new.config_file.exists()  # a fork that was killed as it was made
-    if new.holds() and not cut_off:
+    if new.existing() and not cut_off:
         raise UserError(f"{out} already holds a run; choose another --out")
 
 
@@ -275,5 +275,5 @@ def _share(source: Path, target: Path) -> None:
 
 def _remove(out: Path, made: list[Path]) -> None:
     """Leave nothing of a fork that could not begin."""
-    RunDir(out).claim()
+    RunDir(out).create()
     withdraw(out, made)

@@ -38,7 +38,7 @@ class Origin(NamedTuple):
         new = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in self.changes.items())
         return f"fork of {self.folder} at round {self.at}: {new or 'nothing changed'}"
 
-    def unlike(self, records: Sequence[Record]) -> list[str]:
+    def mismatches(self, records: Sequence[Record]) -> list[str]:
         """How the first rounds of a run are not the parent's, bit for bit."""
         own = records[: self.at]
         found = rounds_digest(own)
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
 
     def require(self, records: Sequence[Record]) -> None:
         """Raise unless they are."""
-        for wrong in self.unlike(records):
+        for wrong in self.mismatches(records):
             raise UserError(f"{wrong}; fork where that run was made, or start a run with its config")
 
 

@@ -82,7 +82,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
     with exclusive(out):
         going_on = _refuse(out, resume)  # another process may have begun one meanwhile
         if not going_on:
-            run.claim()
+            run.create()
             clear_code(out)
         simulation = None
         try:
@@ -101,7 +101,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
 
 def _refuse(out: Path, resume: bool) -> bool:
     """Whether a directory holds a run; raise if that run may not be continued."""
-    found = RunDir(out).holds()
+    found = RunDir(out).existing()
     if found and not resume:
         raise UserError(f"{out} already holds a run; resume=True continues it, or choose another out")
     if found and CONFIG not in found:

@@ -121,9 +121,9 @@ def run_config(
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     with exclusive(out):
         run.refuse_a_run(overwrite)  # another process may have finished one meanwhile
-        fresh = not run.holds()
+        fresh = not run.existing()
         if fresh:
-            run.claim()
+            run.create()
             clear_code(out)
         try:
             if fresh:
@@ -135,7 +135,7 @@ def run_config(
             raise
         with simulation:
             if not fresh:
-                run.claim()
+                run.create()
                 clear_code(out)
             plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
             clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
@@ -169,9 +169,9 @@ def resume(
         placement: where it is computed from now on, `{"backend": "ray", "workers": 8}`; the rest as its config says.
         rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
     """
-    out = Path(out)
+    out, watching = Path(out), Observers(observers)
     config = config_to_resume(out, allow_code, rounds, data_dir, placement, **rules)
-    return resume_config(out, config, observers, progress, data_dir)
+    return resume_config(out, config, watching, progress, data_dir)
 
 
 def config_to_resume(
@@ -190,17 +190,17 @@ def config_to_resume(
 def resume_config(
     out: Path,
     config: Config,
-    observers: Iterable[Observer | str] = (),
+    watching: Observers,
     progress: Callable[[str, int, int], None] | None = None,
     data_dir: str = "",
 ) -> dict[str, Any]:
-    """Continue the run in a directory with a config that `config_to_resume` made of it; its summary.
+    """Continue the run in a directory with the config of `config_to_resume`, and return its summary.
 
     Args:
-        observers, progress: as for `run_config`.
-        data_dir: where the data are now, if they were moved; it is written down.
+        progress: as for `run_config`.
+        data_dir: where the data are now, if they were moved; the directory's config gets it.
     """
-    watching, run = Observers(observers), RunDir(out)
+    run = RunDir(out)
     done = final_summary(run, config)
     if done is not None:
         return done
@@ -246,7 +246,7 @@ def continue_run(
                 warnings.warn(f"{told}; the run continues, equal up to rounding", stacklevel=3)
         again = saved if saved is not None and _scored_as_the_last(out, records[-1], config) else None
         if again is not None:
-            saved = checkpoints.before(again)
+            saved = checkpoints.previous(again)
             if saved is None:
                 raise UserError(
                     f"{out} cannot be given more rounds as one long run would have them: round {again.t} was "
@@ -260,9 +260,9 @@ def continue_run(
         if saved is not None:
             checkpoints.restore(saved, simulation, records)
         run = RunDir(out)
-        run.drop_results()  # first: they tell of rounds that are cut off below
-        run.clear() if saved is None else checkpoints.go_on(saved, simulation.states)
-        run.sweep()
+        run.remove_results()  # first: they tell of rounds that are cut off below
+        run.clear() if saved is None else checkpoints.rewind_to(saved, simulation.states)
+        run.remove_partial()
         if saved is None or saved.manifest.rounds is None:
             run.write_records(records)
     return records

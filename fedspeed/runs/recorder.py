@@ -23,7 +23,8 @@ from .summary import digests, final_summary, summarise
 
 if TYPE_CHECKING:
     from ..record import Record
-    from ..server.simulation import RoundResult, Simulation
+    from ..server.round import RoundResult
+    from ..server.simulation import Simulation
     from .checkpoint import Checkpoints
 
 
@@ -107,7 +108,7 @@ class RunRecorder:
     @contextmanager
     def _opened(self) -> Iterator[TextIO]:
         """Open the file of rounds, after results of an earlier end are removed."""
-        self.files.drop_results()
+        self.files.remove_results()
         write_split(self.files.split_file, self.simulation.data)
         self._parent = read_parent(self.files)
         self.simulation.stopping.after = self._parent.at if self._parent else 0
@@ -130,7 +131,7 @@ class RunRecorder:
             self._written = (run.t, run.server, run.elapsed)
         if self._parent is not None and run.t == self._parent.at:
             self._parent.require(self.records)
-        self.checkpoints.offer(run.t, run.server, run.states)
+        self.checkpoints.maybe_write(run.t, run.server, run.states)
 
     def _left_alone(self) -> str:
         """The status of rounds that were given up, by `break` for example; after the last one the run is finished."""

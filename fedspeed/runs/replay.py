@@ -23,18 +23,19 @@ from ..data.federated import Federated
 from ..errors import UserError
 from ..methods.base import Grad, Local
 from ..record import Record
-from ..server.round import plan_round
+from ..server.round import broadcast, plan_round
 from ..server.segments import sibling
 from ..server.simulation import Simulation
 from ..utils.devices import deterministic, preserve_rng
 from ..utils.files import key
 from ..utils.locks import scratch
 from ..utils.random import batch_order
-from .checkpoint import Checkpoints, nearest, stand, unlike
+from .checkpoint import Checkpoints, load_into, nearest
 from .config_file import bound_to, read_config
-from .directory import RunDir, beside
+from .directory import RunDir, is_running
 from .launch import prepare
-from .uploads import read_uploads, shown, unlike_uploads
+from .uploads import read_uploads, shown, upload_mismatches
+from .verify import round_mismatches
 
 __all__ = ["Replay", "replay"]
 
@@ -219,8 +220,8 @@ def replay(
                 progress("rounds run again", again.t - began, round - 1 - began)
             done = again.advance()
             t = done.record.round
-            different += unlike(done.record, records[t - 1])
-            different += unlike_uploads(sent.get(t), done.uploads.items(), t)
+            different += round_mismatches(done.record, records[t - 1])
+            different += upload_mismatches(sent.get(t), done.uploads.items(), t)
         by = again.next_runner()
         chunk = _chunk(by, client)
         found = _told(by, chunk, client, *_turn(by, chunk, client))
@@ -249,7 +250,7 @@ def _again(
     last = min(len(records) + 1, plan.rounds)
     if type(round) is not int or not 1 <= round <= last:
         raise UserError(f"round: expected one of {where}, 1 to {last}, found {round!r}")
-    if stack.enter_context(beside(where)):
+    if stack.enter_context(is_running(where)):
         raise UserError(f"{where} is in progress; replay a turn when it has ended or was stopped")
     saved = nearest(files, round - 1)
     few = saved is not None and saved.t == round - 1
@@ -261,7 +262,7 @@ def _again(
         again = stack.enter_context(prepare(plan, progress, states))  # type: ignore[arg-type]
     if saved is not None:
         Checkpoints(where).check(saved, bound_to(where, again))
-        stand(files, saved, again, records)
+        load_into(files, saved, again, records)
     return again, files, records
 
 
@@ -287,7 +288,7 @@ def _turn(by: Simulation, chunk: list[Job], client: int) -> tuple[Trace, Reply |
     trace = Trace(at if by.plan.engine == "block" else None, len(chunk))
     work = replace(by.work)
     work.__dict__["hooks"] = Traced.around(by.work.hooks, trace)
-    engine, down = make_engine(work), by.down(by.work.at(by.t))
+    engine, down = make_engine(work), broadcast(by, by.work.at(by.t))
     device = work.flat.device
     with one_thread(), preserve_rng(device), deterministic(device):
         reply = engine.run(chunk, down, by.client_state)[at]

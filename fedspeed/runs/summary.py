@@ -45,7 +45,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data, ills = simulation.data, {one.title: one.since for one in diagnose(records)}
     stopping = Stopping(config)
-    fired = stopping.replay(records) if status.startswith("stopped: ") or config.max_time else None
+    fired = stopping.restart_from(records) if status.startswith("stopped: ") or config.max_time else None
     return {
         "status": status,
         **({"stopped": fired.told} if fired and status.startswith("stopped: ") else {}),

@@ -35,7 +35,7 @@ def read_uploads(run: RunDir) -> dict[int, Uploads]:
     return found
 
 
-def unlike_uploads(before: Uploads | None, again: Iterable[tuple[int, int]], t: int) -> list[str]:
+def upload_mismatches(before: Uploads | None, again: Iterable[tuple[int, int]], t: int) -> list[str]:
     """Whose upload in a round that was run again is not the one that was noted; nothing where none was."""
     return [
         f"round {t}: what client {client} sent is not what it sends in the round run again"

@@ -37,10 +37,9 @@ class Segments:
         if config is None:
             return simulation
         if self._other is None:
-            self._other = (
-                config,
-                sibling(simulation, config.method, config, observers=simulation.observers, states=simulation.states),
-            )
+            shared = {"observers": simulation.observers, "states": simulation.states}
+            self._other = config, sibling(simulation, config.method, config, **shared)
+            self._other[1].stopping = simulation.stopping  # Its records count the time of the whole run.
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)
         return other

@@ -25,7 +25,7 @@ class Meter:
         self.clock = Clock(plan.network, plan.devices, plan.seed)
         self.flops = gradient_flops(work.flat.model, work.data.batch(work.data.rows(0)[:1])[0])
 
-    def stamped(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
+    def with_costs(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
         """A record with what its clients spent, and the virtual time at its end.
 
         Args:

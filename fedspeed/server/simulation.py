@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
 from ..backends import CustomBackend, open_backend
-from ..client.batch_norm import full_vector, method_part
-from ..client.divergence import made_nan, server_blamed
+from ..client.batch_norm import full_vector
+from ..client.divergence import made_nan
 from ..client.flat_model import Loss, flat_model
 from ..client.hooks import require_hooks
 from ..client.losses import fitting_loss, loss_name, require_outputs
-from ..client.trees import all_finite, distance, one_thread, sum_dtype, tree_bytes, tree_map
-from ..client.upload_digest import Uploads
+from ..client.trees import all_finite, sum_dtype, tree_map
 from ..client.work import Work
 from ..config.config import Config
 from ..config.plan import Plan
@@ -31,34 +28,18 @@ from ..config.settings import in_force, one_line
 from ..config.stopping import Stopping, require_scores
 from ..data.federated import Federated
 from ..errors import UserError
-from ..methods.base import Method, Round
+from ..methods.base import Method
 from ..record import Record
 from ..utils.devices import pick_device
 from ..utils.notebook import card
 from ..utils.processes import delay_signals
 from .client_metrics import ClientMetrics
-from .health import HealthMonitor, server_diverged
+from .health import HealthMonitor
 from .observers import Observers
-from .round import average, collect_replies, merged, norms, plan_round, score_round, sent, steps_of, weight
+from .round import RoundResult, compute_round
 from .segments import Segments
 from .simulated_time import Meter
-from .states import ClientStates, DiskStates, choose_states, settle
-
-
-class RoundResult(NamedTuple):
-    """One round that was computed.
-
-    Args:
-        server: the server's state after it.
-        record: what a run writes down of it.
-        client_metrics: scores on every client's data, if the round was one to measure.
-        uploads: the digests of what clients sent.
-    """
-
-    server: Any
-    record: Record
-    client_metrics: ClientMetrics | None
-    uploads: Uploads
+from .states import ClientStates, DiskStates, choose_states
 
 
 class Recorder(Protocol):
@@ -126,7 +107,7 @@ class Simulation:
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
         self.segments = Segments(self) if getattr(plan, "until", ()) else None
-        self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
+        self.total_weight = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
     def x(self) -> torch.Tensor:
@@ -222,75 +203,20 @@ class Simulation:
         """
         self.observers.started(self)
         try:
-            result = self.next_runner()._round()
+            result = compute_round(self.next_runner())
         except BaseException:
             self.states.discard()
             raise
-        result = result._replace(record=self.stopping.stamped(result.record))
         with delay_signals():  # states and server are of the same round, whenever a signal comes
             self.states.commit()
             self.server, self.t = result.server, result.record.round
             self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
-            self.stopping.see(result.record)
+            self.stopping.update(result.record)
         return result
 
     def next_runner(self) -> Simulation:
         """The simulation that computes the next round: itself, or in a segment of a fork one with its settings."""
         return self if self.segments is None else self.segments.next()
-
-    def _round(self) -> RoundResult:
-        """Compute the next round from the present state, which stays; new client states are staged."""
-        started = time.perf_counter()
-        t, plan = self.t, self.plan
-        lr, active, lost, jobs = plan_round(self.work, t)
-        work = self.work.at(t)
-        down = self.down(work)
-        bytes_down = len(active) * tree_bytes(down)
-        mean, replies, bytes_up = collect_replies(self, jobs, down, lost, len(active))
-        del down  # vectors are large: none is kept longer than it is needed
-        K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
-        told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
-        with one_thread():  # the bits of a sum depend on the number of threads
-            came = mean.result()
-            result = work.hooks.received(came, told)
-            settle(self.states, work.hooks, result, told)
-            server = work.hooks.update(self.server, result, told)
-            if not all_finite(server):
-                blame = server_blamed(self.method, t, self.server, came, result)
-                raise blame or server_diverged(self.method, server, t, lr)
-            told_of = merged(self.method, work.hooks.metrics(server, result, told), replies)
-            metrics = norms(self.method, method_part(server)) | told_of
-            del mean, came, result
-            update_norm = distance(server.x, self.server.x)
-        trained = time.perf_counter()
-        score, validation, measured = score_round(self.backend, self.work, full_vector(server), t + 1, replies)
-        train_loss = average(replies, "train_loss")
-        signs = self.health.round(t + 1, server, train_loss, (score, validation))
-        evaluated = time.perf_counter()
-        record = Record(
-            round=t + 1,
-            cohort=active,
-            lr=lr,
-            train_loss=train_loss,
-            test_loss=score and score.loss,
-            test_accuracy=score and score.known_accuracy,
-            drift=average(replies, "drift"),
-            update_norm=update_norm,
-            bytes_down=bytes_down,
-            bytes_up=bytes_up,
-            grad_evals=sum(reply.facts.grad_evals for reply in replies),
-            dropped=sorted(lost),
-            stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
-            seconds=time.perf_counter() - started - (evaluated - trained),
-            eval_seconds=evaluated - trained,
-            validation_loss=validation and validation.loss,
-            validation_accuracy=validation and validation.known_accuracy,
-            metrics=metrics,
-            signs=signs,
-        )
-        if self.meter:
-            record = self.meter.stamped(record, replies, self.elapsed)
-        return RoundResult(server, record, measured, sent(replies))
 
     def client_state(self, client: int) -> Any:
         """A private copy of a client's state, made from x^0 at first touch."""
@@ -329,10 +255,6 @@ class Simulation:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
-
-    def down(self, work: Work) -> Any:
-        """What the server sends, in the model's dtype."""
-        return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
 
 
 def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
