@@ -1,4 +1,4 @@
-"""What a finished run's model is like: how sharp its minimum is, and how far its clients pull apart."""
+"""Inspection of a finished run's model: the sharpness of its minimum, and the divergence of its clients."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Of the training loss F at the run's last server model x, without weight decay or augmentation.
+    """Measurements of the training loss F at the run's last server model x, without weight decay or augmentation.
 
     Args:
-        samples: how many training samples F and its Hessian were taken over.
+        samples: the number of training samples in F and its Hessian.
         loss, gradient_norm: F(x) and ||grad F(x)||.
-        eigenvalue, residual, products: the largest eigenvalue of the Hessian, how exactly, and what it took.
+        eigenvalue, residual, products: the largest eigenvalue of the Hessian, its residual, and Hessian products used.
         sam_gap, rho: F(x + rho g/||g||) - F(x).
-        clients: how many clients were asked for the rest.
+        clients: the number of clients in the two numbers below.
         dissimilarity: mean_i ||grad F_i(x) - mean_j grad F_j(x)||^2: sigma_g^2 of (A3) at this one point.
         divergence: mean_i ||x_iK - mean_j x_jK||^2 after a round of plain local SGD from x (FedAvg's, whatever the
             method was, so that models can be compared), at the rate of the run's last round.
@@ -66,7 +66,7 @@ def inspect_run(
     progress: Callable[[str, int, int], None] | None = None,
     allow_code: bool = False,
 ) -> Inspection:
-    """Rebuild a finished run from its directory, look at its model, and write `inspect.json`.
+    """Rebuild a finished run from its directory, measure its model, and write `inspect.json`.
 
     Args:
         run: a run directory with `config.toml` and `model.safetensors`.
@@ -128,7 +128,7 @@ def inspect_run(
 def _local_models(
     simulation: Simulation, config: Config, x: torch.Tensor, chosen: np.ndarray, t: int
 ) -> list[torch.Tensor]:
-    """The local models after one more round of FedAvg, when t are done."""
+    """Return the local movements of one more round of FedAvg, after t rounds."""
     from ..client.batch_norm import method_part
     from ..client.local_loop import run_client
     from ..client.work import Job
@@ -143,6 +143,6 @@ def _local_models(
 
 
 def _spread(vectors: list[torch.Tensor]) -> float:
-    """mean_i ||v_i - mean_j v_j||^2."""
+    """Return mean_i ||v_i - mean_j v_j||^2."""
     mean = sum((v.double() for v in vectors[1:]), vectors[0].double()) / len(vectors)
     return float(sum(float((v.double() - mean).square().sum()) for v in vectors)) / len(vectors)
