@@ -11,7 +11,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,22 +195,3 @@ def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
         chain = enumerate(_chain(tables[kind]))
         found[kind] = {str(i): {k: v for k, v in table.items() if k not in ("origin", "base")} for i, table in chain}
     return found
-
-
-def clear_code(out: Path) -> None:
-    """Remove the copies of code that `write_config` made: files named by their own digest."""
-    code = RunDir(out).code
-    for copy in code.glob("*-????????.py") if not code.is_symlink() else ():
-        if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
-            copy.unlink(missing_ok=True)
-    with suppress(OSError):  # It does not exist, or holds a file of the user's.
-        code.rmdir()
-
-
-def withdraw(out: Path, made: list[Path]) -> None:
-    """Remove a run that could not begin, and the folders that were made for it."""
-    RunDir(out).config_file.unlink(missing_ok=True)
-    clear_code(out)
-    with suppress(OSError):  # Another process has put a file there meanwhile.
-        for folder in made:
-            folder.rmdir()

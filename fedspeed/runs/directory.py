@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ from ..record import Record
 from ..utils.files import SEAL, read_bytes, read_json, read_text, read_toml, refuse_depth, sealed, tensors_digest, write
 from ..utils.locks import locked
 from ..utils.notebook import card
+from ..utils.registry import code_digest
 
 if TYPE_CHECKING:
     from ..data.federated import Federated
@@ -260,6 +261,7 @@ class RunDir:
             for path in [*(self.path / name for name in names), *logged]:
                 path.unlink(missing_ok=True)
             self.clear()
+            self._remove_code()
         except OSError as error:
             raise UserError(
                 f"cannot make the output folder {self.path}: {error.strerror}; choose another --out"
@@ -271,6 +273,26 @@ class RunDir:
             file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_code(self) -> None:
+        """Remove the copies of code that `config_file.write_config` made: files named by their own digest."""
+        for copy in self.code.glob("*-????????.py") if not self.code.is_symlink() else ():
+            if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
+                copy.unlink(missing_ok=True)
+        with suppress(OSError):  # It does not exist, or holds a file of the user's.
+            self.code.rmdir()
+
+    def missing_folders(self) -> list[Path]:
+        """Return the directory and its parents that do not exist yet, innermost first; see `withdraw`."""
+        return [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+
+    def withdraw(self, made: list[Path]) -> None:
+        """Remove a run that could not begin, and the folders that were made for it."""
+        self.config_file.unlink(missing_ok=True)
+        self._remove_code()
+        with suppress(OSError):  # Another process has put a file there meanwhile.
+            for folder in made:
+                folder.rmdir()
 
     def remove_partial(self) -> None:
         """Remove the partial files that a killed run left."""

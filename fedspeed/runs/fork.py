@@ -25,7 +25,7 @@ from ..record import Record, rounds_digest
 from ..server.observers import Observer
 from ..utils.files import flush, write
 from ..utils.tables import difference, flat, merged
-from .config_file import clear_code, config_digest, read_config, withdraw, write_config
+from .config_file import config_digest, read_config, write_config
 from .directory import RunDir, exclusive, is_running
 from .fork_origin import Origin, write_parent
 from .launch import resume
@@ -66,7 +66,7 @@ def fork(
         fedspeed.errors.UserError: runs/a holds no run: expected a config.toml; start one with `fedspeed run --out ...`
     """
     run, out = Path(run), Path(out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = RunDir(out).missing_folders()
     branch(run, at, out, changes or {}, allow_code)
     try:
         return resume(out, observers=observers, progress=progress, allow_code=allow_code)
@@ -82,7 +82,7 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
     records = require(run, at, out)
     new = forked(old, at, changes)
     files = RunDir(out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = files.missing_folders()
     with is_running(run) as in_progress:
         if in_progress:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
@@ -91,7 +91,6 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
             _require_free(out)  # Another process may have made one before the lock.
             try:
                 files.create()
-                clear_code(out)
                 origin = Origin(str(run.resolve()), at, rounds_digest(records[:at]), _changes(old, new))
                 write_parent(files, origin)
                 write_config(out, new)
@@ -280,4 +279,4 @@ def _share(source: Path, target: Path) -> None:
 def _remove(out: Path, made: list[Path]) -> None:
     """Remove a fork that could not begin."""
     RunDir(out).create()
-    withdraw(out, made)
+    RunDir(out).withdraw(made)

@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..methods import METHODS, WRAPPERS
 from ..utils.tables import flat
 from .checkpoint import Checkpoints
-from .config_file import as_stored, bound_to, clear_code, withdraw, write_config
+from .config_file import as_stored, bound_to, write_config
 from .directory import CONFIG, RunDir, exclusive
 from .launch import continue_run, with_rounds
 from .recorder import RunRecorder
@@ -78,12 +78,11 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
     out = Path(out)
     run = RunDir(out)
     _refuse(out, resume)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = run.missing_folders()
     with exclusive(out):
         continues = _refuse(out, resume)  # Another process may have begun one before the lock.
         if not continues:
             run.create()
-            clear_code(out)
         simulation = None
         try:
             simulation = make(folder=run.states)
@@ -94,7 +93,7 @@ def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulatio
                 simulation.close()
             begun = run.config_file.exists() and not isinstance(error, Exception)  # The run can be continued.
             if not continues and not begun:
-                withdraw(out, made)
+                run.withdraw(made)
             raise
     return simulation
 

@@ -74,10 +74,6 @@ def inspect_run(
         out: where to write; the run directory if None.
         allow_code: also if the directory's config names Python files, which are then executed.
     """
-    from ..client.sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
-    from ..utils.random import rng
-    from .model_file import load_vector
-
     for name, value in (("samples", samples), ("clients", clients), ("iterations", iterations)):
         if value < 1:
             raise UserError(f"inspect: {name} must be at least 1, got {value}")
@@ -86,36 +82,9 @@ def inspect_run(
     files = RunDir(run)
     if not files.config_file.is_file() or not files.model_file.is_file():
         raise UserError(f"{run} is not a finished run: expected {CONFIG} and {MODEL} in it; `fedspeed run` writes them")
-    config, done = read_config(run, allow_code), len(files.records())
+    config = read_config(run, allow_code)
     with prepare(replace(config, backend="serial", workers=1), progress) as simulation:
-        work, data = simulation.work, simulation.work.data
-        x = load_vector(work.flat, files.model_file)
-        rows = np.unique(data.indices)
-        if len(rows) > samples:
-            rows = np.sort(rng(config.seed, "inspect").choice(rows, samples, replace=False))
-        parts = batches(data, rows)
-        loss, gradient = mean_gradient(work.flat, x, parts, work.loss)
-        top = top_eigenvalue(work.flat, x, parts, work.loss, iterations=iterations, seed=config.seed)
-        gap = sam_gap(work.flat, x, parts, work.loss, rho)
-        chosen = np.arange(data.clients)
-        if len(chosen) > clients:
-            chosen = np.sort(rng(config.seed, "inspect clients").choice(chosen, clients, replace=False))
-        own = [mean_gradient(work.flat, x, batches(data, data.rows(int(i))), work.loss)[1] for i in chosen]
-        found = Inspection(
-            method=config.method.name,
-            samples=len(rows),
-            loss=loss,
-            gradient_norm=float(gradient.norm()),
-            eigenvalue=top.value,
-            residual=top.residual,
-            products=top.products,
-            sam_gap=gap,
-            rho=rho,
-            clients=len(chosen),
-            dissimilarity=_spread(own),
-            divergence=_spread(_local_models(simulation, config, x, chosen, done)),
-            warmup=config.warmup,
-        )
+        found = _measure(simulation, config, files, samples, clients, rho, iterations)
     place = out or run
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -123,6 +92,46 @@ def inspect_run(
     except OSError as error:
         raise UserError(f"inspect: cannot write to {place}: {error.strerror}; choose another --out") from None
     return found
+
+
+def _measure(
+    simulation: Simulation, config: Config, files: RunDir, samples: int, clients: int, rho: float, iterations: int
+) -> Inspection:
+    """Measure the model of a run on at most some samples and clients."""
+    from ..client.sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
+    from .model_file import load_vector
+
+    work, data = simulation.work, simulation.work.data
+    x = load_vector(work.flat, files.model_file)
+    rows = _some(np.unique(data.indices), samples, config.seed, "inspect")
+    chosen = _some(np.arange(data.clients), clients, config.seed, "inspect clients")
+    parts = batches(data, rows)
+    loss, gradient = mean_gradient(work.flat, x, parts, work.loss)
+    top = top_eigenvalue(work.flat, x, parts, work.loss, iterations=iterations, seed=config.seed)
+    gap = sam_gap(work.flat, x, parts, work.loss, rho)
+    own = [mean_gradient(work.flat, x, batches(data, data.rows(int(i))), work.loss)[1] for i in chosen]
+    return Inspection(
+        method=config.method.name,
+        samples=len(rows),
+        loss=loss,
+        gradient_norm=float(gradient.norm()),
+        eigenvalue=top.value,
+        residual=top.residual,
+        products=top.products,
+        sam_gap=gap,
+        rho=rho,
+        clients=len(chosen),
+        dissimilarity=_spread(own),
+        divergence=_spread(_local_models(simulation, config, x, chosen, len(files.records()))),
+        warmup=config.warmup,
+    )
+
+
+def _some(values: np.ndarray, most: int, seed: int, purpose: str) -> np.ndarray:
+    """Return at most some of the values, drawn by the run's seed, in order."""
+    from ..utils.random import rng
+
+    return values if len(values) <= most else np.sort(rng(seed, purpose).choice(values, most, replace=False))
 
 
 def _local_models(

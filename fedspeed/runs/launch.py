@@ -12,7 +12,7 @@ from ..config.config import Config
 from ..config.stopping import with_rules
 from ..errors import UserError
 from ..server.observers import Observer, Observers
-from .config_file import amend, bound_to, clear_code, read_config, withdraw, write_config
+from .config_file import amend, bound_to, read_config, write_config
 from .directory import RunDir, exclusive
 from .recorder import RunRecorder, disk_errors
 from .summary import final_summary
@@ -115,29 +115,26 @@ def run_config(
     from .checkpoint import Checkpoints
 
     require_name(config.method)
-
     out, watching = Path(out), Observers(observers)
     run = RunDir(out)
     run.refuse_a_run(overwrite)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = run.missing_folders()
     with exclusive(out):
         run.refuse_a_run(overwrite)  # Another process may have finished one before the lock.
         fresh = not run.existing()
         if fresh:
             run.create()
-            clear_code(out)
         try:
             if fresh:
                 write_config(out, config)
             simulation = prepare(config, progress, run.states, new=True)
         except Exception:
             if fresh:
-                withdraw(out, made)
+                run.withdraw(made)
             raise
         with simulation:
             if not fresh:
                 run.create()
-                clear_code(out)
             # Written again with the defaults resolved (`auto`: the engine decides the last bits). The checkpoints are
             # bound to the digest of this file.
             plan = simulation.plan

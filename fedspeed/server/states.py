@@ -27,20 +27,12 @@ LIMIT = 2**30
 """Bytes of states, of all clients that may take part in a run, above which `auto` keeps them on disk."""
 
 
-class SavedState(Protocol):
-    """A client's state in a checkpoint."""
-
-    @property
-    def digest(self) -> str:
-        """The digest of its file; "" without a file of its own."""
-
-
 class SavedStates(Protocol):
     """The client states of a checkpoint."""
 
     @property
-    def entries(self) -> Mapping[int, SavedState]:
-        """Client -> its saved state."""
+    def entries(self) -> Mapping[int, Any]:
+        """Client -> its saved state, with the digest of its file; "" without a file of its own."""
 
     @property
     def generations(self) -> dict[int, int]:
@@ -244,8 +236,7 @@ def choose_states(
 def settle(states: ClientStates | DiskStates, hooks: Hooks, mean: Any, round: Round) -> None:
     """Apply the method's `settle`, if it has one, to the states of this round; the mean is in the clients' dtype."""
     if "settle" in hooks.reporting:
-        seen = tree_map(
-            lambda a: a.to(hooks.dtype, copy=True), mean
-        )  # A copy: `update` may change the other one in place.
+        # A copy: `update` may change the other one in place.
+        seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)
         device = next(tree_leaves(seen)).device
         states.settle(lambda kept: hooks.settle(tree_map(lambda a: a.to(device), kept), seen, round))
