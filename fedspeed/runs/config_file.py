@@ -174,13 +174,17 @@ def config_digest(tables: dict[str, Any]) -> str:
 
 def same_run(stored: Config, given: Config) -> bool:
     """Return whether two configs are of one run: equal except for placement, more rounds, and unresolved defaults."""
-    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
-    given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
-    given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
-    given = replace(given, augment=given.augment or stored.augment)
-    given = replace(given, data_dir=stored.data_dir)  # The data count, not their place; `resume` checks them.
-    rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
-    return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
+    given = replace(
+        given,
+        engine=stored.engine if given.engine == "auto" else given.engine,
+        clients=given.clients or stored.clients,
+        active=given.active or stored.active,
+        augment=given.augment or stored.augment,
+        data_dir=stored.data_dir,  # The data count, not their place; `resume` checks them.
+        rounds=min(given.rounds, stored.rounds),
+        **{name: getattr(stored, name) for name in PLACEMENT},
+    )
+    return _timeless(as_stored(given)) == _timeless(as_stored(stored))
 
 
 def placement(config: Config) -> dict[str, Any]:

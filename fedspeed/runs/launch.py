@@ -251,8 +251,8 @@ def continue_run(
             saved = checkpoints.previous(again)
             if saved is None:
                 raise UserError(
-                    f"{out} cannot be extended bit for bit: round {again.t} was evaluated only because it was the "
-                    f"last (eval_every, client_metrics), without a checkpoint before it; start a run with more rounds"
+                    f"{out} cannot be extended bit for bit: round {again.t} was evaluated only because it was the last "
+                    f"(eval_every, client_metrics), and there is no checkpoint before it; start a run with more rounds"
                 )
             records = records[: saved.t]
         amend(out, config, data_dir=data_dir)

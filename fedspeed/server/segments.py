@@ -37,9 +37,9 @@ class Segments:
         if config is None:
             return simulation
         if self._other is None:
-            shared = {"observers": simulation.observers, "states": simulation.states}
-            self._other = config, sibling(simulation, config.method, config, **shared)
-            self._other[1].stopping = simulation.stopping  # Its records count the time of the whole run.
+            made = sibling(simulation, config.method, config, observers=simulation.observers, states=simulation.states)
+            made.stopping = simulation.stopping  # Its records count the time of the whole run.
+            self._other = config, made
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)
         return other

@@ -231,7 +231,7 @@ def test_an_observer_runs_no_rounds(hook):
     eager = Eager(hook)
     run = plain(observers=[eager])
     eager.run = run
-    with pytest.warns(UserWarning, match="Eager.* runs none"):
+    with pytest.warns(UserWarning, match="Eager.* must not run rounds"):
         assert [record.round for record in run] == [1, 2, 3]
     alone = plain()
     assert [record.round for record in alone] == [1, 2, 3]
