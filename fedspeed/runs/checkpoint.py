@@ -297,9 +297,10 @@ class Checkpoints:
                 f"checkpoint of round {saved.t} in {self.folder} does not fit its {CONFIG} ({rounds} rounds, "
                 f"{clients} clients); it was changed, put it back"
             )
+        server = read_state(saved.server, simulation.server)
         for wrong in stale_states(saved, simulation, records):
             raise UserError(f"{wrong}; {self.folder} was changed, put it back")
-        _restore(saved, simulation, records)
+        _restore(saved, simulation, server, records)
         simulation.stopping.restart_from(records[: saved.t])
 
     def rewind_to(self, saved: Saved, states: ClientStates | DiskStates) -> None:
@@ -360,11 +361,10 @@ def load_into(run: RunDir, saved: Saved, simulation: Simulation, records: list[R
             if entry.digest:
                 where = run.state_path(i, entry.generation)
                 os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
-    _restore(saved, simulation, records)
+    _restore(saved, simulation, read_state(saved.server, simulation.server), records)
 
 
-def _restore(saved: Saved, simulation: Simulation, records: list[Record]) -> None:
-    server = read_state(saved.server, simulation.server)  # first: it raises if it does not fit
+def _restore(saved: Saved, simulation: Simulation, server: Any, records: list[Record]) -> None:
     simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
     elapsed = records[saved.t - 1].virtual_seconds if 0 < saved.t <= len(records) else None
     simulation.restore(saved.t, server, elapsed)
