@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 
 OWN = ("federation", "bridge")
-SHARED = ("errors", "params", "methods/base", "methods/terms")
+SHARED = ("errors", "utils/params", "methods/base", "methods/terms")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
 ASKED = """
 __future__ _ast _collections _collections_abc _contextvars _functools _locale _operator _py_abc _py_warnings _thread
@@ -41,7 +41,7 @@ def modules() -> dict[str, str]:
     files = {f"fedspeed.{name.replace('/', '.')}": ROOT / "fedspeed" / f"{name}.py" for name in SHARED}
     files |= {module: ROOT / f"{module.replace('.', '/')}.py" for module in used}
     files |= {name: HERE / f"{name}.py" for name in OWN}
-    return {"fedspeed": "", "fedspeed.methods": "", "inspect": INSPECT} | {
+    return {"fedspeed": "", "fedspeed.methods": "", "fedspeed.utils": "", "inspect": INSPECT} | {
         name: path.read_text("utf-8") for name, path in files.items()
     }
 
@@ -69,7 +69,7 @@ def described() -> list[dict[str, Any]]:
 def sources() -> str:
     """The text of `sources.js`."""
     entries = {
-        name: [".py", text, [], 1] if name in ("fedspeed", "fedspeed.methods") else [".py", text, []]
+        name: [".py", text, []] if text else [".py", text, [], 1]  # 1: a package
         for name, text in modules().items()
     }
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())

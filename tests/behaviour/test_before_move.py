@@ -89,7 +89,7 @@ def test_a_run_of_objects(name, tmp_path):
     require_readable(out, tmp_path)
 
 
-@pytest.mark.parametrize("name", before_move.COMMANDS)
+@pytest.mark.parametrize("name", ["sweep", "compare"])
 def test_a_folder_of_a_command(name, tmp_path):
     """The run that was stopped is continued; the others are kept as they are."""
     out = copied(name, tmp_path)
@@ -99,8 +99,19 @@ def test_a_folder_of_a_command(name, tmp_path):
     for run in before_move.runs_in(out):
         require_expected(f"{name}/{run.relative_to(out)}", run)
         require_verified(run)
-    shown = out / "judged" if name == "tune" else out
-    assert main(["report", str(shown), "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["report", str(out), "-o", str(tmp_path / "report.html")]) == 0
+
+
+def test_a_folder_of_a_strategy_that_is_gone(tmp_path, capsys):
+    """The command names what to use instead; the runs of the folder are as good as any."""
+    out = copied("tune", tmp_path)
+    assert main([*before_move.COMMANDS["tune"], "--out", str(out)]) == 2
+    assert "fedspeed sweep" in capsys.readouterr().err
+    for run in before_move.runs_in(out):
+        resume(run)
+        require_expected(f"tune/{run.relative_to(out)}", run)
+        require_verified(run)
+    assert main(["report", str(out / "judged"), "-o", str(tmp_path / "report.html")]) == 0
 
 
 def test_a_run_is_forked(tmp_path):

@@ -76,18 +76,23 @@ def _last(curve) -> str:
 
 
 def course() -> str:
-    """Accuracy and norms of FedSpeed on CIFAR-100, round by round."""
-    results = Reproduction("released-c100-500", STORED / "released-c100-500").store.results().values()
-    (result,) = (r for r in results if r["config"]["method"]["name"] == "fedspeed")
-    rounds, shown = result["rounds"], (5, 50, 100, 200, 300, 400, 500, 520, 600, 700, 730)
-    scores = dict(zip(rounds["round"], rounds["test_accuracy"], strict=True))
-    norms = {found["round"]: found for found in rounds["metrics"]}
-    lines = [
-        ("accuracy %", *(f"{100 * scores[t]:.1f}" for t in shown)),
-        ("norm of x", *(f"{norms[t]['x_norm']:.0f}" for t in shown)),
-        ("norm of H", *(f"{norms[t]['H_norm']:.2f}" for t in shown)),
-    ]
+    """Accuracy and norms of the methods with a running mean on CIFAR-100, round by round."""
+    shown = (5, 50, 100, 200, 300, 400, 520, 600, 730, 840, 925)
+    found = {name: (scores, norms) for name, scores, norms in map(read, ("fedspeed", "feddyn"))}
+    lines = []
+    for name, (scores, norms) in found.items():
+        lines.append((f"{name}, accuracy %", *(f"{100 * scores[t]:.1f}" if t in scores else "-" for t in shown)))
+        lines.append((f"{name}, norm of x", *(f"{norms[t]['x_norm']:.0f}" if t in norms else "-" for t in shown)))
+        lines.append((f"{name}, norm of H", *(f"{norms[t]['H_norm']:.2f}" if t in norms else "-" for t in shown)))
     return markdown(("round", *map(str, shown)), lines)
+
+
+def read(name: str) -> tuple[str, dict, dict]:
+    """The scores and the norms of a method's stored run on CIFAR-100, by rounds."""
+    results = Reproduction("released-c100-500", STORED / "released-c100-500").store.results().values()
+    (result,) = (r for r in results if r["config"]["method"]["name"] == name)
+    scores = dict(zip(result["rounds"]["round"], result["rounds"]["test_accuracy"], strict=True))
+    return name, scores, {found["round"]: found for found in result["rounds"]["metrics"]}
 
 
 def block(text: str) -> str:
@@ -110,11 +115,23 @@ def test_the_norm_of_x_is_least_where_the_linear_model_passes_through_zero():
     cell = next(c for c in find_recipe("table4-low").cells("released-c100-500") if c.row == "FedSpeed")
     config = cell.config(0)
     found = damping(config.method, config, [100] * 500)
-    results = Reproduction("released-c100-500", STORED / "released-c100-500").store.results().values()
-    (result,) = (r for r in results if r["config"]["method"]["name"] == "fedspeed")
-    least = min(result["rounds"]["metrics"], key=lambda record: record["x_norm"])["round"]
+    _, _, norms = read("fedspeed")
+    least = min(norms.values(), key=lambda record: record["x_norm"])["round"]
     assert found.ratio < 0.2
     assert abs(found.zero - least) <= 10
+
+
+def test_numbers_that_the_page_has_in_words():
+    """FedDyn is ahead of FedSpeed in every score, and its norm of x falls, rises and falls again."""
+    (_, speed, _), (_, dyn, norms) = read("fedspeed"), read("feddyn")
+    assert all(dyn[t] > speed[t] for t in speed)
+    scores = [dyn[t] for t in sorted(dyn)]
+    assert f"{100 * max(sum(scores[i : i + 5]) / 5 for i in range(len(scores) - 4)):.1f}" == "38.4"
+    size = {t: found["x_norm"] for t, found in norms.items()}
+    first = min((t for t in size if t < 500), key=size.get)
+    top = max((t for t in size if t > first), key=size.get)
+    least = min((t for t in size if t > top), key=size.get)
+    assert (first, top, least) == (310, 575, 840)
 
 
 if __name__ == "__main__":
