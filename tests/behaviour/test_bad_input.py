@@ -88,7 +88,8 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_deleted(monkeypatc
     from fedspeed.errors import UserError
     from fedspeed.runs import launch
 
-    config, exclusive = Config.from_dict({"rounds": 1, "clients": 4, "active": 2, "backend": "serial"}), launch.exclusive
+    config = Config.from_dict({"rounds": 1, "clients": 4, "active": 2, "backend": "serial"})
+    exclusive = launch.exclusive
 
     @contextmanager
     def late(out):
