@@ -408,5 +408,5 @@ def test_a_run_that_is_older_than_the_norms_can_be_forked(tmp_path):
                                  "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
     records = [Record.from_dict(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
     parent = Origin(str(out), 2, rounds_digest(older(r) for r in records[:2]), {})
-    assert parent.round_mismatches(records) == []
-    assert parent.round_mismatches([replace(records[0], lr=0.2), *records[1:]]) != []
+    assert parent.mismatches(records) == []
+    assert parent.mismatches([replace(records[0], lr=0.2), *records[1:]]) != []
