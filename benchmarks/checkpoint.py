@@ -1,4 +1,4 @@
-"""Waits of the round loop for checkpoints: a whole run into a run directory, `Checkpoints.offer` timed.
+"""Waits of the round loop for checkpoints: a whole run into a run directory, `Checkpoints.maybe_write` timed.
 
 A checkpoint of W1 (89 MB) is due every 60 seconds by default, so a run must last longer to have one; a checkpoint
 after every round is the worst case.

@@ -23,6 +23,7 @@ from fedspeed.backends.common import keep_memory
 from fedspeed.client.local_loop import run_client
 from fedspeed.client.trees import tree_map
 from fedspeed.client.work import Job
+from fedspeed.server.round import broadcast
 
 from . import arrays
 from .contenders.ours import METHODS, start
@@ -56,7 +57,7 @@ def measure(workload: str, method: str, turns: int) -> Iterator[Line]:
     """Yield the lines of one workload and method, in milliseconds per local step."""
     with start(find(workload), method, backend="serial") as run:
         work, plan = run.work, run.plan
-        down = run.down(run.work)
+        down = broadcast(run, run.work)
         state = work.hooks.init_client(work.flat.x)
         steps = work.local_steps(int(work.data.sizes[0]))
         buffers: list[torch.Tensor] = []

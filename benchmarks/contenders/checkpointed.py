@@ -59,7 +59,7 @@ def main() -> None:
     waited: list[float] = []
     written: list[int] = []
     seconds: list[float] = []
-    offer, write = Checkpoints.offer, Checkpoints.write
+    offer, write = Checkpoints.maybe_write, Checkpoints.write
 
     def timed(self: Checkpoints, t: int, server: Any, states: Any) -> None:
         begun = time.perf_counter()
@@ -75,7 +75,7 @@ def main() -> None:
         def round(self, record: Record, run: Simulation) -> None:
             seconds.append(record.seconds)
 
-    Checkpoints.offer, Checkpoints.write = timed, counted  # type: ignore[method-assign]
+    Checkpoints.maybe_write, Checkpoints.write = timed, counted  # type: ignore[method-assign]
     run_config(
         config(find(args.workload), args.every, args.rounds),
         args.folder / "run",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runs.diagnosis import WarnObserver
 from ..runs.launch import config_to_resume, resume_config
+from ..server.observers import Observers
 from . import options, run
 from .progress import Live
 
@@ -60,7 +61,7 @@ def resume_run(out: Path, args: argparse.Namespace, console: Console) -> int:
     if show:
         run.tell_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watching = [live, WarnObserver(live.on_ill), *args.log]
+        watching = Observers([live, WarnObserver(live.on_ill), *args.log])
         summary = resume_config(out, config, watching, live.on_progress, args.data_dir)
     run.report(args, console, config, summary, out)
     return 0

@@ -179,9 +179,9 @@ class Stopping:
         self.target, self.mean_of = float(target), int(dict(mean).get("mean", 1))
         self.budget = seconds(plan.max_time)
         self.after = 0  # the rounds that a fork took over from its origin: no rule ends it there
-        self.replay([])
+        self.restart_from([])
 
-    def replay(self, records: Iterable[Record]) -> Stop | None:
+    def restart_from(self, records: Iterable[Record]) -> Stop | None:
         """Start again after these rounds."""
         self.fired: Stop | None = None
         self.score = ""
@@ -191,7 +191,7 @@ class Stopping:
         self.scores: list[float] = []  # the last `mean_of` values of the goal's score
         self.begin()
         for record in records:
-            self.see(record)
+            self.update(record)
         return self.fired
 
     @property
@@ -203,13 +203,11 @@ class Stopping:
         """Start counting time: rounds begin or continue now."""
         self.before, self.since = self.used, time.perf_counter()
 
-    def stamped(self, record: Record) -> Record:
-        """Return a record of a round that ends now; with a time budget it holds the time used so far."""
-        if not self.budget:
-            return record
-        return dataclasses.replace(record, wall_seconds=self.before + time.perf_counter() - self.since)
+    def wall_seconds(self) -> float | None:
+        """Return the seconds used so far, up to now; None without a time budget."""
+        return self.before + time.perf_counter() - self.since if self.budget else None
 
-    def see(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
         """Apply the rules to the record of a finished round."""
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds

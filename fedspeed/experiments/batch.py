@@ -128,7 +128,7 @@ def unfinished(tasks: Iterable[RunTask]) -> list[RunTask]:
 def is_done(folder: Path, config: Config) -> bool:
     """Whether a folder holds this run, with nothing left to do; another run there is refused."""
     run = RunDir(folder)
-    if not run.holds():
+    if not run.existing():
         return False
     if not run.config_file.exists():
         run.refuse_a_run(overwrite=False)

@@ -97,7 +97,7 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 def _summary(run: RunDir) -> dict[str, Any]:
     """Return the summary of a run; empty if the run is not finished."""
-    found = run.told()
+    found = run.raw_summary()
     if found == {}:
         raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")
     return found or {}

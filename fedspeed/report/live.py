@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..errors import UserError, one_line
 from ..record import Record, is_number
 from ..runs.diagnosis import diagnose
-from ..runs.directory import CODE, FILES, INSPECTION, MODEL, beside
+from ..runs.directory import CODE, FILES, INSPECTION, MODEL, is_running
 from .comparison import Comparison, targets_of
 from .html import Html, element, join, table, visible
 from .page import page, parts
@@ -90,7 +90,7 @@ class Watched:
         stamp: tuple[object, ...] = tuple(_stamp(path / name) for name in READ)
         if seen and isinstance(seen.run, RunFiles) and seen.run.done and seen.stamp[1:] == stamp:
             return seen
-        with beside(path) as busy:
+        with is_running(path) as busy:
             stamp = (busy, *stamp)
         if seen and seen.stamp == stamp:
             return seen

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..config.stopping import RULES
 from ..errors import UserError
 from ..record import COSTS, Record, cost_to, is_number, planned_rounds
-from ..runs.directory import ROUNDS, RunDir, beside, runs_in
+from ..runs.directory import ROUNDS, RunDir, is_running, runs_in
 from ..utils.files import read_bytes
 from ..utils.tables import flat
 from .labels import kind_of, labels
@@ -47,7 +47,7 @@ class RunFiles:
         """
         files = RunDir(path)
         try:
-            run = cls(path, list(files.lines(whole=True)), files.told() or {}, files.config())
+            run = cls(path, list(files.lines(whole=True)), files.raw_summary() or {}, files.config())
             if not run.summary:
                 raise UserError(f"it has no {files.summary_file.name} that can be read")
             run.check()
@@ -372,9 +372,9 @@ def read_contents(path: Path) -> Contents:
     """
     files = RunDir(path)
     config = files.config()
-    with beside(path) as before:
+    with is_running(path) as before:
         pass  # Release the lock before reading files, so that a run can start in the directory meanwhile.
-    summary = files.told()
+    summary = files.raw_summary()
     next(files.lines(), None)  # raises if the file cannot be read at all
     rounds: list[dict[str, Any]] = []
     records: list[Record] = []
@@ -390,7 +390,7 @@ def read_contents(path: Path) -> Contents:
         why = str(error).rpartition("(")[2].removesuffix(")")
         damage = f"line {len(rounds) + 1} of {ROUNDS} is not a round ({why})"
     text = read_bytes(files.rounds_file) if files.rounds_file.is_file() else b""
-    with beside(path) as after:
+    with is_running(path) as after:
         running = before or after
     unread = max(0, len(text.splitlines()) - len(records))
     return Contents(files, config, rounds, records, unread, not text.endswith(b"\n"), damage, summary, running)

@@ -1,9 +1,12 @@
-"""What makes a run survive: the server's vectors and the clients' states on disk, whole or not at all.
+"""Checkpoints: write and restore the server's vectors and the client states of a run atomically.
 
 A checkpoint is a manifest `checkpoints/ROUND.json`. It names `server@ROUND` (the server's vectors, float64), how much
-of the log of client states and of `rounds.jsonl` belongs to it, and their digests. These are written first and flushed
-to the disk, the manifest last. So whatever kills a run, the newest manifest is complete. No pickle anywhere. Randomness
-needs no state: it is a function of seed, round and client. A checkpoint costs what changed since the last one.
+of the log of client states and of the files that grow belongs to it, and their digests. These are written first and
+flushed to the disk, the manifest last. So whatever kills a run, the newest manifest is complete. Nothing is pickled.
+Randomness needs no state: it is a function of seed, round and client. A checkpoint costs as much as changed since the
+last one.
+
+`Checkpoints` writes, reads and continues; `Manifest` is the format, `Saved` a checkpoint whose files were checked.
 """
 
 from __future__ import annotations
@@ -19,61 +22,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client.tree_bytes import no_room, read_state, write_state
-from ..client.trees import tree_bytes
+from ..client.trees import has_leaves, tree_bytes
 from ..errors import UserError
-from ..record import TIMES, Record, older
+from ..record import Record
 from ..server.states import ClientStates, DiskStates
 from ..utils.files import SEAL, Hash, cut, digest, flush, prefix, read_text, seal_holds, sealed, write
-from .diagnosis import UNTRAINED
 from .directory import CLIENT_METRICS, CONFIG, GROWING, LOG, OWN, ROUNDS, STATE, UPLOADS, RunDir
 from .state_log import Change, Entry, StateLog, read_entry, read_log
-from .verify import counted
 
 if TYPE_CHECKING:
     from ..server.simulation import Simulation
 
-
 __all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved"]
 
-
+CHECKPOINT_FORMAT = 2
 KEEP = 2
-
-
-"""Checkpoints that stay; the one before the last is what `verify` runs the last round from."""
-
-
+"""Checkpoints that stay; from the one before the last, `verify` runs the last round again."""
 SMALL = 50_000_000
-
-
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
-
-
 PAUSE = 60.0
-
-
 SHARE, PATIENCE = 0.05, 2.0
-
-
 """Rounds that waited longer than this share of the time, and than this many seconds, do not wait for a small checkpoint
 that is still being written: the next one is written when it is done."""
-
-
-CURE = {
+FIX = {
     "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",
     "split": f"put the data and the split in {CONFIG} back as they were",
     "frozen weights": "build the model with the frozen weights and buffers it had",
     "layout": "filters of a trimmed network were stored in another order: use the version that wrote it",
 }
+PARTS = ("server", "log", "rounds", "client_metrics", "uploads")
+KEYS = {"format", "round", *PARTS[:3], "bound", "waited"}
+YOUNGER = {*PARTS[3:], SEAL}
+"""The keys of a manifest: those that all have, and those that may be missing, in an older one for example."""
+BOUND = {"config", "data", "split"}
+BOUND_YOUNGER = {"variables", "layout", "frozen weights"}
+"""The names that a run is bound to: those of every manifest, and those that only some have."""
+ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""The errors that reading a damaged file may raise."""
 
 
 class Checkpoints:
-    """The checkpoints of one run directory, written in the background, one in flight.
+    """The checkpoints of one run directory, written in the background, at most one at a time.
 
     Args:
         folder: the run directory.
         every: write a checkpoint every this many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
-        bound: digests of what the run is of (config, data, ...); they stand in every manifest.
+        bound: digests of config, data, ... of the run; every manifest holds them.
     """
 
     def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
@@ -85,16 +80,20 @@ class Checkpoints:
         self._log, self._grown = StateLog(self.run), {name: Hash() for name in GROWING}
         self._here = folder.stat().st_ino if folder.exists() else None
         self._newest: int | None = None
-        self._replaced: list[Path] = []  # what only the checkpoint before the newest needs
-        self._new_names = True
+        self._replaced: list[Path] = []  # files that only the checkpoint before the newest needs
+        self._new_names = True  # the folder has names that were not flushed yet
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._last = self._begun = time.monotonic()
-        self._earlier = 0.0  # of `waited`, before this process
+        self._earlier = 0.0  # the part of `waited` before this process
 
-    def offer(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
-        """Write a checkpoint of round t if one is due. The vectors given are never changed in place, so the next round
-        may run meanwhile."""
+    # --- write ---
+
+    def maybe_write(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
+        """Write a checkpoint of round t if one is due.
+
+        Server vectors and client states are never changed in place, so the next round may run meanwhile.
+        """
         with self._timed():
             size = tree_bytes(server) + states.unsaved_bytes
             busy = self._thread is not None and self._thread.is_alive()
@@ -106,20 +105,21 @@ class Checkpoints:
         return self.waited - self._earlier > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
 
     def write(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
-        """Write a checkpoint of round t now, in the background; nothing if it is the newest there is."""
+        """Write a checkpoint of round t now, in the background; do nothing if it is the newest there is."""
         with self._timed():
             self.wait()
             if t == self._newest:
                 return
             self._last = time.monotonic()
             files = {name: self.folder / name for name in GROWING}
+            # Sizes are taken here: the next round may append while the thread writes.
             ends = {name: file.stat().st_size for name, file in files.items() if file.exists()}
             work = (t, server, states.take_unsaved(), ends, self.waited)
             self._thread = threading.Thread(target=self._write, args=work, daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Let the checkpoint in flight finish; what stopped it is raised here."""
+        """Wait until the checkpoint in progress is written; raise the error that stopped it."""
         with self._timed():
             if self._thread is not None:
                 self._thread.join()
@@ -137,65 +137,93 @@ class Checkpoints:
             self.waited = before + time.perf_counter() - begun
 
     def _write(self, t: int, server: Any, taken: list[Any], ends: dict[str, int], waited: float) -> None:
+        """Write the files of a checkpoint, then its manifest, then remove the files of the one before the last.
+
+        Each file is on the disk before the next step: a manifest that exists names only complete files.
+        """
         try:
-            self._stay()
-            run, path = self.run, self.run.server_path(t)
-            write_state(path, server)
-            vectors = Part(run.name(path), digest(path, flush=True))
-            changes = [
-                Change(i, g, state, "" if state is not None else digest(run.state_path(i, g), flush=True))
-                for i, g, state in taken
-            ]
-            before = self._log.path
-            self._stay()
-            superseded = self._log.append(changes, t)
-            if self._log.path != before or any(change.digest for change in changes):
-                flush(run.states)
-            for name, end in ends.items():
-                self._new_names |= not self._grown[name].count
-                self._grown[name].take(self.folder / name, end)
-                flush(self.folder / name)
-            if self._new_names:
-                flush(self.folder)
-            assert self._log.path is not None
-            log = Part(run.name(self._log.path), self._log.hash.digest(), self._log.hash.count)
-            rounds, *others = (Part(name, found.digest(), found.count) for name, found in self._grown.items())
-            some = (part if part.length else None for part in others)
-            manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited, *some)
-            self._stay()
-            try:
-                write(run.manifest_path(t), manifest.text(), durable=True)
-            except OSError as error:
-                raise no_room(run.manifest_path(t), error) from None
-            flush(run.checkpoints)  # the names are there before an older checkpoint goes
-            self._stay()
+            vectors = self._write_server(t, server)
+            superseded = self._write_states(t, taken)
+            self._flush_grown(ends)
+            self._write_manifest(t, vectors, waited)
+            self._check_same_folder()
             for path in self._replaced:
                 path.unlink(missing_ok=True)
             self._replaced = superseded if self._newest is None else [*self._needs(self._newest), *superseded]
             self._newest, self._new_names = t, False
-        except BaseException as error:  # reported by `wait`, on the run's own thread
+        except BaseException as error:  # `wait` raises it, on the thread of the run.
             self._error = error
 
-    def _stay(self) -> None:
-        """Raise if another folder has the place of the run's by now, so that nothing is written into that."""
+    def _write_server(self, t: int, server: Any) -> Part:
+        """Write the server's vectors and flush them to the disk."""
+        self._check_same_folder()
+        path = self.run.server_path(t)
+        write_state(path, server)
+        return Part(self.run.name(path), digest(path, flush=True))
+
+    def _write_states(self, t: int, taken: list[Any]) -> list[Path]:
+        """Append the changed client states to the log, on the disk; return the files that are superseded."""
+        run, before = self.run, self._log.path
+        changes = [
+            # A state with a file of its own is flushed here, before the log names it.
+            Change(i, g, state, "" if state is not None else digest(run.state_path(i, g), flush=True))
+            for i, g, state in taken
+        ]
+        self._check_same_folder()
+        superseded = self._log.append(changes, t)
+        if self._log.path != before or any(change.digest for change in changes):
+            flush(run.states)  # New names must be on the disk before the manifest that needs them.
+        return superseded
+
+    def _flush_grown(self, ends: dict[str, int]) -> None:
+        """Flush the files that grow to the disk, and hash them up to this checkpoint."""
+        for name, end in ends.items():
+            self._new_names |= not self._grown[name].count
+            self._grown[name].take(self.folder / name, end)
+            flush(self.folder / name)
+        if self._new_names:
+            flush(self.folder)  # Names of files that began since the last checkpoint.
+
+    def _write_manifest(self, t: int, vectors: Part, waited: float) -> None:
+        """Write the manifest, last: everything that it names is on the disk already."""
+        assert self._log.path is not None
+        log = Part(self.run.name(self._log.path), self._log.hash.digest(), self._log.hash.count)
+        rounds, *others = (Part(name, found.digest(), found.count) for name, found in self._grown.items())
+        some = (part if part.length else None for part in others)
+        manifest = Manifest(t, vectors, {}, log, rounds, self.bound, waited, *some)
+        self._check_same_folder()
+        path = self.run.manifest_path(t)
+        try:
+            write(path, manifest.text(), durable=True)
+        except OSError as error:
+            raise no_room(path, error) from None
+        flush(self.run.checkpoints)  # The manifest's name is on the disk before an older checkpoint is removed.
+
+    def _check_same_folder(self) -> None:
+        """Raise if another folder has taken the place of the run's, so that nothing is written into that one."""
         if self._here is not None and (not self.folder.exists() or self.folder.stat().st_ino != self._here):
             raise UserError(f"{self.folder} was moved during the run; resume it where it is now")
 
     def _needs(self, t: int) -> list[Path]:
-        """The files that only the checkpoint of round t needs; the manifest goes first."""
+        """Return the files that only the checkpoint of round t needs.
+
+        The manifest is removed first, so that a kill in between leaves no manifest with missing files.
+        """
         return [self.run.manifest_path(t), self.run.server_path(t)]
 
+    # --- read ---
+
     def manifests(self) -> list[Path]:
-        """The manifests there are, newest first."""
+        """Return the manifests that exist, newest first."""
         return self.run.manifests()
 
     def latest(self) -> Saved | None:
-        """The newest checkpoint, every file checked; None if there is none. A damaged one is named in the error."""
+        """Return the newest checkpoint, every file checked; None if there is none. The error names a damaged file."""
         manifests = self.manifests()
         return self.read(manifests[0]) if manifests else None
 
     def read(self, path: Path) -> Saved:
-        """A checkpoint whose files all have the digests its manifest says."""
+        """Return a checkpoint whose files all have the digests of its manifest; raise otherwise."""
         older = [p.stem for p in self.manifests() if int(p.stem) < int(path.stem)]
         offer = f"; the one of round {older[0]} is older: delete {path.name} to resume from it" if older else ""
         try:
@@ -214,11 +242,11 @@ class Checkpoints:
         return Saved(manifest, self.run, entries, hashes)
 
     def _hashed(self, manifest: Path, part: Part | None, offer: str) -> Hash:
-        """The hash of a file, or of its first bytes, that is as a manifest says."""
+        """Return the hash of a file, or of its first bytes; raise unless it is the one in the manifest."""
         if part is None:
             return Hash()
         file = self.folder / part.name
-        whole, link = part.length is None, file.is_symlink()  # nothing of a run may lead elsewhere
+        whole, link = part.length is None, file.is_symlink()  # a link may lead outside of the run
         found = Hash()
         if file.is_file() and not link:
             found = prefix(file, file.stat().st_size if part.length is None else part.length)
@@ -231,37 +259,38 @@ class Checkpoints:
         raise UserError(f"checkpoint {manifest}: {part.name} is damaged (expected {expected}, found {seen}){offer}")
 
     def check(self, saved: Saved, bound: dict[str, str]) -> None:
-        """Raise if a checkpoint is of another config, other data, ... than these; all later ones are bound to them.
+        """Raise if a checkpoint is of another config, other data, ... than these; bind all later ones to these.
 
-        Environment variables that change bits are noted there, too, but bind nobody: see `other_variables`.
+        Environment variables that change bits are in a manifest, too, but bind nothing: see `other_variables`.
         """
         self.bound = bound
         for name, then in ({"layout": "of old"} | saved.manifest.bound).items():
             if name != "variables" and bound.get(name, then) != then:
                 raise UserError(
                     f"checkpoint of round {saved.t} in {self.folder} is of another {name}: expected {name} {then}, "
-                    f"found {bound[name]}; {CURE.get(name, 'put it back as it was')}, or start again with another --out"
+                    f"found {bound[name]}; {FIX.get(name, 'put it back as it was')}, or start again with another --out"
                 )
 
     def other_variables(self, saved: Saved) -> str:
-        """How variables that change bits were when a checkpoint was written, and are now; "" if the same."""
+        """Return variables that change bits as they were at a checkpoint and are now; "" if they are the same."""
         then, now = (bound.get("variables", "") for bound in (saved.manifest.bound, self.bound))
         return f"{then} then, {now} now" if then and then != now else ""
 
-    def before(self, saved: Saved) -> Saved | None:
-        """The checkpoint before one, checked as well; None if there is none."""
-        older = [path for path in self.manifests() if int(path.stem) < saved.t]
-        found = self.read(older[0]) if older else None
+    def previous(self, saved: Saved) -> Saved | None:
+        """Return the checkpoint before one, checked as well; None if there is none."""
+        found = nearest(self.run, saved.t - 1)
         if found is not None:
             self.check(found, self.bound)
         return found
 
+    # --- continue ---
+
     def drop(self, saved: Saved) -> None:
-        """Stand before a checkpoint; what only it needs is removed when the run continues."""
+        """Remove the manifest of a checkpoint; `rewind_to` an older one removes the rest."""
         self.run.manifest_path(saved.t).unlink(missing_ok=True)
 
     def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
-        """Put server and client states back, if they fit; nothing that there is is changed."""
+        """Restore server and client states; validate everything before changing anything."""
         clients, rounds = simulation.data.clients, simulation.plan.rounds
         if saved.t > rounds or any(i >= clients for i in saved.entries):
             raise UserError(
@@ -269,15 +298,14 @@ class Checkpoints:
                 f"{clients} clients); it was changed, put it back"
             )
         server = read_state(saved.server, simulation.server)
-        for wrong in counted(saved, simulation, records):
+        for wrong in stale_states(saved, simulation, records):
             raise UserError(f"{wrong}; {self.folder} was changed, put it back")
-        simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
-        simulation.restore(saved.t, server, records[saved.t - 1].virtual_seconds if saved.t else None)
-        simulation.stopping.replay(records[: saved.t])
+        _restore(saved, simulation, server, records)
+        simulation.stopping.restart_from(records[: saved.t])
 
-    def go_on(self, saved: Saved, states: ClientStates | DiskStates) -> None:
-        """Stand at a checkpoint: remove what neither it nor the one before it names, and what follows it in the log and
-        in the files that grow."""
+    def rewind_to(self, saved: Saved, states: ClientStates | DiskStates) -> None:
+        """Continue writing from a checkpoint: remove the files that neither it nor the one before it needs, and cut
+        the log and the files that grow to their length at the checkpoint."""
         needed, replaced = set(self._named(saved.manifest, saved.entries)), list[Path]()
         for path in self.manifests()[1:KEEP]:
             with suppress(*ERRORS):
@@ -291,6 +319,13 @@ class Checkpoints:
         for path in [*self.run.checkpoints.glob("*@*"), *self.run.states.glob("*@*")]:
             if OWN.fullmatch(path.name) and path not in keep:
                 path.unlink(missing_ok=True)
+        self._cut_to(saved)
+        self._newest = saved.t
+        self._replaced = replaced
+        self._earlier = self.waited = saved.manifest.waited
+
+    def _cut_to(self, saved: Saved) -> None:
+        """Cut the log and the files that grow to a checkpoint; their hashes continue from there."""
         log, *grown = saved.hashes
         self._grown = dict(zip(GROWING, grown, strict=True))
         self._log = StateLog(self.run, saved.log, log, dict(saved.entries))
@@ -301,46 +336,89 @@ class Checkpoints:
                 cut(self.folder / name, self._grown[name].count)
             elif name != ROUNDS:
                 (self.folder / name).unlink(missing_ok=True)
-        self._newest = saved.t
-        self._replaced = replaced
-        self.waited = saved.manifest.waited
-        self._earlier = self.waited
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:
-        """The files a checkpoint needs; the manifest first."""
+        """Return the files that a checkpoint needs; the manifest first."""
         log = [self.folder / manifest.log.name] if manifest.log else []
         files = [self.run.state_path(i, entry.generation) for i, entry in entries.items() if entry.digest]
         return [*self._needs(manifest.t), *log, *files]
 
 
-CHECKPOINT_FORMAT = 2
+def nearest(run: RunDir, t: int) -> Saved | None:
+    """Return the newest checkpoint of at most t rounds, its files checked; None if there is none."""
+    found = [path for path in run.manifests() if int(path.stem) <= t]
+    return Checkpoints(run.path).read(found[0]) if found else None
 
 
-ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+def load_into(run: RunDir, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
+    """Restore a checkpoint into a simulation that has a folder of its own; the run directory is only read.
+
+    States that have files are linked into the simulation's folder, and so read from the run's.
+    """
+    if isinstance(simulation.states, DiskStates):
+        simulation.states.folder.mkdir(parents=True, exist_ok=True)
+        for i, entry in saved.entries.items():
+            if entry.digest:
+                where = run.state_path(i, entry.generation)
+                os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
+    _restore(saved, simulation, read_state(saved.server, simulation.server), records)
 
 
-"""What reading a damaged file may raise."""
+def _restore(saved: Saved, simulation: Simulation, server: Any, records: list[Record]) -> None:
+    simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
+    elapsed = records[saved.t - 1].virtual_seconds if 0 < saved.t <= len(records) else None
+    simulation.restore(saved.t, server, elapsed)
 
 
-PARTS = ("server", "log", "rounds", "client_metrics", "uploads")
+def stale_states(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
+    """Yield a line per client whose state is not of the last round in which its reply was counted."""
+    turns: dict[int, int] = {}
+    if has_leaves(simulation.work.hooks.init_client(simulation.x0)):
+        turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
+    kept = saved.generations
+    for client in sorted(turns.keys() | kept.keys()) if turns != kept else ():
+        then, now = (f"of round {found[client] + 1}" if client in found else "none" for found in (turns, kept))
+        if then != now:
+            yield f"round {saved.t}: by {ROUNDS} the state of client {client} is {then}, in the checkpoint {now}"
 
 
-KEYS = {"format", "round", *PARTS[:3], "bound", "waited"}
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint whose files were all found to have their digests.
 
+    Args:
+        entries: client -> where its state is.
+        hashes: hashes of the log and of the files that grow, up to the checkpoint; writing continues them.
+    """
 
-YOUNGER = {*PARTS[3:], SEAL}
+    manifest: Manifest
+    run: RunDir
+    entries: dict[int, Entry]
+    hashes: tuple[Hash, ...]
 
+    @property
+    def t(self) -> int:
+        """The number of rounds done."""
+        return self.manifest.t
 
-"""The keys of a manifest: those that all have, and those that may be missing, in an older one for example."""
+    @property
+    def server(self) -> Path:
+        """The file of the server's vectors."""
+        return self.run.path / self.manifest.server.name
 
+    @property
+    def log(self) -> Path | None:
+        """The log of client states; format 1 has none."""
+        return self.run.path / self.manifest.log.name if self.manifest.log else None
 
-BOUND = {"config", "data", "split"}
+    @property
+    def generations(self) -> dict[int, int]:
+        """Client -> the round its state is of."""
+        return {client: entry.generation for client, entry in self.entries.items()}
 
-
-BOUND_YOUNGER = {"variables", "layout", "frozen weights"}
-
-
-"""What a run is bound to: what stands in every manifest, and what only some have."""
+    def state(self, client: int, like: Any) -> Any:
+        """Return a client's state."""
+        return read_entry(self.run, self.log, client, self.entries[client], like)
 
 
 @dataclass(frozen=True)
@@ -354,17 +432,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as it was read; nothing it names was looked at.
+    """A manifest as it was read; the files that it names were not looked at.
 
     Args:
         t: rounds done.
-        files: where format 1 keeps the clients' states, each in a file.
+        files: in format 1, the file of each client's state.
         log: the log of client states; None in format 1.
         rounds: the lines of the rounds done; None in format 1.
-        bound: digests of what the run is of: its config, its data, ...
+        bound: digests of the run's config, its data, ...
         waited: seconds that rounds had waited for checkpoints.
         client_metrics: the scores of the rounds done, if any were measured.
-        uploads: the digests of what clients sent in the rounds done; older runs have none.
+        uploads: the digests of the clients' uploads in the rounds done; older runs have none.
     """
 
     t: int
@@ -379,12 +457,12 @@ class Manifest:
 
     @property
     def grown(self) -> tuple[Part | None, ...]:
-        """What belongs to it of each file that grows, in the order of `rundir.GROWING`."""
+        """The part of each file that grows, in the order of `GROWING`."""
         return self.rounds, self.client_metrics, self.uploads
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Of a file `checkpoints/ROUND.json`; raises one of `ERRORS` if it is none."""
+        """Read a file `checkpoints/ROUND.json`; raise one of `ERRORS` if it is not a manifest."""
         if path.is_symlink():
             raise OSError("expected a file, found a link")
         text = read_text(path)
@@ -418,14 +496,14 @@ class Manifest:
         return cls(t, server, {}, log, rounds, bound, float(waited), *others)
 
     def text(self) -> str:
-        """The manifest as it is written."""
+        """Return the text of the file."""
         parts = {name: _plain(part) for name in PARTS if (part := getattr(self, name)) is not None}
         return sealed(
             {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}
         )
 
     def entries(self, run: RunDir) -> dict[int, Entry]:
-        """Where the clients' states are."""
+        """Return where each client's state is."""
         entries = self.files
         if self.log is not None:
             entries = read_log(run.path / self.log.name, self.log.length or 0)
@@ -435,53 +513,14 @@ class Manifest:
         return entries
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint whose files were all found to have their digests.
-
-    Args:
-        entries: client -> where its state is.
-        hashes: of the log and of the files that grow, up to the checkpoint, to continue from.
-    """
-
-    manifest: Manifest
-    run: RunDir
-    entries: dict[int, Entry]
-    hashes: tuple[Hash, ...]
-
-    @property
-    def t(self) -> int:
-        """Rounds done."""
-        return self.manifest.t
-
-    @property
-    def server(self) -> Path:
-        """The file of the server's vectors."""
-        return self.run.path / self.manifest.server.name
-
-    @property
-    def log(self) -> Path | None:
-        """The log of client states; format 1 has none."""
-        return self.run.path / self.manifest.log.name if self.manifest.log else None
-
-    @property
-    def generations(self) -> dict[int, int]:
-        """client -> the round its state is of."""
-        return {client: entry.generation for client, entry in self.entries.items()}
-
-    def state(self, client: int, like: Any) -> Any:
-        """A client's state."""
-        return read_entry(self.run, self.log, client, self.entries[client], like)
-
-
 def _server(t: int) -> str:
-    """The server's file as a manifest names it."""
+    """Return the name of the server's file in a manifest."""
     run = RunDir("")
     return run.name(run.server_path(t))
 
 
 def _require_keys(what: str, plain: dict[str, Any], keys: set[str], younger: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Raise for a key that is unknown or missing: one that was renamed would be read as one that is not there."""
+    """Raise for a key that is unknown or missing: a renamed key would otherwise be read as a missing one."""
     missing, unknown = sorted(keys - plain.keys()), sorted(plain.keys() - keys - younger)
     if missing or unknown:
         raise ValueError(f"keys of {what}: missing {missing}, unknown {unknown}")
@@ -503,7 +542,7 @@ def _plain(part: Part) -> dict[str, Any]:
 
 
 def _format_1(files: dict[str, str], t: int) -> tuple[Part, dict[int, Entry]]:
-    """The server's file, and client -> where its state is; any other name is refused."""
+    """Return the server's file, and client -> where its state is; raise for any other name."""
     entries: dict[int, Entry] = {}
     server = Part(_server(t), files[_server(t)])
     for name, expected in files.items():
@@ -513,43 +552,3 @@ def _format_1(files: dict[str, str], t: int) -> tuple[Part, dict[int, Entry]]:
         elif name != server.name:
             raise ValueError(f"unexpected file {name!r}")
     return server, entries
-
-
-def nearest(run: RunDir, t: int) -> Saved | None:
-    """The newest checkpoint of no more than t rounds, its files checked; None where there is none."""
-
-    checkpoints = Checkpoints(run.path)
-    found = [path for path in checkpoints.manifests() if int(path.stem) <= t]
-    return checkpoints.read(found[0]) if found else None
-
-
-def stand(run: RunDir, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
-    """Put a simulation of a run where its checkpoint stands. States that have files are read where they are, and
-    written into the simulation's own folder."""
-    if isinstance(simulation.states, DiskStates):
-        simulation.states.folder.mkdir(parents=True, exist_ok=True)
-        for i, entry in saved.entries.items():
-            if entry.digest:
-                where = run.state_path(i, entry.generation)
-                os.symlink(where.resolve(), simulation.states.path(i, entry.generation))
-    simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
-    elapsed = records[saved.t - 1].virtual_seconds if 0 < saved.t <= len(records) else None
-    simulation.restore(saved.t, read_state(saved.server, simulation.server), elapsed)
-
-
-def unlike(again: Record, before: Record | None) -> list[str]:
-    """How a round that was run again differs from its record."""
-    if before is None:
-        return [f"round {again.round} is missing in {ROUNDS}"]
-    new = (again if "x_norm" in before.metrics else older(again)).to_dict()
-    old = before.to_dict()
-    if any(sign.startswith(UNTRAINED[1]) for sign in before.signs):  # of a version that judged weights by another rule
-        for plain in (new, old):
-            plain["signs"] = {
-                sign: value for sign, value in plain.get("signs", {}).items() if not sign.startswith(UNTRAINED)
-            }
-    return [
-        f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
-        for key in new | old
-        if key not in TIMES and old.get(key) != new.get(key) and (key != "signs" or key in old)  # older runs have none
-    ]

@@ -1,7 +1,7 @@
-"""The config of a run directory: how it is written so that it means the same from every folder, and read back.
+"""The config of a run directory: written so that it means the same from every folder, read back, and digested.
 
 A method, a model or data from a user's file are a part of the run: the code is copied beside the config, and named by
-its digest. A run directory may come from somebody else: one that names code is refused unless the user allows it.
+its digest. A run directory may come from another user: one that names code is refused unless the user allows it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read_config(out: Path, allow_code: bool = False) -> Config:
-    """The config of a run directory.
+    """Read the config of a run directory.
 
     Args:
         allow_code: also if it names Python files, which are then executed.
@@ -46,12 +45,12 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
             f"{run.config_file} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
             f"data unless you trust it: add --allow-code if you do"
         )
-    _tell_changes(tables)
+    _warn_of_changes(tables)
     return Config.from_dict(tables)
 
 
 def named_code(tables: dict[str, Any]) -> set[str]:
-    """What a config would execute that is neither in the package nor installed: users' files, remote data sets.
+    """Return the code that a config would execute and that is not installed: users' files, remote data sets.
 
     Example:
         >>> named_code({"method": {"name": "fedinit", "base": "own.py:Mine"}})
@@ -65,7 +64,7 @@ def named_code(tables: dict[str, Any]) -> set[str]:
 
 
 def trusted(tables: dict[str, Any], config: Config) -> bool:
-    """Whether all code that a stored config would execute is code that the user's own config names."""
+    """Return whether the user's own config names all code that a stored config would execute."""
     given = config.to_dict()
     codes = [table.get("code") for _, table in _coded(given)]
     return all(table.get("code") in codes for _, table in _coded(tables)) and (
@@ -74,22 +73,22 @@ def trusted(tables: dict[str, Any], config: Config) -> bool:
 
 
 def _coded(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables that name a file of code, each with what it is of: method, model or data."""
+    """Yield the tables that name a file of code, each with its kind: method, model or data."""
     for kind in CODED:
         yield from ((kind, table) for table in _chain(tables.get(kind)) if file_of(table.get("name")))
 
 
 def _chain(method: Any) -> Iterator[dict[str, Any]]:
-    """A table, and those of the methods inside it."""
+    """Yield a table, and those of the methods inside it."""
     while method is not None:
         table = method if isinstance(method, dict) else {"name": method}
         yield table
         method = table.get("base")
 
 
-def _tell_changes(tables: dict[str, Any]) -> None:
-    """Warn if a file that a run has a copy of was changed since."""
-    told = set()
+def _warn_of_changes(tables: dict[str, Any]) -> None:
+    """Warn if a file was changed after the run copied it."""
+    warned = set()
     for _, table in _coded(tables):
         copy, origin = file_of(table.get("name")), table.get("origin")
         if isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
@@ -97,17 +96,17 @@ def _tell_changes(tables: dict[str, Any]) -> None:
                 changed = code_digest(read_bytes(Path(origin))) != table.get("code")
             except (OSError, ValueError):
                 continue
-            if changed and origin not in told:
-                told.add(origin)
+            if changed and origin not in warned:
+                warned.add(origin)
                 warnings.warn(
                     f"{origin} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
                 )
 
 
 def as_stored(config: Config) -> dict[str, Any]:
-    """A config's tables as its run directory has them: they mean the same from every folder, and nothing is left to be
-    looked up."""
-    tables = {key: value for key, value in config.to_dict().items() if key not in COMMAND_LINE_ONLY}
+    """Return a config's tables as stored in its run directory: they mean the same from every folder, and every default
+    is resolved."""
+    tables = {key: value for key, value in config.to_dict().items() if key not in OURS_TO_SAY}
     tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
     return rename_code(tables, _copy_name)
@@ -119,36 +118,38 @@ def _copy_name(file: str, code: str) -> str:
 
 
 def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
-    """Write `config.toml`, or another name, after copies of the files that its method, model and data come from."""
+    """Write `config.toml`, or another name, after copies of the files of its method, model and data.
+
+    Copies come first, each on the disk, so that a config that exists can always be read back.
+    """
     for kind, table in _coded(config.to_dict()):
         copy = out / _copy_name(file_of(table["name"]), table["code"])
         copy.parent.mkdir(exist_ok=True)
         write(copy, text_of(kind, table["name"], table["code"]), durable=True)
     tables = as_stored(config)
     try:
-        RunDir(out).write_config(tables, name)
-    except TypeError as error:  # tomli_w, of a field of somebody's own method
+        RunDir(out).write_tables(tables, name)
+    except TypeError as error:  # raised by tomli_w for a field of a user's method
         raise UserError(
             f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"
         ) from None
 
 
 def amend(out: Path, config: Config, data_dir: str) -> None:
-    """Write down in a run's config that it has more rounds now, other rules, or where its data are; nothing else of it
-    changes."""
+    """Change rounds, stopping rules and the place of the data in a run's config, and nothing else."""
     run = RunDir(out)
     tables = run.config()
     moved = {"data_dir": os.path.abspath(Path(data_dir).expanduser())} if data_dir else {}
     rules = {name: value for name in RULES if (value := getattr(config, name))}
     new = {**{k: v for k, v in tables.items() if k not in RULES}, "rounds": config.rounds, **rules, **moved}
     if new != tables:
-        run.write_config(new)
+        run.write_tables(new)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
-    """Digests of what a run is bound to; a checkpoint of anything else is not resumed.
+    """Return the digests that bind a run: a checkpoint with other digests is not resumed.
 
-    The config counts as it stands in its file: a later version may have more fields.
+    The config is digested as it is in its file: a later version may have more fields.
     """
     from .model_file import frozen_digest
 
@@ -165,52 +166,36 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
 
 
 def config_digest(tables: dict[str, Any]) -> str:
-    """Of a run's tables, but for what may change while it goes on; the data themselves count, not where they are."""
+    """Return the digest of a run's tables, without the keys that `resume` may change; data count, not their place."""
     loose = (*PLACEMENT, *RULES, "rounds", "targets", "data_dir")
     bound = {key: value for key, value in tables.items() if key not in loose}
     return hashlib.blake2b(json.dumps(bound, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def same_run(stored: Config, given: Config) -> bool:
-    """Whether two configs are one run: the same but for where it is computed, more rounds, and what is still to be
-    resolved."""
-    given = replace(given, engine=stored.engine if given.engine == "auto" else given.engine)
-    given = replace(given, **{name: getattr(stored, name) for name in PLACEMENT})
-    given = replace(given, clients=given.clients or stored.clients, active=given.active or stored.active)
-    given = replace(given, augment=given.augment or stored.augment)
-    given = replace(given, data_dir=stored.data_dir)  # the data count, not where they are: a resume looks at them
-    rounds = stored.rounds if given.rounds > stored.rounds else given.rounds
-    return _timeless(as_stored(replace(given, rounds=rounds))) == _timeless(as_stored(stored))
+    """Return whether two configs are of one run: equal except for placement, more rounds, and unresolved defaults."""
+    given = replace(
+        given,
+        engine=stored.engine if given.engine == "auto" else given.engine,
+        clients=given.clients or stored.clients,
+        active=given.active or stored.active,
+        augment=given.augment or stored.augment,
+        data_dir=stored.data_dir,  # The data count, not their place; `resume` checks them.
+        rounds=min(given.rounds, stored.rounds),
+        **{name: getattr(stored, name) for name in PLACEMENT},
+    )
+    return _timeless(as_stored(given)) == _timeless(as_stored(stored))
 
 
 def placement(config: Config) -> dict[str, Any]:
-    """Where a config says that a run is computed, for a run that goes on."""
+    """Return the settings of a config that say where a run is computed."""
     return {name: getattr(config, name) for name in PLACEMENT if name not in RULES}
 
 
 def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
-    """A run's tables without where the user had the code."""
+    """Return a run's tables without the places of the user's code."""
     found = dict(tables)
     for kind in CODED:
         chain = enumerate(_chain(tables[kind]))
         found[kind] = {str(i): {k: v for k, v in table.items() if k not in ("origin", "base")} for i, table in chain}
     return found
-
-
-def clear_code(out: Path) -> None:
-    """Drop the copies of code that `write_config` made: files named by their own digest."""
-    code = RunDir(out).code
-    for copy in code.glob("*-????????.py") if not code.is_symlink() else ():
-        if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
-            copy.unlink(missing_ok=True)
-    with suppress(OSError):  # there is none, or it holds something of the user's
-        code.rmdir()
-
-
-def withdraw(out: Path, made: list[Path]) -> None:
-    """Leave nothing of a run that could not begin, nor of the folders that were made for it."""
-    RunDir(out).config_file.unlink(missing_ok=True)
-    clear_code(out)
-    with suppress(OSError):  # somebody else has put something there meanwhile
-        for folder in made:
-            folder.rmdir()

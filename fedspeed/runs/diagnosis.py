@@ -1,7 +1,7 @@
-"""Diagnosis of a run from the signs in its records: what was found, since when, what it usually means, what to try.
+"""Diagnosis of a run from the signs in its records: findings, since when, their usual meaning, what to try.
 
 It follows from `rounds.jsonl` alone, so a resumed run and a later reader find the same. Nothing here needs torch:
-`symptoms.py` measures. `RULES` says when a sign counts, `MEANING` and `ADVICE` what is said of it.
+`server/health.py` measures. `RULES` says when a sign counts, `MEANING` and `ADVICE` explain each finding.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 IN_ROW = 3
 """How often in a row a sign must be seen to count."""
 GUESSES, LONG = 5, 10
-"""Of guessing, which a slow start has too: evaluations in a row, and for the accuracy, rounds that they must span."""
+"""Signs of guessing, which a slow start has too: evaluations in a row, and for the accuracy, rounds they must span."""
 ABOVE, SAME, GROWTH = 1.05, 0.005, 2.0
 """A loss is above guessing by this factor; the same as at first within this part; a norm that doubles grows."""
 UNTRAINED = ("untrained ", "still ")
-"""How signs of untrained weights begin; the second is that of older versions, which did not ask for a gradient."""
+"""The beginnings of signs of untrained weights; the second is of older versions, which did not ask for a gradient."""
 CAUSES = ("constant outputs", "dead layer")
 FOLLOWS = ("loss above guessing", "chance", "standing still")
 """Findings that are left out once one of the causes is known."""
@@ -61,7 +61,7 @@ ADVICE = {
     "growing state": ("lr", "steps", "clip", "active", "server", "warmup"),
     "diverged": ("lr", "clip", "steps", "warmup", "server"),
 }
-"""What to try, in order; keys of `CHANGES`."""
+"""Changes to try, in order; keys of `CHANGES`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Finding:
     Args:
         name: a key of `MEANING`.
         since: the round in which it was noticed.
-        seen: what was measured then, in words.
-        about: the layer or the vector, if it is of one.
-        values: (round, number) wherever its sign was seen.
+        seen: the measurement in that round, in words.
+        about: the layer or the vector that it concerns, if any.
+        values: (round, number) in every round with its sign.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The name, with what it is of."""
+        """The name, with the layer or vector that it concerns."""
         return f"{self.name}: {self.about}" if self.about else self.name
 
 
 def diagnose(records: Sequence[Record]) -> list[Finding]:
-    """Return what is wrong with a run, in the order in which it was noticed, each once.
+    """Return the findings of a run, each once, in the order in which they were noticed.
 
     Example:
         >>> diagnose([])
@@ -100,21 +100,24 @@ def diagnose(records: Sequence[Record]) -> list[Finding]:
     found: list[tuple[Finding, str]] = []
     noticed = [(one, rule.sign) for rule in RULES for one in _apply(rule, records)]
     for one, sign in sorted(noticed, key=lambda pair: pair[0].since):
-        if not any(one.name == other.name or sign == its for other, its in found):  # one of a sign, one of a name
+        if not any(
+            one.name == other.name or sign == its for other, its in found
+        ):  # One finding per sign, one per name.
             found.append((one, sign))
     cause = min((one.since for one, _ in found if one.name in CAUSES), default=None)
     return [one for one, _ in found if one.name not in FOLLOWS or cause is None or one.since < cause]
 
 
 def line(one: Finding, config: dict[str, Any], run: str = "RUN") -> str:
-    """Return a finding in one line, with what to try first."""
+    """Return a finding in one line, with the first two changes to try."""
     first = " or ".join(advice.option for advice in advise(one.name, config)[:2])
     return f"round {one.since}: {one.seen}; try {first or 'another model or start'}; `fedspeed explain {run}` says more"
 
 
 class WarnObserver(Observer):
-    """Reports each finding once, in the round in which it is noticed; before round 1, whether the server's running
-    mean is far from damped.
+    """An observer that reports each finding once, in the round in which it is noticed.
+
+    Before round 1 it reports a running mean of the server that is far from damped.
 
     Args:
         tell: called with the line; by default it is a warning.
@@ -132,7 +135,7 @@ class WarnObserver(Observer):
             self.tell(text)
 
     def round(self, record: Record, run: Simulation) -> None:
-        """Report what is new."""
+        """Report the findings of this round."""
         self.records.append(record)
         for one in diagnose(self.records) if record.signs else ():
             if one.since == record.round:
@@ -167,17 +170,17 @@ class Streak(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When a sign becomes a finding, and what is said then.
+    """A rule that makes a sign a finding.
 
     Args:
         name: of the finding; of several findings of one name, or of one sign, the earliest is kept.
         sign: its name; if it ends with a space, how it begins: the layer or the vector follows.
         enough: whether a streak is long enough to count.
-        seen: what was measured, in words.
-        value: what is shown of a record; by default the sign's own number.
+        seen: returns the measurement in words.
+        value: the number of a record to show; by default the sign's own.
         every: whether all rounds are looked at; otherwise those that were evaluated, and others end no streak.
         counts: whether a record that has the sign belongs to a streak.
-        unless: a streak that is long enough and yet not a finding.
+        unless: whether a streak that is long enough is still not a finding.
     """
 
     name: str
@@ -225,12 +228,12 @@ def _accuracy(record: Record) -> float | None:
 
 
 def _same(first: float | None, now: float | None) -> bool:
-    """Whether a loss is where it was."""
+    """Return whether a loss is the same as at first."""
     return first is not None and now is not None and abs(now - first) <= SAME * abs(first)
 
 
 def _falls(row: Sequence[Record]) -> bool:
-    """Whether the loss is lower every time: a slow start, which gets there."""
+    """Return whether the loss falls every time: a slow start is not a finding."""
     losses = [_loss(record) for record in row]
     return all(a is not None and b is not None and b < a for a, b in pairwise(losses))
 
@@ -240,7 +243,7 @@ def _text(value: float | None) -> str:
 
 
 def _loss_rule(what: str, loss: Callable[[Record], float | None], every: bool) -> Rule:
-    """A loss above that of guessing, on the test set or at the clients; not one that is where it was at first."""
+    """Return the rule for a loss above that of guessing, on the test set or at the clients, unless it never moved."""
     sign = "loss of guessing"
 
     def counts(record: Record) -> bool:
@@ -327,7 +330,7 @@ class Advice(NamedTuple):
 
     @property
     def option(self) -> str:
-        """As the command line takes it.
+        """The change as an option of the command line.
 
         Example:
             >>> Advice("model.init", "zero-residual", "").option, Advice("local_steps", "5", "").option
@@ -337,7 +340,7 @@ class Advice(NamedTuple):
 
 
 def advise(name: str, config: dict[str, Any]) -> list[Advice]:
-    """Return what to try for a finding, in order: what this config can have and does not have yet.
+    """Return the changes to try for a finding, in order: those that this config can have and does not have yet.
 
     Args:
         config: its tables, as in `config.toml`.
@@ -350,7 +353,7 @@ def advise(name: str, config: dict[str, Any]) -> list[Advice]:
 
 
 def _init(model: str, init: str, why: str) -> Change:
-    """Another start of a model that has one."""
+    """Return the change to another start of a model that has one."""
 
     def change(config: dict[str, Any]) -> Advice | None:
         table = _table(config, "model")
@@ -360,7 +363,7 @@ def _init(model: str, init: str, why: str) -> Change:
 
 
 def _scaled(key: str, scale: Callable[[float], float], why: str) -> Change:
-    """A number of the config, or of its method, made smaller or larger."""
+    """Return the change of a number of the config, or of its method."""
 
     def change(config: dict[str, Any]) -> Advice | None:
         table, _, field = key.rpartition(".")

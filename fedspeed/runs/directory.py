@@ -1,6 +1,8 @@
-"""The one door to a run directory: what its files are called, how they are written and read back.
+"""The run directory: the names of its files, and how each is written and read back.
 
-A run directory may come from somebody else, so everything in it is checked when read, and nothing in it is executed.
+A run directory may come from another user, so everything in it is checked when read, and nothing in it is executed.
+`RunDir` holds all names and reads and writes most files; below it are the locks of a directory, the file of the split,
+and the check of a summary.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,96 +23,55 @@ from ..record import Record
 from ..utils.files import SEAL, read_bytes, read_json, read_text, read_toml, refuse_depth, sealed, tensors_digest, write
 from ..utils.locks import locked
 from ..utils.notebook import card
+from ..utils.registry import code_digest
 
 if TYPE_CHECKING:
     from ..data.federated import Federated
     from ..server.client_metrics import ClientMetrics
 
-
 CONFIG = "config.toml"
-
-
 ROUNDS = "rounds.jsonl"
-
-
 SUMMARY = "summary.json"
-
-
 MODEL = "model.safetensors"
-
-
 CLIENT_METRICS = "client_metrics.bin"
-
-
 UPLOADS = "uploads.bin"
-
-
 GROWING = (ROUNDS, CLIENT_METRICS, UPLOADS)
-
-
-"""What is appended to as rounds end; a checkpoint says how much of each belongs to it."""
-
-
+"""The files that are appended to in every round; a checkpoint says how much of each belongs to it."""
 SPLIT = "split.json"
-
-
 FORK = "fork.json"
-
-
 FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK)
-
-
 INSPECTION = "inspect.json"
-
-
+FOLDERS = ("states", "checkpoints")
+CODE = "code"
+"""The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
+NUMBER = "(?:0|[1-9][0-9]{0,17})"
+STATE = re.compile(f"states/({NUMBER})@({NUMBER})")
+"""The name of a state file: a client, and the round its state is of."""
+LOG = re.compile(f"states/log@{NUMBER}")
+"""The name of a log of client states: the round whose checkpoint began it."""
+OWN = re.compile(rf"((server|log|{NUMBER})@{NUMBER}|{NUMBER}\.json)(\.part)?")
+"""The names that a run writes into its folders; nothing else in them is read or removed."""
 SHOWN = ("status", "rounds", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "last_test_loss",
          "last_train_loss", "bytes_down", "bytes_up", "grad_evals", "seconds")  # fmt: skip
-
-
-"""What a notebook shows of a summary."""
-
-
-FOLDERS = ("states", "checkpoints")
-
-
-CODE = "code"
-
-
-"""The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
-
-
-NUMBER = "(?:0|[1-9][0-9]{0,17})"
-
-
-STATE = re.compile(f"states/({NUMBER})@({NUMBER})")
-
-
-"""The name of a state file: a client, and the round its state is of."""
-
-
-LOG = re.compile(f"states/log@{NUMBER}")
-
-
-"""The name of a log of client states: the round whose checkpoint began it."""
-
-
-OWN = re.compile(rf"((server|log|{NUMBER})@{NUMBER}|{NUMBER}\.json)(\.part)?")
-
-
-"""What a run writes into its folders; nothing else in them is read or removed."""
+"""The keys of a summary that a notebook shows."""
+REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
+            "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
+"""The keys that every complete summary has."""
+CELLS = 1_000_000
+"""The number of counts (clients times classes) beyond which `split.json` has only sizes."""
 
 
 def line(record: Record) -> str:
-    """A record as a line of `rounds.jsonl`."""
+    """Return the line of a record in `rounds.jsonl`."""
     return json.dumps(record.to_dict()) + "\n"
 
 
 class RunDir:
-    """A run directory, or where one is to be: names, and what the files say. Nothing is read before it is asked for.
+    """A run directory, which need not exist yet: the paths of its files, and their content, read on demand.
 
     Example:
         >>> run = RunDir("runs/a")
-        >>> run.name(run.state_path(3, 7)), run.config_file.exists(), run.told(), run.records()
+        >>> run.name(run.state_path(3, 7)), run.config_file.exists(), run.raw_summary(), run.records()
         ('states/3@7', False, None, [])
     """
 
@@ -129,43 +90,43 @@ class RunDir:
         self.code = self.path / CODE
 
     def _repr_html_(self) -> str:
-        told, records = self.told() or {}, self.records()
-        facts = {key: told[key] for key in SHOWN if key in told} or {"rounds so far": len(records)}
+        summary, records = self.raw_summary() or {}, self.records()
+        facts = {key: summary[key] for key in SHOWN if key in summary} or {"rounds so far": len(records)}
         return card(str(self.path), facts, records)
 
     def name(self, path: Path) -> str:
-        """A file's name from within the directory."""
+        """Return the name of a file relative to the directory."""
         return path.relative_to(self.path).as_posix()
 
     def state_path(self, client: int, t: int) -> Path:
-        """The file of a client's state as of round t, if it has one."""
-        from ..client.tree_bytes import state_name  # which needs torch
+        """Return the path of a client's state as of round t, if it has a file of its own."""
+        from ..client.tree_bytes import state_name  # late: it imports torch
 
         return self.states / state_name(client, t)
 
     def log_path(self, t: int) -> Path:
-        """The log of client states that the checkpoint of round t began."""
+        """Return the path of the log of client states that the checkpoint of round t began."""
         return self.states / f"log@{t}"
 
     def server_path(self, t: int) -> Path:
-        """The file of the server's vectors after t rounds."""
+        """Return the path of the server's vectors after t rounds."""
         return self.checkpoints / f"server@{t}"
 
     def manifest_path(self, t: int) -> Path:
-        """The manifest of the checkpoint after t rounds."""
+        """Return the path of the manifest of the checkpoint after t rounds."""
         return self.checkpoints / f"{t}.json"
 
     def manifests(self) -> list[Path]:
-        """The manifests there are, newest first."""
+        """Return the manifests that exist, newest first."""
         found = [path for path in self.checkpoints.glob("*.json") if re.fullmatch(NUMBER, path.stem)]
         return sorted(found, key=lambda path: -int(path.stem))
 
-    def holds(self) -> list[str]:
-        """Which files of a run there are."""
+    def existing(self) -> list[str]:
+        """Return the names of the files of a run that exist."""
         return [name for name in FILES if (self.path / name).exists()]
 
     def config(self) -> dict[str, Any]:
-        """The tables of `config.toml` as they stand there; `runconfig.read_config` checks them."""
+        """Return the tables of `config.toml` unchecked; `config_file.read_config` checks them."""
         if not self.config_file.is_file():
             next_step = (
                 f"it holds several: name one of them, or `fedspeed compare {self.path}` for their table"
@@ -175,15 +136,15 @@ class RunDir:
             raise UserError(f"{self.path} holds no run: expected a {CONFIG}; {next_step}")
         return read_toml(self.config_file)
 
-    def write_config(self, tables: dict[str, Any], name: str = CONFIG) -> None:
-        """Write `config.toml`, or another name, on the disk when this returns."""
+    def write_tables(self, tables: dict[str, Any], name: str = CONFIG) -> None:
+        """Write tables to `config.toml`, or another name; they are on the disk when this returns."""
         write(self.path / name, tomli_w.dumps(tables), durable=True)
 
     def lines(self, whole: bool = False) -> Iterator[dict[str, Any]]:
-        """The rounds as they stand in `rounds.jsonl`, up to a line that was cut off.
+        """Yield the rounds in `rounds.jsonl` as plain values, up to a line that was cut off.
 
         Args:
-            whole: raise for such a line, and for a file that is missing.
+            whole: raise for a line that was cut off, and for a missing file.
         """
         if not whole and not self.rounds_file.exists():
             return
@@ -197,7 +158,11 @@ class RunDir:
                 raise UserError(f"{self.rounds_file} holds a line that is not a round ({error})") from None
 
     def records(self, rounds: int | None = None) -> list[Record]:
-        """The first rounds, all if None; later lines, and one that was cut off, are not read."""
+        """Return the first rounds, all if None; stop at a line that is not the next round.
+
+        Raises:
+            UserError: if there are fewer than asked for.
+        """
         records: list[Record] = []
         for plain in islice(self.lines(), rounds):
             try:
@@ -219,17 +184,17 @@ class RunDir:
         write(self.rounds_file, "".join(line(record) for record in records))
 
     def client_metrics(self) -> ClientMetrics | None:
-        """Scores on every client's data in the rounds that were measured; None if none were."""
+        """Return the scores on every client's data in the rounds that were measured; None if none were."""
         from ..server.client_metrics import parse
 
         try:
             content = read_bytes(self.client_metrics_file) if self.client_metrics_file.exists() else b""
-            return parse(content) if b"\n" in content else None  # else its first line is being written
+            return parse(content) if b"\n" in content else None  # Without it, the run is still writing the first line.
         except (OSError, ValueError) as error:
             raise UserError(f"{self.client_metrics_file} cannot be read ({error}); {self._again()}") from None
 
     def add_client_metrics(self, measured: ClientMetrics) -> None:
-        """Append a round's scores; the first begin the file."""
+        """Append a round's scores; the first ones begin the file with its header."""
         with self.client_metrics_file.open("ab") as file:
             file.write((b"" if file.tell() else measured.header()) + measured.blocks())
 
@@ -237,8 +202,8 @@ class RunDir:
         again = f"`fedspeed run {self.config_file} --out {self.path} --overwrite`"
         return f"put it back, or start again: {again}"
 
-    def told(self) -> dict[str, Any] | None:
-        """What `summary.json` says, whatever it is; None if there is none yet, nothing if it cannot be read."""
+    def raw_summary(self) -> dict[str, Any] | None:
+        """Return `summary.json` unchecked; None if it does not exist yet, an empty dict if it cannot be read."""
         if not self.summary_file.exists():
             return None
         try:
@@ -250,12 +215,12 @@ class RunDir:
         return summary
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says if it has all that it must, each of its kind; else nothing."""
-        summary = self.told() or {}
+        """Return `summary.json` if it is complete, else an empty dict."""
+        summary = self.raw_summary() or {}
         return summary if is_complete(summary) else {}
 
     def finished(self, rounds: int = 0) -> dict[str, Any] | None:
-        """The summary of a finished run, None for one that can continue, as one with fewer than `rounds` rounds can."""
+        """Return the summary of a finished run with at least `rounds` rounds; None for a run that can continue."""
         summary = self.summary()
         return summary if summary.get("status") == "finished" and summary["rounds"] >= rounds else None
 
@@ -263,18 +228,18 @@ class RunDir:
         """Write `summary.json`."""
         write(self.summary_file, sealed(summary, indent=1) + "\n")
 
-    def drop_results(self) -> None:
-        """Remove model and summary, which tell of an end that was none."""
+    def remove_results(self) -> None:
+        """Delete model and summary: they describe an end that no longer holds."""
         self.summary_file.unlink(missing_ok=True)
         self.model_file.unlink(missing_ok=True)
 
     def model_digest(self) -> str | None:
-        """Of the model's tensors; None without one."""
+        """Return the digest of the model's tensors; None without a model."""
         return tensors_digest(self.model_file) if self.model_file.is_file() else None
 
     def refuse_a_run(self, overwrite: bool) -> None:
         """Raise if the directory already holds a run, or a part of one, that may not be overwritten."""
-        if not overwrite and self.holds():
+        if not overwrite and self.existing():
             raise UserError(f"{self.path} already holds a run; choose another --out, or --overwrite it")
 
     def refuse_links(self) -> None:
@@ -283,39 +248,60 @@ class RunDir:
             if folder.is_symlink():
                 raise UserError(f"{folder} is a link: expected a folder, or nothing; a run may not lead elsewhere")
 
-    def claim(self) -> None:
-        """Make the run directory, without the files of an earlier run."""
+    def create(self) -> None:
+        """Create the run directory, and remove the files of an earlier run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.refuse_links()
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
-            names = (*FILES, INSPECTION, "rounds.csv")  # the last is an observer's, of an earlier run
+            names = (*FILES, INSPECTION, "rounds.csv")  # An observer of an earlier run wrote the last one.
             logged = self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")
             for path in [*(self.path / name for name in names), *logged]:
                 path.unlink(missing_ok=True)
             self.clear()
+            self._remove_code()
         except OSError as error:
             raise UserError(
                 f"cannot make the output folder {self.path}: {error.strerror}; choose another --out"
             ) from None
 
     def clear(self) -> None:
-        """Drop states, checkpoints and what was measured: of no use if a run was killed before its first manifest."""
+        """Remove states, checkpoints and measurements: without a manifest they cannot be used."""
         for file in (self.client_metrics_file, self.uploads_file):
             file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove what a killed run had half written."""
+    def _remove_code(self) -> None:
+        """Remove the copies of code that `config_file.write_config` made: files named by their own digest."""
+        for copy in self.code.glob("*-????????.py") if not self.code.is_symlink() else ():
+            if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
+                copy.unlink(missing_ok=True)
+        with suppress(OSError):  # It does not exist, or holds a file of the user's.
+            self.code.rmdir()
+
+    def missing_folders(self) -> list[Path]:
+        """Return the directory and its parents that do not exist yet, innermost first; see `withdraw`."""
+        return [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+
+    def withdraw(self, made: list[Path]) -> None:
+        """Remove a run that could not begin, and the folders that were made for it."""
+        self.config_file.unlink(missing_ok=True)
+        self._remove_code()
+        with suppress(OSError):  # Another process has put a file there meanwhile.
+            for folder in made:
+                folder.rmdir()
+
+    def remove_partial(self) -> None:
+        """Remove the partial files that a killed run left."""
         for part in [*(self.path / f"{name}.part" for name in FILES), *self.checkpoints.glob("*.part")]:
             part.unlink(missing_ok=True)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """A run directory itself, or those in a folder."""
+    """Return a run directory itself, or the run directories in a folder."""
     if RunDir(folder).config_file.is_file():
         return [folder]
     return [path.parent for path in folder.glob(f"*/{CONFIG}")] if folder.is_dir() else []
@@ -323,12 +309,12 @@ def runs_in(folder: Path) -> list[Path]:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Make the folder, and keep other processes from running in it until the end (where locks exist)."""
+    """Create the folder, and lock it against runs of other processes inside the `with` (where locks exist)."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the output folder {out}: {error.strerror}; choose another --out") from None
-    with locked(out, tries=5) as free:  # who only looks, `fedspeed watch` for example, holds it for a moment
+    with locked(out, tries=5) as free:  # A reader, `fedspeed watch` for example, holds it for a moment.
         if not free:
             raise UserError(
                 f"{out} is in use: another process is running there; wait for it or stop it, or choose another --out"
@@ -337,26 +323,20 @@ def exclusive(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def beside(out: Path) -> Iterator[bool]:
-    """Whether a run is in progress in a folder; if none is, none can begin inside the `with` (where locks exist)."""
+def is_running(out: Path) -> Iterator[bool]:
+    """Yield whether a run is in progress in a folder; if not, none can begin inside the `with` (where locks exist)."""
     with locked(out, shared=True) as free:
         yield not free
-
-
-CELLS = 1_000_000
-
-
-"""Counts beyond which only the sizes are written down."""
 
 
 class Split(NamedTuple):
     """A split in numbers.
 
     Args:
-        fingerprint: what a summary calls `split_fingerprint`.
-        sizes: samples of every client.
-        counts: for every client its samples of every class; none without classes, or where there are too many.
-        classes: their names, if they have any.
+        fingerprint: `split_fingerprint` of the summary.
+        sizes: the number of samples per client.
+        counts: the number of samples per client and class; empty without classes, or for more than `CELLS` counts.
+        classes: the names of the classes, if they have any.
     """
 
     fingerprint: str
@@ -368,13 +348,13 @@ class Split(NamedTuple):
 
 
 def write_split(path: Path, data: Federated) -> None:
-    """Write it down, unless it is there."""
+    """Write `split.json`, unless it exists."""
     if not path.exists():
         write(path, split_text(data))
 
 
 def split_text(data: Federated) -> str:
-    """Return the file's text; it follows from the data alone."""
+    """Return the text of `split.json`; it follows from the data alone."""
     from ..data.summary import class_counts
 
     few = data.classes and data.classes * data.clients <= CELLS
@@ -384,7 +364,7 @@ def split_text(data: Federated) -> str:
 
 
 def read_split(path: Path) -> Split | None:
-    """What it says, None where there is none or something in it is not of its kind."""
+    """Return the content of `split.json`; None if it does not exist or any value has the wrong type."""
     plain: dict[str, Any] = {"classes": [], "counts": [], **read_json(path)}
     if set(plain) != set(Split._fields):
         return None
@@ -401,18 +381,14 @@ def _whole(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(type(a) is int and 0 <= a < 2**53 for a in values)
 
 
-REPORTED = ("last_accuracy", "best_accuracy", "mean_last5_accuracy", "rounds", "bytes_down", "bytes_up", "grad_evals",
-            "seconds", "eval_seconds", "data_fingerprint", "split_fingerprint")  # fmt: skip
-
-
 def is_complete(summary: dict[str, Any]) -> bool:
-    """Whether it has all that it must, each of its kind, and all of the accuracies or none."""
+    """Return whether a summary has every key of `REPORTED` with a valid value, and all accuracies or none."""
     whole = all(key in summary and _fits(key, summary[key]) for key in REPORTED)
     return whole and len({summary[key] is None for key in REPORTED if key.endswith("accuracy")}) == 1
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether a summary's value is of its kind: text, a share or nothing, or a finite number >= 0."""
+    """Return whether a value of a summary is valid: text, a share or None, or a finite number >= 0."""
     if key.endswith("fingerprint"):
         return isinstance(value, str)
     if value is None or type(value) not in (int, float):

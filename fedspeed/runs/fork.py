@@ -1,8 +1,8 @@
-"""A run that shares its first rounds with another, bit for bit, and goes on with other settings.
+"""Fork of a run: a run that shares its first rounds with another, bit for bit, and continues with other settings.
 
-A fork is a run directory like any other. Its config says what the first rounds had (`stretches`), `fork.json` where it
-comes from (`parent`). It starts from the parent's last checkpoint that is not beyond the fork, or from round 0, and
-runs the rounds up to the fork as the parent did.
+A fork is a run directory like any other. Its config has the settings of the first rounds (`until`), `fork.json` its
+origin (`fork_origin.py`). It starts from the last checkpoint of the original run that is not beyond the fork, or from
+round 0, and computes the rounds up to the fork with the original settings.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..record import Record, rounds_digest
 from ..server.observers import Observer
 from ..utils.files import flush, write
 from ..utils.tables import difference, flat, merged
-from .config_file import clear_code, config_digest, read_config, withdraw, write_config
-from .directory import RunDir, beside, exclusive
+from .config_file import config_digest, read_config, write_config
+from .directory import RunDir, exclusive, is_running
 from .fork_origin import Origin, write_parent
 from .launch import resume
 
@@ -46,15 +46,15 @@ def fork(
     progress: Callable[[str, int, int], None] | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """Run on from round `at` of another run with some fields changed, in a directory of its own; its summary.
+    """Continue another run from its round `at` with some fields changed, in a new directory; return the summary.
 
-    The first rounds are the other run's, bit for bit; changes count from round `at` + 1 on, as if they had been made
-    there: the rate of round t + 1 is `lr * lr_decay ** t` for every t, and a warm-up counts from the run's first round.
-    Stopped, it can be resumed like any run. Refused changes leave nothing behind.
+    The first rounds are the other run's, bit for bit; changes apply from round `at` + 1 on: the rate of round t + 1 is
+    `lr * lr_decay ** t` for every t, and a warm-up counts from the run's first round. A fork that was stopped can be
+    resumed like any run. Refused changes leave no files behind.
 
     Args:
         run: the run directory to fork, finished or stopped; it is only read.
-        at: how many rounds to share.
+        at: the number of shared rounds.
         out: the new run directory.
         changes: config keys and values, `{"lr": 0.05, "method.rho": 0.2}`; none gives the run's own bits.
         observers, progress: as for `run_config`.
@@ -66,34 +66,33 @@ def fork(
         fedspeed.errors.UserError: runs/a holds no run: expected a config.toml; start one with `fedspeed run --out ...`
     """
     run, out = Path(run), Path(out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = RunDir(out).missing_folders()
     branch(run, at, out, changes or {}, allow_code)
     try:
         return resume(out, observers=observers, progress=progress, allow_code=allow_code)
     except UserError:
-        if len(RunDir(out).records()) <= at:  # nothing of its own was run
+        if len(RunDir(out).records()) <= at:  # It has no rounds of its own.
             _remove(out, made)
         raise
 
 
 def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code: bool = False) -> Config:
-    """Make the directory of a fork, which `resume` then runs; its config."""
+    """Make the directory of a fork, which `resume` then runs, and return its config."""
     old = read_config(run, allow_code)
     records = require(run, at, out)
     new = forked(old, at, changes)
     files = RunDir(out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    with beside(run) as going_on:
-        if going_on:
+    made = files.missing_folders()
+    with is_running(run) as in_progress:
+        if in_progress:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
         saved = _start(RunDir(run), at)
         with exclusive(out):
-            _require_free(out)  # another process may have made one meanwhile
+            _require_free(out)  # Another process may have made one before the lock.
             try:
-                files.claim()
-                clear_code(out)
-                told = _changes(old, new)
-                write_parent(files, Origin(str(run.resolve()), at, rounds_digest(records[:at]), told))
+                files.create()
+                origin = Origin(str(run.resolve()), at, rounds_digest(records[:at]), _changes(old, new))
+                write_parent(files, origin)
                 write_config(out, new)
                 if saved is not None:
                     _copy(saved, files)
@@ -115,14 +114,15 @@ def require(run: Path, at: int, out: Path) -> list[Record]:
 def _require_free(out: Path) -> None:
     """Raise if a directory holds a run."""
     new = RunDir(out)
-    cut_off = new.fork_file.exists() and not new.config_file.exists()  # a fork that was killed as it was made
-    if new.holds() and not cut_off:
+    cut_off = new.fork_file.exists() and not new.config_file.exists()  # the process that made it was killed
+    if new.existing() and not cut_off:
         raise UserError(f"{out} already holds a run; choose another --out")
 
 
 def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
-    """The config of a fork: the changed one, which says what the rounds that are over had; what cannot be changed is
-    refused.
+    """Return the config of a fork: the changed one, with the settings of the shared rounds in `until`.
+
+    Raises a UserError for a change that is not possible.
 
     Example:
         >>> forked(Config(rounds=60), 30, {"lr": 0.05, "method.rho": 0.2}).to_dict()["until"]
@@ -152,28 +152,28 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
         )
     for why in _misfits(old, new):
         raise why
-    stretches: list[tuple[int, dict[str, Any]]] = []
+    segments: list[tuple[int, dict[str, Any]]] = []
     for upto, config in [*old.stretches, (at, old)]:
-        if not stretches or stretches[-1][0] < at:
-            stretches = _with(stretches, min(upto, at), _then(config, new, min(upto, at)))
-    return replace(new, until=tuple(one for i, one in enumerate(stretches) if any(o for _, o in stretches[i:])))
+        if not segments or segments[-1][0] < at:
+            segments = _with(segments, min(upto, at), _then(config, new, min(upto, at)))
+    return replace(new, until=tuple(one for i, one in enumerate(segments) if any(o for _, o in segments[i:])))
 
 
 def _with(
-    stretches: list[tuple[int, dict[str, Any]]], upto: int, over: dict[str, Any]
+    segments: list[tuple[int, dict[str, Any]]], upto: int, over: dict[str, Any]
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Stretches and one more, which is joined to the last if it is like it."""
-    return [*(stretches[:-1] if stretches and stretches[-1][1] == over else stretches), (upto, over)]
+    """Return the segments and one more, which is joined to the last one if their settings are equal."""
+    return [*(segments[:-1] if segments and segments[-1][1] == over else segments), (upto, over)]
 
 
 def _then(config: Config, new: Config, upto: int) -> dict[str, Any]:
-    """What rounds up to one had otherwise than a new config says."""
-    no_matter = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or upto != config.rounds))
-    return difference(*({k: v for k, v in _full(one).items() if k not in no_matter} for one in (config, new)))
+    """Return the settings that rounds up to `upto` had and that differ from a new config."""
+    ignored = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or upto != config.rounds))
+    return difference(*({k: v for k, v in _full(one).items() if k not in ignored} for one in (config, new)))
 
 
 def _full(config: Config) -> dict[str, Any]:
-    """All tables of a config, with the defaults of fields that came later."""
+    """Return all tables of a config, with the defaults of fields that later versions added."""
     later = {f.name: f.default for f in fields(Config) if f.metadata.get("later") and f.name != "until"}
     return {**later, **config.to_dict()}
 
@@ -219,7 +219,7 @@ def _running_mean(method: Method) -> tuple[str, str] | None:
 
 
 def _shapes(method: Method) -> str:
-    """What server and clients keep, in words."""
+    """Return the states of server and clients, in words."""
     import torch
 
     from ..client.trees import named
@@ -230,18 +230,21 @@ def _shapes(method: Method) -> str:
 
 
 def _start(run: RunDir, at: int) -> Saved | None:
-    """The checkpoint to start from, of the config that the directory has; None for round 0."""
+    """Return the checkpoint to start from, of the directory's config; None for round 0."""
     from .checkpoint import Checkpoints, nearest
 
     saved = nearest(run, at)
-    if saved is None or saved.log is None:  # format 1, which is bound to nothing
+    if saved is None or saved.log is None:  # Format 1 has no digest of the config.
         return None
     Checkpoints(run.path).check(saved, {"config": config_digest(run.config())})
     return saved
 
 
 def _copy(saved: Saved, to: RunDir) -> None:
-    """A checkpoint, and the rounds up to it, into the directory of a fork; the manifest last."""
+    """Copy a checkpoint, and the rounds up to it, into the directory of a fork.
+
+    Every file is flushed to the disk before the manifest, which comes last, so that a fork killed here restarts.
+    """
     manifest = saved.manifest
     for folder in (to.states, to.checkpoints):
         folder.mkdir(exist_ok=True)
@@ -265,15 +268,15 @@ def _copy_file(source: Path, target: Path, length: int | None) -> None:
 
 
 def _share(source: Path, target: Path) -> None:
-    """A file that is never changed, under another name as well."""
+    """Link, or copy, a file that is never changed."""
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # Another file system, or one without links.
         shutil.copyfile(source, target)
         flush(target)
 
 
 def _remove(out: Path, made: list[Path]) -> None:
-    """Leave nothing of a fork that could not begin."""
-    RunDir(out).claim()
-    withdraw(out, made)
+    """Remove a fork that could not begin."""
+    RunDir(out).create()
+    RunDir(out).withdraw(made)

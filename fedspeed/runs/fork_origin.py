@@ -1,4 +1,4 @@
-"""Where a fork comes from: `fork.json` names the run whose first rounds it has, and their digest."""
+"""The origin of a fork: `fork.json` names the run whose first rounds it shares, and their digest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FORMAT = 1
 
 
 class Origin(NamedTuple):
-    """What a fork shares with another run.
+    """The run that a fork comes from, and the rounds that they share.
 
     Args:
         folder: where that run was.
-        at: how many rounds they share.
-        rounds: the digest of these, without their times.
+        at: the number of shared rounds.
+        rounds: the digest of the shared rounds, without their times.
         changes: field -> [then, now].
     """
 
@@ -29,7 +29,7 @@ class Origin(NamedTuple):
     changes: dict[str, list[Any]]
 
     def text(self) -> str:
-        """In a line: where from, and what is new.
+        """Return the origin and the changes in one line.
 
         Example:
             >>> Origin("runs/a", 300, "", {"lr": [0.1, 0.05]}).text()
@@ -38,25 +38,25 @@ class Origin(NamedTuple):
         new = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in self.changes.items())
         return f"fork of {self.folder} at round {self.at}: {new or 'nothing changed'}"
 
-    def unlike(self, records: Sequence[Record]) -> list[str]:
-        """How the first rounds of a run are not the parent's, bit for bit."""
+    def mismatches(self, records: Sequence[Record]) -> list[str]:
+        """Return how the first rounds of a run differ from the origin's, bit for bit."""
         own = records[: self.at]
         found = rounds_digest(own)
-        if found != self.rounds and rounds_digest(map(older, own)) == self.rounds:  # of a version without norms
+        if (
+            found != self.rounds and rounds_digest(map(older, own)) == self.rounds
+        ):  # The origin is of a version without norms in its records.
             return []
-        told = (
-            f"the first {self.at} rounds are not those of {self.folder}: expected digest {self.rounds}, found {found}"
-        )
-        return [] if found == self.rounds else [told]
+        wrong = f"the first {self.at} rounds are not those of {self.folder}"
+        return [] if found == self.rounds else [f"{wrong}: expected digest {self.rounds}, found {found}"]
 
     def require(self, records: Sequence[Record]) -> None:
-        """Raise unless they are."""
-        for wrong in self.unlike(records):
+        """Raise unless the first rounds of a run are the origin's."""
+        for wrong in self.mismatches(records):
             raise UserError(f"{wrong}; fork where that run was made, or start a run with its config")
 
 
 def read_parent(run: RunDir) -> Origin | None:
-    """Where a run comes from, if it is a fork; a file that does not say so is refused."""
+    """Return the origin of a run, None if it is not a fork; raise for a file that was changed."""
     if not run.fork_file.exists():
         return None
     plain = read_json(run.fork_file)

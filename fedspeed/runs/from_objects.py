@@ -1,7 +1,7 @@
 """Run directories of objects given to `simulate`: any module, any data, any loss.
 
-Objects cannot be written down and built again. So the config says what they were, by names and digests, and continuing
-takes the same call with the same objects; others are refused.
+Objects cannot be stored and built again. So the config identifies them by names and digests, and continuing takes the
+same call with the same objects; others are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..methods import METHODS, WRAPPERS
 from ..utils.tables import flat
 from .checkpoint import Checkpoints
-from .config_file import as_stored, bound_to, clear_code, withdraw, write_config
+from .config_file import as_stored, bound_to, write_config
 from .directory import CONFIG, RunDir, exclusive
 from .launch import continue_run, with_rounds
 from .recorder import RunRecorder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..data.federated import Federated
     from ..server.simulation import Simulation
 
-CURE = {
+FIX = {
     "model.digest": "build the model from the same seed (torch.manual_seed), or give its class, which is",
     "data.fingerprint": "give the same data",
     "data.split_fingerprint": "give the same split",
@@ -49,16 +49,16 @@ CURE = {
 
 @dataclass(frozen=True)
 class ObjectsConfig(Config):
-    """The config of a run of given objects: a plan, and what tells the objects from others."""
+    """The config of a run of given objects: a plan, and names and digests that identify the objects."""
 
     loss: str = ""
     no_decay: tuple[str, ...] = ()
 
     def _settle_clients(self) -> None:
-        """The data were there before the config."""
+        """Do nothing: the data are loaded before the config is made."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables; a method from outside this package is named by its class too."""
+        """Return plain tables; a method from outside this package is also named by its class."""
         tables = super().to_dict()
         cls = type(self.method)
         if not self.method.source and cls not in {**METHODS, **WRAPPERS}.values():
@@ -67,41 +67,40 @@ class ObjectsConfig(Config):
 
 
 def recorded(out: Path | str | None, resume: bool, make: Callable[..., Simulation], model: nn.Module) -> Simulation:
-    """A simulation that is written to a directory, from round 0 or from where a run of the same objects stands there.
+    """Return a simulation that records to a directory, at round 0 or where the run of the same objects in it stopped.
 
     Args:
-        make: builds the simulation, given a folder for client states.
-        model: as it was given.
+        make: builds the simulation; its argument is a folder for client states.
+        model: the caller's module.
     """
     if out is None or not isinstance(out, str | Path) or not isinstance(resume, bool):
         raise UserError(f"simulate: expected out= a folder and resume= True or False, found {out!r} and {resume!r}")
     out = Path(out)
     run = RunDir(out)
     _refuse(out, resume)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = run.missing_folders()
     with exclusive(out):
-        going_on = _refuse(out, resume)  # another process may have begun one meanwhile
-        if not going_on:
-            run.claim()
-            clear_code(out)
+        continues = _refuse(out, resume)  # Another process may have begun one before the lock.
+        if not continues:
+            run.create()
         simulation = None
         try:
             simulation = make(folder=run.states)
             config = _config(simulation, model)
-            simulation.recorder = (_resumed if going_on else _begun)(out, config, simulation)
+            simulation.recorder = (_resumed if continues else _begun)(out, config, simulation)
         except BaseException as error:
             if simulation is not None:
                 simulation.close()
-            begun = run.config_file.exists() and not isinstance(error, Exception)  # it can be continued
-            if not going_on and not begun:
-                withdraw(out, made)
+            begun = run.config_file.exists() and not isinstance(error, Exception)  # The run can be continued.
+            if not continues and not begun:
+                run.withdraw(made)
             raise
     return simulation
 
 
 def _refuse(out: Path, resume: bool) -> bool:
-    """Whether a directory holds a run; raise if that run may not be continued."""
-    found = RunDir(out).holds()
+    """Return whether a directory holds a run; raise if that run may not be continued."""
+    found = RunDir(out).existing()
     if found and not resume:
         raise UserError(f"{out} already holds a run; resume=True continues it, or choose another out")
     if found and CONFIG not in found:
@@ -139,15 +138,15 @@ def _require_same(out: Path, stored: dict[str, Any], config: ObjectsConfig) -> N
     for key in {**now, **then}:
         if key in (*PLACEMENT, *RULES, "rounds", "targets") or key.endswith("origin") or then.get(key) == now.get(key):
             continue
-        cure = CURE.get(key, "make the same call as before")
+        fix = FIX.get(key, "make the same call as before")
         raise UserError(
             f"{out} holds another run: expected {key} {then.get(key, 'nothing')!r}, found {now.get(key, 'nothing')!r}; "
-            f"{cure}, or choose another out"
+            f"{fix}, or choose another out"
         )
 
 
 def _config(simulation: Simulation, model: nn.Module) -> ObjectsConfig:
-    """What a simulation is of, in names and digests."""
+    """Return the config that identifies the objects of a simulation by names and digests."""
     plan = simulation.plan
     data = simulation.data
     work = simulation.work
@@ -155,7 +154,7 @@ def _config(simulation: Simulation, model: nn.Module) -> ObjectsConfig:
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
         method=simulation.method,
         model=Spec(GIVEN, {"class": place(type(model)), "parameters": work.flat.d, "digest": module_digest(model)}),
-        data=Spec(GIVEN, _told(data)),
+        data=Spec(GIVEN, _identity(data)),
         split=data.split,
         clients=data.clients,
         augment=GIVEN,
@@ -164,7 +163,7 @@ def _config(simulation: Simulation, model: nn.Module) -> ObjectsConfig:
     )
 
 
-def _told(data: Federated) -> dict[str, Any]:
+def _identity(data: Federated) -> dict[str, Any]:
     return {
         "set": data.name,
         "fingerprint": data.fingerprint,
@@ -174,7 +173,8 @@ def _told(data: Federated) -> dict[str, Any]:
 
 
 def module_digest(model: nn.Module) -> str:
-    """Of classes, names, shapes and numbers: layers, parameters (and which are trained) and buffers."""
+    """Return the digest of a module: classes, names, shapes and values of layers, parameters (and whether they are
+    trained) and buffers."""
     found = hashlib.blake2b(digest_size=16)
     found.update(json.dumps([(name, place(type(part))) for name, part in model.named_modules()]).encode())
     for name, a in [*model.named_parameters(), *model.named_buffers()]:

@@ -1,4 +1,4 @@
-"""A run: a `Config` -> `simulate` -> a run directory."""
+"""Launch of a run: from a `Config` to its simulation and its run directory; start, resume, extend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..config.config import Config
 from ..config.stopping import with_rules
 from ..errors import UserError
 from ..server.observers import Observer, Observers
-from .config_file import amend, bound_to, clear_code, read_config, withdraw, write_config
+from .config_file import amend, bound_to, read_config, write_config
 from .directory import RunDir, exclusive
 from .recorder import RunRecorder, disk_errors
 from .summary import final_summary
@@ -30,10 +30,11 @@ def prepare(
     folder: Path | None = None,
     new: bool = False,
 ) -> Simulation:
-    """Load the data, build the model, and stand at round 0.
+    """Load the data, build the model, and return a simulation at round 0.
 
     Args:
-        new: nothing was run with this config before, so targets of no clear meaning may be refused.
+        folder: for client states on disk; None makes a temporary one.
+        new: refuse ambiguous targets; runs of older versions may have them, new ones may not.
     """
     from torch.nn.functional import cross_entropy, mse_loss
 
@@ -52,7 +53,7 @@ def prepare(
 
 
 def _require_targets(data: Federated) -> None:
-    """Raise for targets that only a loss of the user's own can be for."""
+    """Raise for targets that need a loss of the user's own."""
     if data.classes is None and not data.y.is_floating_point():
         raise UserError(
             f"data {data.name}: expected one class label per row, or floats for regression, found whole numbers of "
@@ -63,7 +64,7 @@ def _require_targets(data: Federated) -> None:
 def load_federation(
     config: Config, progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[Config, Federated]:
-    """The data of a config, and the config with the number of clients that they have."""
+    """Return the config with the number of clients of its data, and the data."""
     from ..data import load
 
     given: dict[str, Any] = {
@@ -101,43 +102,42 @@ def run_config(
 ) -> dict[str, Any]:
     """Run a config into a directory and return its summary.
 
-    The directory gets `config.toml` before anything slow happens, so that a run killed at any instant can be resumed; a
+    The directory gets `config.toml` before anything slow happens, so that a run killed at any time can be resumed; a
     line of `rounds.jsonl` per round, checkpoints, and at the end `model.safetensors` and `summary.json`. A run that
-    diverges keeps what it had and says so in the summary. An input that turns out bad leaves nothing behind, and an
-    earlier run is not overwritten before data and model of the new one stand.
+    diverges keeps its rounds, and its summary says so. Bad input leaves no files behind, and an earlier run is not
+    overwritten before data and model of the new one are loaded.
 
     Args:
-        observers: called as it proceeds, `fedspeed.Observer`s or their names; they are not part of the config.
-        progress: called with (what, done, total) while something slow comes before the rounds, a download for example.
+        observers: `fedspeed.Observer`s or their names, called as the run proceeds; they are not part of the config.
+        progress: called with (what, done, total) during slow steps before the rounds, a download for example.
     """
     from ..methods import require_name
     from .checkpoint import Checkpoints
 
     require_name(config.method)
-
     out, watching = Path(out), Observers(observers)
     run = RunDir(out)
     run.refuse_a_run(overwrite)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = run.missing_folders()
     with exclusive(out):
-        run.refuse_a_run(overwrite)  # another process may have finished one meanwhile
-        fresh = not run.holds()
+        run.refuse_a_run(overwrite)  # Another process may have finished one before the lock.
+        fresh = not run.existing()
         if fresh:
-            run.claim()
-            clear_code(out)
+            run.create()
         try:
             if fresh:
                 write_config(out, config)
             simulation = prepare(config, progress, run.states, new=True)
         except Exception:
             if fresh:
-                withdraw(out, made)
+                run.withdraw(made)
             raise
         with simulation:
             if not fresh:
-                run.claim()
-                clear_code(out)
-            plan = simulation.plan  # what was left open is resolved: `auto` (the engine decides the last bits), numbers
+                run.create()
+            # Written again with the defaults resolved (`auto`: the engine decides the last bits). The checkpoints are
+            # bound to the digest of this file.
+            plan = simulation.plan
             clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
             config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
             write_config(out, config)
@@ -158,20 +158,20 @@ def resume(
 ) -> dict[str, Any]:
     """Continue a run from its newest checkpoint, or from round 0 if it has none: the same bits as without a break.
 
-    A run that is finished is left as it is, and its summary returned, unless it is given more rounds: then it ends as
-    if it had had them from the start. So is one that a rule has stopped, unless that rule is changed or dropped.
+    A finished run is left as it is, and its summary returned, unless it gets more rounds: then it ends as if it had had
+    them from the start. The same holds for a run stopped by a rule, unless that rule is changed or dropped.
 
     Args:
         observers, progress: as for `run_config`.
         allow_code: also if the directory's config names Python files, which are then executed.
-        rounds: how many the run is to have in all; 0 for as many as its config says.
+        rounds: the number of rounds in all; 0 for the number in its config.
         data_dir: where the data are now, if they were moved.
-        placement: where it is computed from now on, `{"backend": "ray", "workers": 8}`; the rest as its config says.
-        rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 to go on without.
+        placement: where to compute it from now on, `{"backend": "ray", "workers": 8}`; the rest is in its config.
+        rules: `stop_at`, `patience`, `min_delta` or `max_time` from now on; "none" or 0 drops the rule.
     """
-    out = Path(out)
+    out, watching = Path(out), Observers(observers)
     config = config_to_resume(out, allow_code, rounds, data_dir, placement, **rules)
-    return resume_config(out, config, observers, progress, data_dir)
+    return resume_config(out, config, watching, progress, data_dir)
 
 
 def config_to_resume(
@@ -190,17 +190,17 @@ def config_to_resume(
 def resume_config(
     out: Path,
     config: Config,
-    observers: Iterable[Observer | str] = (),
+    watching: Observers,
     progress: Callable[[str, int, int], None] | None = None,
     data_dir: str = "",
 ) -> dict[str, Any]:
-    """Continue the run in a directory with a config that `config_to_resume` made of it; its summary.
+    """Continue the run in a directory with the config of `config_to_resume`, and return its summary.
 
     Args:
-        observers, progress: as for `run_config`.
-        data_dir: where the data are now, if they were moved; it is written down.
+        progress: as for `run_config`.
+        data_dir: where the data are now, if they were moved; the directory's config gets it.
     """
-    watching, run = Observers(observers), RunDir(out)
+    run = RunDir(out)
     done = final_summary(run, config)
     if done is not None:
         return done
@@ -216,7 +216,7 @@ def resume_config(
 
 
 def extend(run: Path | str, rounds: int, **how: Any) -> dict[str, Any]:
-    """Give a run more rounds, `rounds` in all: it ends as if it had had them from the start. Its summary.
+    """Continue a run to `rounds` rounds in all, as if it had had them from the start; return its summary.
 
     Args:
         how: as for `resume`.
@@ -235,23 +235,24 @@ def continue_run(
     records: list[Record],
     data_dir: str = "",
 ) -> list[Record]:
-    """Stand where a run stood at its newest checkpoint, and its directory too: the rounds that count. What does not fit
-    is refused before anything is changed."""
+    """Set a simulation and its run directory back to the newest checkpoint, and return the records up to it.
+
+    Everything is checked before anything is changed.
+    """
     with disk_errors(out, config):
         checkpoints.bound = bound_to(out, simulation)
         if saved is not None:
             checkpoints.check(saved, checkpoints.bound)
             if other := checkpoints.other_variables(saved):
-                told = f"environment variables that change the last bits differ ({other})"
-                warnings.warn(f"{told}; the run continues, equal up to rounding", stacklevel=3)
+                what = f"environment variables that change the last bits differ ({other})"
+                warnings.warn(f"{what}; the run continues, equal up to rounding", stacklevel=3)
         again = saved if saved is not None and _scored_as_the_last(out, records[-1], config) else None
         if again is not None:
-            saved = checkpoints.before(again)
+            saved = checkpoints.previous(again)
             if saved is None:
                 raise UserError(
-                    f"{out} cannot be given more rounds as one long run would have them: round {again.t} was "
-                    f"evaluated only because it was the last (eval_every, client_metrics), and there is no "
-                    f"checkpoint before it; start a run with more rounds"
+                    f"{out} cannot be extended bit for bit: round {again.t} was evaluated only because it was the last "
+                    f"(eval_every, client_metrics), and there is no checkpoint before it; start a run with more rounds"
                 )
             records = records[: saved.t]
         amend(out, config, data_dir=data_dir)
@@ -260,19 +261,19 @@ def continue_run(
         if saved is not None:
             checkpoints.restore(saved, simulation, records)
         run = RunDir(out)
-        run.drop_results()  # first: they tell of rounds that are cut off below
-        run.clear() if saved is None else checkpoints.go_on(saved, simulation.states)
-        run.sweep()
+        run.remove_results()  # First: they describe rounds that are cut off below.
+        run.clear() if saved is None else checkpoints.rewind_to(saved, simulation.states)
+        run.remove_partial()
         if saved is None or saved.manifest.rounds is None:
             run.write_records(records)
     return records
 
 
 def _run(recording: RunRecorder, observers: Observers) -> dict[str, Any]:
-    """All rounds that are left; the summary."""
+    """Run the rounds that are left, and return the summary."""
     simulation = recording.simulation
     simulation.observers, simulation.recorder = observers, recording
-    rounds = iter(simulation)  # kept: let go of by the loop, it would end before the error is known
+    rounds = iter(simulation)  # Kept here: dropped by the loop, it would end before the error is known.
     with simulation:
         for _ in rounds:
             pass
@@ -280,7 +281,7 @@ def _run(recording: RunRecorder, observers: Observers) -> dict[str, Any]:
 
 
 def with_rounds(config: Config, rounds: int) -> Config:
-    """The config of a run that is given more rounds, 0 for none; fewer are refused."""
+    """Return the config with more rounds, 0 for no change; raise for fewer."""
     if rounds and rounds < config.rounds:
         raise UserError(
             f"--rounds: expected at least the {config.rounds} rounds of the run, got {rounds}; rounds can be "
@@ -290,7 +291,7 @@ def with_rounds(config: Config, rounds: int) -> Config:
 
 
 def _scored_as_the_last(out: Path, record: Record, config: Config) -> bool:
-    """Whether a round was evaluated only because it was the last, and no longer is: it is run again without that."""
+    """Return whether a round was evaluated only because it was the last, which it no longer is."""
     config = config.config_at(record.round - 1) or config
     scores = (record.test_loss, record.test_accuracy, record.validation_loss, record.validation_accuracy)
     due = record.round % config.eval_every == 0 or record.round >= config.rounds

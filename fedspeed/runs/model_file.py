@@ -1,4 +1,4 @@
-"""`model.safetensors`: the server's model by parameter names, written, and read back as a vector."""
+"""The file `model.safetensors`: the server's model by parameter names, written, and read back as a vector."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 def save_model(simulation: Simulation, path: Path) -> None:
-    """The server's model by parameter names, as safetensors."""
+    """Write the server's model by parameter names, as safetensors."""
     write(path, save(model_tensors(simulation), metadata={"fedspeed": f"{__version__}, round {simulation.t}"}))
 
 
 def model_tensors(simulation: Simulation) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the server's model by name, as they are saved."""
+    """Return parameters and buffers of the server's model by name, as they are saved."""
     return {name: a.detach().cpu().clone().contiguous() for name, a in named_tensors(simulation.model)}
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, each once."""
+    """Return parameters and buffers, each once."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def frozen_digest(flat: FlatModel) -> dict[str, str]:
-    """What binds a run to the numbers of its model that are in no checkpoint: frozen parameters and buffers, and first
-    running statistics; nothing where there are none of these."""
+    """Return the digest of the values of a model that are in no checkpoint: frozen parameters and buffers, and first
+    running statistics; an empty dict for a model without any."""
     others = [name for name, a in named_tensors(flat.model) if not a.requires_grad]
     if not flat.statistics and not others:
         return {}
@@ -52,8 +52,10 @@ def frozen_digest(flat: FlatModel) -> dict[str, str]:
 
 
 def load_vector(flat: FlatModel, path: Path) -> torch.Tensor:
-    """The flat vector of a `model.safetensors`; the rest of it, what is frozen and running statistics, goes to the
-    model itself. Says which parameter is missing or misshapen."""
+    """Return the flat vector of a `model.safetensors`; load its frozen weights and running statistics into the model.
+
+    Raises a UserError that names a missing or misshapen parameter.
+    """
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -1,6 +1,6 @@
-"""What a run writes: rounds and checkpoints while it lasts; model and summary at its end, however it ends.
+"""Recorder of a run: writes rounds and checkpoints while the run lasts, model and summary at its end, however it ends.
 
-This is the one place that writes them, for a config and for objects given to `simulate`.
+It is the only writer of them, for runs of a config and for runs of objects given to `simulate`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from .summary import digests, final_summary, summarise
 
 if TYPE_CHECKING:
     from ..record import Record
-    from ..server.simulation import RoundResult, Simulation
+    from ..server.round import RoundResult
+    from ..server.simulation import Simulation
     from .checkpoint import Checkpoints
 
 
 @contextmanager
 def disk_errors(out: Path, config: Config) -> Iterator[None]:
-    """A disk that is full, or a file that cannot be written, as an error that says how to continue."""
+    """Turn an OSError, of a full disk for example, into a UserError that says how to continue."""
     try:
         yield
     except OSError as error:
@@ -45,11 +46,11 @@ def _again(out: Path, config: Config) -> str:
 
 
 class RunRecorder:
-    """A run and the directory it is written to.
+    """The recorder of one run into one directory.
 
     Args:
-        records: of the rounds that were run before.
-        hold: keeps others out of the directory while rounds are run, unless the caller does.
+        records: the records of the rounds before.
+        hold: context manager that locks the directory; `nullcontext` if the caller already holds the lock.
     """
 
     def __init__(
@@ -70,17 +71,17 @@ class RunRecorder:
         self.summary: dict[str, Any] = {}
         self._here = out.stat().st_ino
         self._left = self._traces()
-        self._apart = False  # states are of a round that was not written down
-        self._given_up = False  # the last rounds ended from outside, and nobody said why
-        self._written = (simulation.t, simulation.server, simulation.elapsed)  # of the last round that was written
+        self._apart = False  # client states are of a round that was not recorded
+        self._given_up = False  # the caller stopped iterating, and the cause is not known
+        self._written = (simulation.t, simulation.server, simulation.elapsed)  # state after the last recorded round
         self._parent: Origin | None = None
 
     @contextmanager
     def session(self, run: Simulation) -> Iterator[Callable[[RoundResult], None] | None]:
-        """Hold the directory while rounds are made, and write how they ended: see `Recorder`."""
-        self._in_place()  # holding a folder makes it
+        """Lock the directory while rounds are computed, and write how they ended; see `Recorder`."""
+        self._check_in_place()  # before `hold`, which would create a missing folder
         with self.hold():
-            self._unchanged()
+            self._check_unchanged()
             done = final_summary(self.files, self.config)
             self.summary = done or {}
             if done is not None:
@@ -106,8 +107,11 @@ class RunRecorder:
 
     @contextmanager
     def _opened(self) -> Iterator[TextIO]:
-        """Open the file of rounds, after results of an earlier end are removed."""
-        self.files.drop_results()
+        """Open the file of rounds.
+
+        Results of an earlier end are removed first: a kill from here on must leave no summary of fewer rounds.
+        """
+        self.files.remove_results()
         write_split(self.files.split_file, self.simulation.data)
         self._parent = read_parent(self.files)
         self.simulation.stopping.after = self._parent.at if self._parent else 0
@@ -115,25 +119,31 @@ class RunRecorder:
             yield lines
 
     def _write(self, lines: TextIO, result: RoundResult) -> None:
-        """Write a round, and a checkpoint if one is due."""
+        """Write a round, and a checkpoint if one is due.
+
+        The files are only flushed to the operating system here; the checkpoint that counts the round flushes them to
+        the disk. The line in `rounds.jsonl` comes last: a round without its line did not happen, and `resume` cuts the
+        other files back to the checkpoint.
+        """
         from .uploads import add_uploads
 
         run, record = self.simulation, result.record
-        self._in_place()
-        with delay_signals():  # a signal comes before all of it or after
+        self._check_in_place()
+        with delay_signals():  # A signal is handled before all of these writes, or after.
             if result.client_metrics is not None:
                 self.files.add_client_metrics(result.client_metrics)
             add_uploads(self.files, record.round, result.uploads)
             lines.write(line(record))
             lines.flush()
-            self.records.append(record.copy())  # others have it too
+            self.records.append(record.copy())  # a copy: the caller has the record, too
             self._written = (run.t, run.server, run.elapsed)
         if self._parent is not None and run.t == self._parent.at:
             self._parent.require(self.records)
-        self.checkpoints.offer(run.t, run.server, run.states)
+        self.checkpoints.maybe_write(run.t, run.server, run.states)
 
     def _left_alone(self) -> str:
-        """The status of rounds that were given up, by `break` for example; after the last one the run is finished."""
+        """Return the status after the caller stopped iterating, by `break` for example; after the last round it is
+        `finished`."""
         cause = self.simulation.cause
         self._given_up = cause is None
         if self._given_up and self.simulation.ended:
@@ -144,13 +154,13 @@ class RunRecorder:
         return status_of(cause)
 
     def _end(self, status: str) -> None:
-        """Write model and summary, and stand at the last round that was written."""
+        """Write model and summary of the last recorded round, and set the simulation back to it."""
         run = self.simulation
-        with suppress(Exception):  # reported already, or not what stopped the run
+        with suppress(Exception):  # It was raised already, or is not what stopped the run.
             self.checkpoints.wait()
         self._apart = run.t != self._written[0]
         with disk_errors(self.out, self.config) if status == run.ended else suppress(Exception):
-            run.restore(*self._written)  # a round that was not written down is not in the model either
+            run.restore(*self._written)  # The model must be of the last recorded round.
             if self._is_in_place():
                 self._conclude(status)
         with suppress(OSError):
@@ -158,19 +168,19 @@ class RunRecorder:
         run.observers.ended(status, self.summary)
 
     def failed(self, error: BaseException) -> None:
-        """Write why rounds were given up: a loop lets go of its rounds before its error is known."""
+        """Write the error that ended the rounds: a `for` loop drops its iterator before the error is known."""
         if self._given_up and self._is_in_place():
             with suppress(Exception), self.hold():
-                self._unchanged()
+                self._check_unchanged()
                 self._conclude(status_of(error))
 
     def _last_checkpoint(self) -> None:
         self.checkpoints.write(self.simulation.t, self.simulation.server, self.simulation.states)
         self.checkpoints.wait()
-        self._in_place()
+        self._check_in_place()
 
     def _conclude(self, status: str) -> None:
-        """The model and the summary."""
+        """Write the model, then the summary, whose digests include the model's."""
         from .model_file import save_model
 
         save_model(self.simulation, self.files.model_file)
@@ -184,16 +194,16 @@ class RunRecorder:
         self.files.write_summary(self.summary)
 
     def _is_in_place(self) -> bool:
-        """Whether the folder is still where the run began in it, and no other."""
+        """Return whether `out` is still the directory (same inode) in which the run started."""
         return self.out.exists() and self.out.stat().st_ino == self._here
 
-    def _in_place(self) -> None:
+    def _check_in_place(self) -> None:
         if not self._is_in_place():
             how = _again(self.out, self.config).replace(f" {self.out}", "")
             raise UserError(f"{self.out} was moved during the run; {how} where it is now")
 
-    def _unchanged(self) -> None:
-        """Raise if the directory is not as this run left it: somebody else has continued it, or started over."""
+    def _check_unchanged(self) -> None:
+        """Raise if another process has continued the run, or started another one in the directory."""
         if self._apart or self._traces() != self._left:
             raise UserError(
                 f"{self.out} is not where this simulation left it: expected the same rounds, found others; call "
@@ -201,7 +211,7 @@ class RunRecorder:
             )
 
     def _traces(self) -> tuple[Any, ...]:
-        """What tells whether somebody else has written to the directory."""
+        """Return inodes, sizes and times that change if another process writes to the directory."""
         found: list[Any] = []
         for path in (self.out, self.files.config_file, self.files.rounds_file):
             about = path.stat() if path.exists() else None
@@ -215,7 +225,7 @@ _OPEN: weakref.WeakSet[Simulation] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """A script that ends, by an error for example, before its rounds do, leaves a run that says so."""
+    """End the rounds of every open run when the script ends, so that their summaries say so."""
     for run in list(_OPEN):
         with suppress(Exception):
             run.end_rounds()

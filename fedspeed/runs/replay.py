@@ -23,18 +23,19 @@ from ..data.federated import Federated
 from ..errors import UserError
 from ..methods.base import Grad, Local
 from ..record import Record
-from ..server.round import plan_round
+from ..server.round import broadcast, plan_round
 from ..server.segments import sibling
 from ..server.simulation import Simulation
 from ..utils.devices import deterministic, preserve_rng
 from ..utils.files import key
 from ..utils.locks import scratch
 from ..utils.random import batch_order
-from .checkpoint import Checkpoints, nearest, stand, unlike
+from .checkpoint import Checkpoints, load_into, nearest
 from .config_file import bound_to, read_config
-from .directory import RunDir, beside
+from .directory import RunDir, is_running
 from .launch import prepare
-from .uploads import read_uploads, shown, unlike_uploads
+from .uploads import read_uploads, shown, upload_mismatches
+from .verify import round_mismatches
 
 __all__ = ["Replay", "replay"]
 
@@ -44,10 +45,10 @@ class Step:
     """One local step.
 
     Args:
-        samples: the numbers of the minibatch's samples, in the order of the training data.
-        loss: at the step's first gradient; None if it asked for none.
-        gradients: the norm of each gradient that it was given.
-        direction: the norm of the direction that it took, without weight decay.
+        samples: the indices of the minibatch's samples in the training data.
+        loss: at the step's first gradient; None for a step without a gradient.
+        gradients: the norm of each gradient of the step.
+        direction: the norm of the step's direction, without weight decay.
     """
 
     samples: list[int]
@@ -61,7 +62,7 @@ class Trace:
     """Losses, norms, model, upload and state of one client, as its hooks were called.
 
     Args:
-        row: the client's in a block of `rows` clients; None where it is alone with its vectors.
+        row: the client's row in a block of `rows` clients; None outside of a block.
     """
 
     row: int | None
@@ -72,7 +73,7 @@ class Trace:
     client: Any = None
 
     def own(self, a: torch.Tensor) -> torch.Tensor | None:
-        """Return the client's part of what a hook was given; None where the call is about others."""
+        """Return the client's part of an argument of a hook; None if the call is for other clients."""
         if self.row is None:
             return a if a.ndim == 1 else None
         return a[self.row] if a.ndim == 2 and len(a) == self.rows else None
@@ -104,13 +105,13 @@ class Traced(Hooks):
             return g
 
         direction = super().direction(x, asked, down, client)
-        oracle: Any = getattr(grad, "grad", grad)  # a block that is watched has one around it
+        oracle: Any = getattr(grad, "grad", grad)  # A checked block wraps its oracle.
         loss = float(oracle.losses[-1] if trace.row is None else oracle.losses[-1][trace.row]) if norms else None
         trace.steps.append((loss, norms, _norm(trace.own(direction))))
         return direction
 
     def upload(self, xK: torch.Tensor, down: Any, client: Any, run: Local) -> tuple[Any, Any]:
-        """Call `Hooks.upload`, and keep what it returned."""
+        """Call `Hooks.upload`, and keep its results."""
         trace = self.trace
         own = trace.own(xK)
         if own is None:
@@ -130,17 +131,17 @@ class Replay:
     """A turn that was run again.
 
     Args:
-        run, round, client: which; round 1 is the first.
-        began: how many rounds were done where the computation began: at a checkpoint, or 0.
+        run, round, client: the turn; round 1 is the first.
+        began: the rounds done where the computation began: at a checkpoint, or 0.
         lr: the local rate.
         engine: the arithmetic, `loop` or `block`; `beside` are the clients that shared its block.
-        labels: how many samples of every class the client has; None without classes.
-        steps: what happened in each.
+        labels: the client's number of samples per class; None without classes.
+        steps: the local steps.
         x: the client's model at the end of its turn, a vector; None if it failed.
-        upload, state: what it sent and what it keeps.
-        digest, recorded: of the upload, and the one that the run noted; None if there is none.
-        error: why it failed; "" if it did not.
-        unlike: what differs from the run in the rounds that were run again on the way; it should be nothing.
+        upload, state: the client's upload and its new state.
+        digest, recorded: the digest of the upload, and the one that the run recorded; None if there is none.
+        error: the error of a client that failed; "" otherwise.
+        unlike: differences from the run in the rounds that were run again before; it should be empty.
     """
 
     run: str
@@ -163,7 +164,7 @@ class Replay:
 
     @property
     def matches(self) -> bool | None:
-        """Whether the upload is the one that the run counted, bit for bit; None where nothing was noted."""
+        """Whether the upload is the one that the run counted, bit for bit; None if the run recorded none."""
         return None if self.recorded is None or self.error else self.digest == self.recorded
 
     @property
@@ -174,7 +175,7 @@ class Replay:
         return self.module
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the tensors, as JSON takes it."""
+        """Return everything but the tensors, as JSON takes it."""
         tensors = ("x", "upload", "state", "module")
         plain = {name: value for name, value in vars(self).items() if name not in (*tensors, "steps")}
         return {**plain, "matches": self.matches, "steps": [asdict(step) for step in self.steps]}
@@ -191,14 +192,14 @@ def replay(
 ) -> Replay:
     """Run one client's turn again, exactly. The run directory is only read.
 
-    Rounds since the nearest checkpoint before it (or since round 0) are run again first. The last round to ask for is
-    the one after those the run has: where it diverged, for example.
+    Rounds since the nearest checkpoint before it (or since round 0) are run again first. The last possible round is the
+    one after the recorded ones: where a run diverged, for example.
 
     Args:
-        run: a run directory, or, where it is of objects given to `simulate`, a simulation that has it as `out`.
+        run: a run directory; for a run of objects, the simulation with this directory as `out`.
         round: 1 is the first.
-        client: one of its cohort.
-        backend: where those rounds are run; the config's own if "". The turn itself is run in this process.
+        client: one of the cohort of the round.
+        backend: the back end for the rounds before; the config's own if "". The turn itself runs in this process.
         allow_code: also if the directory's config names Python files, which are then executed.
         progress: called with (what, done, total).
 
@@ -219,11 +220,11 @@ def replay(
                 progress("rounds run again", again.t - began, round - 1 - began)
             done = again.advance()
             t = done.record.round
-            different += unlike(done.record, records[t - 1])
-            different += unlike_uploads(sent.get(t), done.uploads.items(), t)
+            different += round_mismatches(done.record, records[t - 1])
+            different += upload_mismatches(sent.get(t), done.uploads.items(), t)
         by = again.next_runner()
         chunk = _chunk(by, client)
-        found = _told(by, chunk, client, *_turn(by, chunk, client))
+        found = _found(by, chunk, client, *_turn(by, chunk, client))
         found.run, found.began, found.unlike = str(files.path), began, different
         noted = sent.get(round, {}).get(client)
         found.recorded = None if noted is None else shown(noted)
@@ -238,7 +239,7 @@ def _again(
     allow_code: bool,
     progress: Callable[[str, int, int], None] | None,
 ) -> tuple[Simulation, RunDir, list[Record]]:
-    """A simulation at the nearest checkpoint before a round, the run's directory and its rounds."""
+    """Return a simulation at the nearest checkpoint before a round, the run's directory and its records."""
     given = run if isinstance(run, Simulation) else None
     where = given.out if given is not None else Path(str(run))
     if where is None:
@@ -249,7 +250,7 @@ def _again(
     last = min(len(records) + 1, plan.rounds)
     if type(round) is not int or not 1 <= round <= last:
         raise UserError(f"round: expected one of {where}, 1 to {last}, found {round!r}")
-    if stack.enter_context(beside(where)):
+    if stack.enter_context(is_running(where)):
         raise UserError(f"{where} is in progress; replay a turn when it has ended or was stopped")
     saved = nearest(files, round - 1)
     few = saved is not None and saved.t == round - 1
@@ -261,12 +262,12 @@ def _again(
         again = stack.enter_context(prepare(plan, progress, states))  # type: ignore[arg-type]
     if saved is not None:
         Checkpoints(where).check(saved, bound_to(where, again))
-        stand(files, saved, again, records)
+        load_into(files, saved, again, records)
     return again, files, records
 
 
 def _chunk(by: Simulation, client: int) -> list[Job]:
-    """The jobs that are computed together with a client's in the next round."""
+    """Return the jobs that the engine computes together with a client's in the next round."""
     turn = plan_round(by.work, by.t)
     for chunk in make_engine(by.work).chunks(turn.jobs):
         if any(job.client == client for job in chunk):
@@ -287,17 +288,17 @@ def _turn(by: Simulation, chunk: list[Job], client: int) -> tuple[Trace, Reply |
     trace = Trace(at if by.plan.engine == "block" else None, len(chunk))
     work = replace(by.work)
     work.__dict__["hooks"] = Traced.around(by.work.hooks, trace)
-    engine, down = make_engine(work), by.down(by.work.at(by.t))
+    engine, down = make_engine(work), broadcast(by, by.work.at(by.t))
     device = work.flat.device
     with one_thread(), preserve_rng(device), deterministic(device):
         reply = engine.run(chunk, down, by.client_state)[at]
-    if trace.up is None and len(chunk) > 1:  # the block failed, and was run client by client
+    if trace.up is None and len(chunk) > 1:  # The block failed, and was run client by client.
         return _turn(by, [chunk[at]], client)
     return trace, reply
 
 
-def _told(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Reply | Failed) -> Replay:
-    """Return what came of a turn."""
+def _found(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Reply | Failed) -> Replay:
+    """Return the replay of a turn from its trace and its reply."""
     job, data = reply.job, by.work.data
     error = str(reply.error) if isinstance(reply, Failed) else ""
     done = not error
@@ -319,7 +320,7 @@ def _labels(data: Federated, client: int) -> list[int] | None:
 
 
 def _steps(work: Work, job: Job, trace: Trace) -> list[Step]:
-    """The steps that were seen, each with its minibatch."""
+    """Return the traced steps, each with its minibatch."""
     rows = work.data.rows(job.client)
     drawn = key(work.plan.seed, "batches", job.t, job.client)
     order = batch_order(len(rows), work.plan.batch_size, job.K or work.local_steps(len(rows)), drawn)

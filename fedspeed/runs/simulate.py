@@ -1,4 +1,4 @@
-"""`simulate`: what it is given becomes the things it stands for, anything else a clear error; then the rounds."""
+"""`simulate`: turn its arguments into method, model, data and plan, or raise a clear error; then make a simulation."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def simulate(
         method: for example `FedSpeed(lam=10, rho=0.1)`; a class or a name, `"fedspeed"`, takes its defaults.
         model: any module; a copy of it is trained, its parameters are x^0. A name of `MODELS`, or a class without
             arguments, is built from the seed.
-        data: who owns what; `load_data` and `Federated.from_arrays` make it.
+        data: the samples of every client; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
         loss: `loss(model(x), y)`, the mean over a batch; by default cross-entropy for classes, the squared error for
             floating targets.
         no_decay: names, or ends of names, of parameters without weight decay.
         out: a run directory to write while you iterate; however that ends, the run can be resumed.
-        resume: continue the run in `out`, if there is one, which must have these very arguments; it ends
-            with the same bits as without a break. With more `rounds`, as if it had had them from the start.
-        observers: called as it proceeds, `fedspeed.Observer`s or their names.
+        resume: continue the run in `out`, if there is one; it must have the same arguments, and ends with the same
+            bits as without a break. With more `rounds`, it ends as if it had had them from the start.
+        observers: `fedspeed.Observer`s or their names, called as the run proceeds.
 
     Returns:
         A `Simulation`: an iterable of `Record`s with the current vector `.x`, `.model`, `.server` and `.states`.
@@ -74,7 +74,7 @@ def simulate(
 
 
 def as_method(value: Any) -> Method:
-    """A method; a name, a table or a class stands for one with its defaults.
+    """Return a method; a name, a table or a class stands for one with its defaults.
 
     Example:
         >>> as_method("fedprox") == as_method(METHODS["fedprox"]) == METHODS["fedprox"]()
@@ -94,7 +94,7 @@ def as_method(value: Any) -> Method:
 
 
 def as_model(value: Any, data: Federated, seed: int) -> nn.Module:
-    """A module; a name of `MODELS`, or a class or function without arguments, is built as a function of the seed."""
+    """Return a module; a name of `MODELS`, or a class or function without arguments, is built from the seed."""
     if isinstance(value, nn.Module):
         return value
     named = next((name for name, builder in MODELS.items() if builder is value), value)
@@ -114,7 +114,7 @@ def as_model(value: Any, data: Federated, seed: int) -> nn.Module:
 
 
 def as_plan(base: Any, settings: dict[str, Any]) -> Plan:
-    """The plan with the settings on top; an unknown one is an error that names the nearest."""
+    """Return the plan with some settings changed; raise for an unknown one, naming the nearest."""
     if base is not None and not isinstance(base, Plan):
         raise UserError(f"plan: expected a Plan, found {_a(base)}; give settings by name, simulate(..., rounds=60)")
     fields = Plan().fields()
@@ -126,7 +126,7 @@ def as_plan(base: Any, settings: dict[str, Any]) -> Plan:
 
 
 def require_loss(loss: Any) -> None:
-    """Raise for what cannot be called, or is a class; None stands for the usual loss."""
+    """Raise for a loss that cannot be called, or is a class; None stands for the usual loss."""
     if (loss is not None and not callable(loss)) or isinstance(loss, type):
         raise UserError(
             f"loss: expected a function loss(model(x), y), found {_a(loss)}; torch.nn.functional.cross_entropy for "
@@ -135,12 +135,12 @@ def require_loss(loss: Any) -> None:
 
 
 def _refuse_arguments(what: str, made: Any) -> None:
-    """Raise where a class or function cannot be called without arguments."""
+    """Raise if a class or function cannot be called without arguments."""
     name = getattr(made, "__name__", type(made).__name__)
     try:
         signature = inspect.signature(made)
         signature.bind()
-    except ValueError:  # it says nothing about itself
+    except ValueError:  # It has no signature.
         return
     except TypeError:
         raise UserError(
@@ -150,7 +150,7 @@ def _refuse_arguments(what: str, made: Any) -> None:
 
 
 def _a(value: Any) -> str:
-    """What a value is, in a few words."""
+    """Return a short description of a value."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,11 +1,11 @@
-"""The log of client states: one record for every state that changed since the last checkpoint, appended.
+"""The log of client states: each checkpoint appends a record per state that changed since the last one.
 
-A record is a line of JSON and, unless the state has a file of its own, its numbers:
+A record is a line of JSON and, unless the state has a file of its own, its numbers as bytes:
 
     {"client": 3, "round": 7, "leaves": [["h", [650], "float32", "float32"]]}   then 2,600 bytes
     {"client": 3, "round": 7, "digest": "..."}                                  of the file states/3@7
 
-A client's last record holds. When most of the log is superseded, a new one begins with the records still live.
+The last record of a client is valid. When most of a log is superseded, a new log begins with the valid records.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ..utils.files import Hash
 from .directory import RunDir
 
 GROWTH, SLACK = 2, 4_000_000
-"""A log larger than this many times its live records, plus some bytes, is rewritten."""
+"""A log larger than this many times its valid records, plus some bytes, is rewritten."""
 LINE = 2**20
-"""Bytes a record's line may have."""
+"""The largest number of bytes of a record's line."""
 
 
 class Entry(NamedTuple):
-    """Where a client's state is: in its own file if there is a digest, else in the log, at `start`."""
+    """The place of a client's state: its own file if there is a digest, else the log, at `start`."""
 
     generation: int
     digest: str = ""
-    start: int = -1  # of the record in the log; -1 if it has none there
+    start: int = -1  # of the record in the log; -1 without a record
     length: int = 0
 
 
 class Change(NamedTuple):
-    """A state to be recorded; None if it lies in its own file, of this digest."""
+    """A state to append; None if it has its own file, of this digest."""
 
     client: int
     generation: int
@@ -45,13 +45,13 @@ class Change(NamedTuple):
 
 
 class StateLog:
-    """A log that is appended to, and what holds of it.
+    """A log to append to, and its valid records.
 
     Args:
-        run: the run directory it is of.
+        run: the run directory.
         path: the log to continue; None begins one with the first records.
-        hash: of its bytes.
-        live: client -> where its state is.
+        hash: the hash of its bytes.
+        live: client -> the place of its state.
     """
 
     def __init__(
@@ -62,10 +62,13 @@ class StateLog:
         self.hash = hash or Hash()
         self.live = live or {}
         self._holds = sum(entry.length for entry in self.live.values())
-        self._file_number = 0  # of the log, once it was opened
+        self._file_number = 0  # the inode of the log, once it was opened
 
     def append(self, changes: list[Change], t: int) -> list[Path]:
-        """Record the changes of the checkpoint of round t, on the disk when this returns; the files they supersede."""
+        """Append the changes of the checkpoint of round t, and return the files that they supersede.
+
+        The records are on the disk when this returns: the manifest that counts them is written afterwards.
+        """
         before = self.path
         replaced = [(change.client, self.live[change.client]) for change in changes if change.client in self.live]
         gone = [self.run.state_path(client, entry.generation) for client, entry in replaced if entry.digest]
@@ -80,20 +83,23 @@ class StateLog:
                 for change in changes:
                     self._add(file, change)
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # before the manifest, which promises these bytes
         except OSError as error:
             raise no_room(self.path or self.run.states, error) from None
         return gone if before in (None, self.path) else [*gone, before]
 
     def _begin(self, t: int, without: set[int]) -> None:
-        """A new log, with what holds but for some clients."""
+        """Begin a new log with the valid records, without those of some clients.
+
+        The old log stays until the next manifest is on the disk: the newest one still names it.
+        """
         old, live = self.path, self.live
         self.run.states.mkdir(exist_ok=True)
         self.path = self.run.log_path(t)
         self.hash = Hash()
         self.live = {}
         self._holds = 0
-        self.path.unlink(missing_ok=True)  # it may be a link
+        self.path.unlink(missing_ok=True)  # The name may be a link, or a log that a killed process began.
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
             self._file_number = self._number(file)
             for client in sorted(live.keys() - without):
@@ -129,7 +135,7 @@ class StateLog:
 
 
 def read_log(path: Path, length: int) -> dict[int, Entry]:
-    """Where the clients' states are, by the first bytes of a log; anything that is not a record raises."""
+    """Return the place of each client's state, by the first bytes of a log; raise for anything but records."""
     live: dict[int, Entry] = {}
     with path.open("rb") as file:
         start = 0
@@ -150,7 +156,7 @@ def read_log(path: Path, length: int) -> dict[int, Entry]:
 
 
 def read_entry(run: RunDir, log: Path | None, client: int, entry: Entry, like: Any) -> Any:
-    """A client's state, from its own file or from the log."""
+    """Read a client's state from its own file or from the log."""
     if entry.digest or log is None:
         return read_state(run.state_path(client, entry.generation), like)
     try:

@@ -1,4 +1,4 @@
-"""The summary of a run: what it must hold to stand for a finished one, and whether anything is left to do."""
+"""The summary of a run: its accuracies, totals and digests, and whether the run has rounds left."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
-    """Of the model, of the rounds without their times, of scores on clients' data if any: equal for equal runs."""
+    """Return the digests of model, rounds (without times) and client scores, if any: equal for equal runs."""
     run = RunDir(out)
-    told = {"model": run.model_digest(), "rounds": rounds_digest(records)}
+    found = {"model": run.model_digest(), "rounds": rounds_digest(records)}
     try:
         measured = run.client_metrics()
     except UserError:
-        return {**told, "client_metrics": None}
+        return {**found, "client_metrics": None}
     if measured is not None:
-        told["client_metrics"] = measured.some(measured.rounds <= len(records)).digest()
-    return told
+        found["client_metrics"] = measured.some(measured.rounds <= len(records)).digest()
+    return found
 
 
 def summarise(config: Config, simulation: Simulation, records: list[Record], status: str) -> dict[str, Any]:
-    """The outcome of a run: accuracies, totals, cost to the targets, and where it was made."""
+    """Return the outcome of a run: accuracies, totals, cost to the targets, and the environment."""
     chosen_on = "test" if simulation.data.validation is None else "validation"
     best = best_record(records, chosen_on)
     accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
@@ -45,7 +45,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
     data, ills = simulation.data, {one.title: one.since for one in diagnose(records)}
     stopping = Stopping(config)
-    fired = stopping.replay(records) if status.startswith("stopped: ") or config.max_time else None
+    fired = stopping.restart_from(records) if status.startswith("stopped: ") or config.max_time else None
     return {
         "status": status,
         **({"stopped": fired.told} if fired and status.startswith("stopped: ") else {}),
@@ -69,7 +69,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         **({"warmup": config.warmup} if config.warmup else {}),
         **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
-        "settings": simulation.told,
+        "settings": simulation.data_settings,
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,
@@ -78,8 +78,8 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
 
 
 def best_record(records: list[Record], chosen_on: str) -> Record | None:
-    """The first round with the highest accuracy on the `test` or `validation` set; without accuracies, with the lowest
-    finite loss there."""
+    """Return the first round with the highest accuracy on the `test` or `validation` set; without accuracies, the one
+    with the lowest finite loss."""
     right, wrong = f"{chosen_on}_accuracy", f"{chosen_on}_loss"
     scored = [r for r in records if getattr(r, right) is not None]
     if scored:
@@ -89,9 +89,9 @@ def best_record(records: list[Record], chosen_on: str) -> Record | None:
 
 
 def final_summary(run: RunDir, plan: Plan) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do: finished, or stopped by a rule that the plan still has."""
+    """Return the summary of a run without rounds left: finished, or stopped by a rule that the plan still has."""
     done, summary = run.finished(plan.rounds), run.summary()
-    told = summary.get("stopped")
-    if done is not None or not isinstance(told, dict) or not str(summary.get("status")).startswith("stopped: "):
+    stopped = summary.get("stopped")
+    if done is not None or not isinstance(stopped, dict) or not str(summary.get("status")).startswith("stopped: "):
         return done
-    return summary if (told.get("by"), told.get("rule")) in list(rules(plan).items()) else None
+    return summary if (stopped.get("by"), stopped.get("rule")) in list(rules(plan).items()) else None

@@ -15,7 +15,7 @@ ROW = np.dtype([("round", "<u4"), ("client", "<u4"), ("digest", "<u8")])
 
 
 def add_uploads(run: RunDir, t: int, uploads: Uploads) -> None:
-    """Append a round's."""
+    """Append the digests of a round."""
     rows = np.array([(t, client, value) for client, value in uploads.items()], ROW)
     if len(rows):
         with run.uploads_file.open("ab") as file:
@@ -23,7 +23,7 @@ def add_uploads(run: RunDir, t: int, uploads: Uploads) -> None:
 
 
 def read_uploads(run: RunDir) -> dict[int, Uploads]:
-    """Round -> what its clients sent, of the rounds that have digests; a row that was cut off is left out."""
+    """Return round -> digest per client, of the rounds that have some; a row that was cut off is left out."""
     path = run.uploads_file
     try:
         content = read_bytes(path) if path.exists() else b""
@@ -35,8 +35,8 @@ def read_uploads(run: RunDir) -> dict[int, Uploads]:
     return found
 
 
-def unlike_uploads(before: Uploads | None, again: Iterable[tuple[int, int]], t: int) -> list[str]:
-    """Whose upload in a round that was run again is not the one that was noted; nothing where none was."""
+def upload_mismatches(before: Uploads | None, again: Iterable[tuple[int, int]], t: int) -> list[str]:
+    """Return a line per client whose upload differs in a round that was run again; none if no digest was recorded."""
     return [
         f"round {t}: what client {client} sent is not what it sends in the round run again"
         for client, value in again
@@ -45,5 +45,5 @@ def unlike_uploads(before: Uploads | None, again: Iterable[tuple[int, int]], t: 
 
 
 def shown(value: int | None) -> str:
-    """A digest as it is written for people."""
+    """Return a digest as text."""
     return "-" if value is None else f"{value:016x}"

@@ -1,7 +1,7 @@
-"""Scores of models on every client's data: what a run measured, and its file, which grows round by round.
+"""Scores of models on every client's data, and their file, which grows round by round.
 
-The file is a line of JSON (what was measured on what, and how many samples each client has), then the blocks, all of
-one size: the round (int64), then for each column a float32 per client, little-endian. It needs no torch.
+The file is a line of JSON (the columns, the data they were measured on, and the number of samples per client), then
+blocks of one size: the round (int64), then a float32 per column and client, little-endian. It needs no torch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 FORMAT = 1
 SERVER, OWN = ("loss", "accuracy"), ("own_loss", "own_accuracy")
 ON = ("train", "test")
-"""Which data of a client: those it trains on, or a test part of its own (no data set here has one yet)."""
+"""The data of a client that are scored: those it trains on, or a test part of its own (no data set has one yet)."""
 
 
 class ClientMetrics(NamedTuple):
-    """Scores of some rounds, a row each, and of every client, a column each; NaN where there is none.
+    """Scores of some rounds (rows) and of every client (columns); NaN where there is none.
 
     Args:
         rounds: (rounds,), 1 is the first.
-        samples: (clients,), how many the scores of a client are of.
+        samples: (clients,), the number of samples that are scored.
         loss, accuracy: (rounds, clients), of the server's model after the round.
         own_loss, own_accuracy: of a client's own model at the end of its turn in the round, None if not asked for; NaN
             for clients whose reply was not counted in it. Accuracies are NaN where outputs are not a score per class.
@@ -40,34 +40,36 @@ class ClientMetrics(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of what was measured."""
+        """The names of the columns of scores."""
         return SERVER if self.own_loss is None else SERVER + OWN
 
     def header(self) -> bytes:
-        """The line that the file begins with."""
+        """Return the first line of the file."""
         about = {"format": FORMAT, "on": self.on, "columns": self.columns, "samples": self.samples.tolist()}
         return json.dumps(about).encode() + b"\n"
 
     def blocks(self) -> bytes:
-        """The rounds as the file holds them."""
+        """Return the rounds as the bytes of the file."""
         found = np.empty(len(self.rounds), _block(self.columns, len(self.samples)))
         found["round"] = self.rounds
-        with np.errstate(over="ignore"):  # a loss beyond float32 is infinite
+        with np.errstate(over="ignore"):  # A loss beyond float32 becomes infinite.
             for name in self.columns:
                 found[name] = getattr(self, name)
         return found.tobytes()
 
     def some(self, chosen: np.ndarray) -> ClientMetrics:
-        """Of some rounds only, chosen by a mask."""
+        """Return the rounds that a mask chooses."""
         return self._replace(rounds=self.rounds[chosen], **{name: getattr(self, name)[chosen] for name in self.columns})
 
     def digest(self) -> str:
-        """Of the file that holds this and no more."""
+        """Return the digest of the file that holds exactly these scores."""
         return hashlib.blake2b(self.header() + self.blocks(), digest_size=16).hexdigest()
 
 
 def parse(content: bytes) -> ClientMetrics:
-    """What a file holds, up to a block that was cut off or is of no later round; ValueError if it is none.
+    """Return the scores of a file, up to a block that was cut off or is not of a later round.
+
+    Raises ValueError for a file of another kind.
 
     Example:
         >>> one = ClientMetrics(np.array([10]), np.array([5, 7]), np.array([[0.5, 2]]), np.array([[1, 0.25]]))

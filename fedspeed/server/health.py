@@ -1,6 +1,6 @@
 """Health of a run: numbers measured besides its scores that show trouble, `Record.signs`; a healthy round has none.
 
-Numbers are recorded where they are beyond what a healthy run has; `illness.py` says what they mean. They cost
+Numbers are recorded where they are beyond those of a healthy run; `runs/diagnosis.py` interprets them. They cost
 a norm of each server vector per round and a look at the weights in rounds 4, 8, 16, ..., with one gradient where some
 of them hardly moved; only a model that scores no better than guessing is looked into, with one slice of the test set.
 They change no bit of the run.
@@ -41,10 +41,10 @@ EARLY = 5
 
 
 class HealthMonitor:
-    """Monitor that looks at every round of a run.
+    """Monitor that measures every round of a run.
 
     Args:
-        x0: the first model, which says what is large.
+        x0: the first model; norms are large compared with its norm.
     """
 
     def __init__(self, work: Work, x0: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ class HealthMonitor:
         self.guess = math.log(data.classes) if data.classes and is_entropy(work.loss) else None
 
     def client(self, state: Any, first: bool) -> None:
-        """The new state of a client whose reply is counted; of a round only the first is looked at."""
+        """Measure the new state of a client whose reply counts; only the first one of a round is measured."""
         if first:
             with one_thread():
                 self._client = self._large("client", method_part(state))
@@ -71,7 +71,7 @@ class HealthMonitor:
     def round(
         self, t: int, server: Any, train_loss: float, scores: tuple[Score | None, Score | None]
     ) -> dict[str, float]:
-        """The signs of round t = 1, 2, ..."""
+        """Return the signs of round t = 1, 2, ..."""
         score = scores[1 if self.validation else 0]
         found, self._client = self._client, {}
         with one_thread():
@@ -120,17 +120,17 @@ class HealthMonitor:
             return []
 
     def _needs(self, p: nn.Parameter, before: float, batch: tuple[torch.Tensor, torch.Tensor]) -> bool:
-        """Whether the loss is another one with other values of a parameter."""
+        """Return whether the loss changes with the values of a parameter."""
         kept = p.data
         p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).to(kept)
         try:
             with torch.no_grad():
                 return float(self._loss(*batch)) != before
         finally:
-            p.data = kept  # the run continues with its own values, whatever the loss did
+            p.data = kept  # The run continues with its own values, whatever the loss did.
 
     def _few(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return some samples that are scored, or of training where none are."""
+        """Return some samples that are scored, or training samples where none are."""
         data, pieces = self.work.data, slices(self.work.data, self.validation)
         if pieces:
             return (data.validation_batch if self.validation else data.test_batch)(0, min(FEW, pieces[0][1]))
@@ -141,13 +141,13 @@ class HealthMonitor:
             return self.work.loss(self.work.flat.model(inputs), targets)
 
     def _suspicious(self, score: Score) -> bool:
-        """Whether outputs may be the same for every input: then the loss is at least the labels' entropy."""
+        """Return whether outputs may be the same for every input: then the loss is at least the labels' entropy."""
         if self.guess is not None:
             return not score.loss < 0.99 * self.entropy
         return score.accuracy <= 1.02 * self.likely
 
     def _inside(self, x: torch.Tensor) -> dict[str, float]:
-        """The spread of the outputs over a slice of pictures if it is none, and the first layer that gives zeros."""
+        """Return the spread of the outputs over some pictures if it is too small, and the first layer of zeros."""
         dead = list[str]()
 
         def look(name: str, given: Any, output: Any) -> None:
@@ -172,7 +172,7 @@ class HealthMonitor:
         return torch.cat([self.x0, self.work.flat.statistics.first.to(self.x0)])
 
     def _spread(self, x: torch.Tensor, stop: int) -> float:
-        """Of the outputs at x for the first samples that are scored."""
+        """Return the spread of the outputs at x for the first samples that are scored."""
         flat, data = self.work.flat, self.work.data
         with torch_seed(0, "symptoms"), torch.no_grad():
             flat.load(x.to(flat.dtype, copy=True))
@@ -181,7 +181,7 @@ class HealthMonitor:
             return spread(flat.model(inputs))
 
     def _guessing(self, train_loss: float, score: Score | None) -> dict[str, float]:
-        """The loss of guessing where a loss is above it; the accuracy of guessing where the accuracy is not above."""
+        """Return the loss of guessing if a loss is above it, and the accuracy of guessing if it is not exceeded."""
         found = {}
         if self.guess is not None and not (train_loss <= self.guess and (score is None or score.loss <= self.guess)):
             found["loss of guessing"] = self.guess
@@ -192,7 +192,7 @@ class HealthMonitor:
 
 
 def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
-    """What to say when the server's step in round t + 1 gives NaN or Inf; what clients send was checked before."""
+    """Return the error for a server step in round t + 1 that gives NaN or Inf; uploads were checked before."""
     bad = [name for name, a in named("", method_part(server)) if not all_finite((a,))]
     what = "the server model" if "x" in bad else f"the server's {bad[0]}"
     rate = method.fields().get("eta_g")
@@ -205,7 +205,7 @@ def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:
 
 
 def spread(logits: torch.Tensor) -> float:
-    """How much logits, (pictures, classes), differ between pictures; what is added to all logits of one is no matter.
+    """Return how much logits, (pictures, classes), differ between pictures, up to a constant per picture.
 
     Example:
         >>> spread(torch.tensor([[0.0, 2.0], [5.0, 7.0]]))
@@ -219,7 +219,7 @@ def spread(logits: torch.Tensor) -> float:
 
 
 def _moved(now: torch.Tensor, first: torch.Tensor) -> float:
-    """How far from every multiple of what it was, relative to its size."""
+    """Return the distance of `now` from the line through `first`, relative to ||first||."""
     size = float(first @ first)
     if not size:
         return math.inf if norm(now) else 0.0

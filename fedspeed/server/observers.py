@@ -1,4 +1,4 @@
-"""Those who watch a run: progress on a terminal, logs, files of one's own. What they do changes no bit of it.
+"""Observers: callbacks that follow a run (progress, logs, trackers) and cannot change its results.
 
     class Loud(Observer):
         def round(self, record, run):
@@ -34,32 +34,40 @@ GROUP = "fedspeed.observers"
 
 
 class Observer:
-    """Called as a run proceeds; every method does nothing, override what you need.
+    """Base class of observers: a run calls its methods, which do nothing; override those you need.
 
-    One that raises is reported in one line and dropped, and the run goes on; KeyboardInterrupt and SystemExit stop it.
-    `run.out` is the run's directory, None if it has none; `run.x` and `run.model` are where the server stands.
+    An observer that raises is reported in one line and dropped, and the run continues; KeyboardInterrupt and SystemExit
+    stop the run. `run.out` is the run's directory, None if it has none; `run.x` and `run.model` are the server's model.
     """
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Rounds begin, at `run.t`; again if a run that was stopped continues."""
+        """Handle the begin of rounds, at `run.t`; it is called again if a stopped run continues.
+
+        Args:
+            config: the settings of the run as plain tables.
+        """
 
     def client(self, done: int, total: int) -> None:
-        """`done` of a round's `total` clients have answered."""
+        """Handle a client's reply: `done` of the round's `total` clients have replied."""
 
     def round(self, record: Record, run: Simulation) -> None:
-        """A round is done, and written down if the run has a directory."""
+        """Handle the end of a round, which is on the disk already if the run has a directory."""
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Rounds end: `finished`, `interrupted`, `terminated`, or with the reason `stopped: ...` (by a rule of the
-        plan), `diverged: ...` and `failed: ...`; of a run without a directory the summary holds no more than status and
-        rounds."""
+        """Handle the end of rounds.
+
+        Args:
+            status: `finished`, `interrupted`, `terminated`, or with a reason `stopped: ...` (by a rule of the plan),
+                `diverged: ...` or `failed: ...`.
+            summary: the summary of the run; without a directory only `status` and `rounds`.
+        """
 
 
 class Observers:
     """The observers of a run as one.
 
     Args:
-        given: observers, or names of some; anything else is refused.
+        given: observers, or their names; anything else is refused.
     """
 
     def __init__(self, given: Iterable[Observer | str] = ()) -> None:
@@ -70,35 +78,35 @@ class Observers:
         self._going = False
 
     def tell(self, hook: str, *about: Any) -> None:
-        """Call a hook of everybody, with values of their own; whoever raises is not called again."""
+        """Call a hook of every observer, with copies of the values; drop an observer that raises."""
         for each in self.all[:]:
             self._telling = True
             try:
                 getattr(each, hook)(*(deepcopy(a) if isinstance(a, Record | dict) else a for a in about))
-            except (Exception, GeneratorExit) as error:  # what stops a program passes
+            except (Exception, GeneratorExit) as error:  # KeyboardInterrupt and SystemExit pass.
                 self.all = [other for other in self.all if other is not each]
-                told = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
-                warnings.warn(f"{told}; it is dropped, the run goes on", stacklevel=2)
+                what = f"observer {type(each).__name__}.{hook} failed ({one_line(error)})"
+                warnings.warn(f"{what}; it is dropped, the run continues", stacklevel=2)
             finally:
                 self._telling = False
 
     def started(self, run: Simulation) -> None:
-        """Rounds begin, unless they have begun already."""
+        """Report that rounds begin, unless they have begun already."""
         if self._telling:
-            raise UserError("an observer is told of rounds, and runs none")
+            raise UserError("an observer must not run rounds")
         if not self._going:
             self._going = True
             config = {**run.plan.fields(), "method": run.method.to_dict()}
             self.tell("started", run, run.recorder.config.to_dict() if run.recorder else config)
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
-        """Rounds end, if they had begun."""
+        """Report that rounds end, if they had begun."""
         if self._going:
             self._going = False
             self.tell("ended", status, summary)
 
     def over(self, run: Simulation, error: BaseException | None) -> None:
-        """Rounds of a run without a directory end, if they had begun; an error is what stopped them."""
+        """Report that rounds of a run without a directory end, if they had begun; `error` stopped them, if any."""
         given_up = error is None or isinstance(error, GeneratorExit)
         status = (run.ended if given_up else "") or status_of(error)
         self.ended(status, {"status": status, "rounds": run.t})
@@ -121,7 +129,7 @@ def _made(given: Any) -> Observer:
 
 
 def find_observer(name: str) -> Any:
-    """The class of a name in `OBSERVERS`, or of an entry point."""
+    """Return the class of a name in `OBSERVERS`, or of an entry point."""
     place = OBSERVERS.get(name) or foreign(GROUP).get(name)
     if place is None:
         raise unknown("observer", name, [*OBSERVERS, *foreign(GROUP)])
@@ -129,7 +137,7 @@ def find_observer(name: str) -> Any:
 
 
 def status_of(error: BaseException | None) -> str:
-    """The status of a run that an error stopped; None if it was given up.
+    """Return the status of a run that an error stopped; None stands for a caller that stopped iterating.
 
     Example:
         >>> status_of(KeyboardInterrupt()), status_of(ValueError("no")), status_of(None)

@@ -1,32 +1,77 @@
-"""Who works in a round, for how many steps, in which order: a function of plan, data and round alone."""
+"""One round: plan it, broadcast, collect the replies, update the server by their mean, score, record.
+
+`compute_round` tells the whole round; the functions below it are its steps, in the order in which it calls them. Which
+clients work, for how many steps and in which order follows from plan, data and round alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..client.batch_norm import full_vector, method_part
+from ..client.divergence import server_blamed
 from ..client.evaluate import Score, slices
-from ..client.trees import Mean, one_thread, sum_dtype
+from ..client.trees import Mean, all_finite, distance, one_thread, sum_dtype, tree_bytes, tree_map
 from ..client.upload_digest import Uploads
 from ..client.work import Failed, Job, Reply, Work
 from ..config.plan import Plan
 from ..config.presets import paper_decay
 from ..errors import UserError
-from ..methods.base import Method
+from ..methods.base import Method, Round
+from ..record import Record
 from ..utils.random import cohort, dropped, straggler_steps
 from .client_metrics import ClientMetrics
+from .health import server_diverged
+from .states import settle
 
 if TYPE_CHECKING:
     import torch
 
-    from ..backends import Backend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
     from .simulation import Simulation
+
+
+class RoundResult(NamedTuple):
+    """One round that was computed.
+
+    Args:
+        server: the server's state after it.
+        record: the round in numbers.
+        client_metrics: scores on every client's data, if the round was one to measure.
+        uploads: the digests of the clients' uploads.
+    """
+
+    server: Any
+    record: Record
+    client_metrics: ClientMetrics | None
+    uploads: Uploads
+
+
+def compute_round(run: Simulation) -> RoundResult:
+    """Compute the next round from the present state, which stays as it is; new client states are only staged."""
+    started = time.perf_counter()
+    planned = plan_round(run.work, run.t)
+    work = run.work.at(run.t)
+    collected, mean = collect_replies(run, planned, broadcast(run, work))
+    updated = update_server(run, work, planned, collected.replies, mean)
+    del mean  # Vectors are large: none is kept longer than it is needed.
+    trained = time.perf_counter()
+    scored = score_round(run.backend, run.work, full_vector(updated.server), run.t + 1, collected.replies)
+    train_loss = average(collected.replies, "train_loss")
+    signs = run.health.round(run.t + 1, updated.server, train_loss, (scored.test, scored.validation))
+    times = trained - started, time.perf_counter() - trained
+    record = make_record(run, planned, collected, updated, scored, signs, times)
+    return RoundResult(updated.server, record, scored.clients, upload_digests(collected.replies))
+
+
+# --- plan ---
 
 
 class RoundJobs(NamedTuple):
@@ -35,7 +80,7 @@ class RoundJobs(NamedTuple):
     Args:
         lr: the local rate.
         active: S^t, by id.
-        lost: those of them whose reply is lost by `dropout`; they have no job.
+        lost: the active clients whose reply is lost by `dropout`; they have no job.
         jobs: in the order in which replies are summed.
     """
 
@@ -46,7 +91,7 @@ class RoundJobs(NamedTuple):
 
 
 def plan_round(work: Work, t: int) -> RoundJobs:
-    """The turns of round t = 0, 1, ..."""
+    """Return the turns of round t = 0, 1, ..."""
     plan = work.plan
     lr = plan.rate(t, paper_decay(work.method))
     active = cohort(plan.seed, t, work.data.clients, plan.active, plan.cohort)
@@ -56,7 +101,7 @@ def plan_round(work: Work, t: int) -> RoundJobs:
 
 
 def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
-    """Jobs in job order; a straggler's own number of steps stands in its job."""
+    """Return the clients' jobs in job order; the job of a straggler has its own number of steps."""
     jobs = []
     for i in job_order(np.array(clients, dtype=np.int64), work.data.sizes):
         whole = work.local_steps(int(work.data.sizes[i]))
@@ -66,95 +111,108 @@ def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
 
 
 def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
-    """Longest jobs first, then by id: the order in which replies are summed."""
+    """Return the clients by number of samples, largest first, then by id: longest jobs begin first.
+
+    Replies are summed in this order, whichever is ready first, so the order fixes the bits.
+    """
     return [int(i) for i in clients[np.lexsort((clients, -sizes[clients]))]]
 
 
-class Collected(NamedTuple):
-    """What came of it: the mean of the uploads, what else was said, and bytes sent up."""
+# --- broadcast and collect ---
 
-    mean: Mean
+
+def broadcast(run: Simulation, work: Work) -> Any:
+    """Return the server's message to its clients, in the model's dtype."""
+    return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(run.server))
+
+
+class Collected(NamedTuple):
+    """The replies of a round, without their vectors, and the traffic.
+
+    Args:
+        replies: those that count, in job order.
+        lost: the active clients without a reply that counts.
+    """
+
     replies: list[Reply]
+    lost: set[int]
+    bytes_down: int
     bytes_up: int
 
 
-def collect_replies(run: Simulation, jobs: list[Job], down: Any, lost: set[int], active: int) -> Collected:
-    """Have the jobs done; new client states are staged, and who failed is added to `lost`."""
-    mean = Mean(sum_dtype(run.work.flat.device))
+def collect_replies(run: Simulation, planned: RoundJobs, down: Any) -> tuple[Collected, Mean]:
+    """Run the jobs and sum the uploads; new client states are staged, and clients that fail are lost."""
+    mean, lost = Mean(sum_dtype(run.work.flat.device)), set(planned.lost)
     replies: list[Reply] = []
     bytes_up = 0
     run.states.discard()
-    for done, reply in enumerate(run.backend.run(jobs, down, run.client_state), 1):
-        run.observers.tell("client", done, len(jobs))
+    for done, reply in enumerate(run.backend.run(planned.jobs, down, run.client_state), 1):
+        run.observers.tell("client", done, len(planned.jobs))
         if isinstance(reply, Failed):
-            if run.plan.on_client_error == "stop" or len(lost) + 1 == active:
+            if run.plan.on_client_error == "stop" or len(lost) + 1 == len(planned.active):
                 raise reply.error
             lost.add(reply.job.client)
             continue
-        if reply.facts.represents:
-            with one_thread():  # a second one would wait for cores that train clients
-                mean.add(reply.up, weight(run.plan, reply) * reply.facts.represents)
+        if reply.facts.share:
+            with one_thread():  # A second thread would wait for cores that train clients.
+                # Back ends yield replies in job order: the order of this sum fixes the bits.
+                mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
         bytes_up += reply.facts.sent
         run.health.client(reply.client, first=not replies)
         run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.overridden)
         replies.append(reply._replace(up=None, client=None))
-    return Collected(mean, replies, bytes_up)
+    return Collected(replies, lost, len(planned.active) * tree_bytes(down), bytes_up), mean
 
 
 def weight(plan: Plan, reply: Reply) -> float:
-    """How much a reply counts."""
+    """Return the weight of a reply in the mean."""
     return float(reply.facts.n) if plan.weighting == "samples" else 1.0
 
 
-def sent(replies: list[Reply]) -> Uploads:
-    """The digests of what was sent up, as far as they are known: a back end from elsewhere may have lost some."""
+def upload_digests(replies: list[Reply]) -> Uploads:
+    """Return the digests of the uploads by client; an external back end may have lost some."""
     return {r.job.client: r.facts.digest for r in replies if r.facts.digest is not None}
 
 
-class Scored(NamedTuple):
-    """The scores of a round; None where there is none."""
-
-    test: Score | None = None
-    validation: Score | None = None
-    clients: ClientMetrics | None = None
+# --- update ---
 
 
-def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
-    """Scores of the server's vector after t rounds (`carried.whole`), and of the clients' own, in their replies."""
-    plan, data = work.plan, work.data
-    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)
-    if not due and not each:
-        return Scored()
-    vector = x.to(work.flat.dtype, copy=True)
-    test = backend.evaluate(vector) if due and slices(data, False) else None
-    validation = backend.evaluate(vector, validation=True) if due and slices(data, True) else None
-    if not each:
-        return Scored(test, validation)
-    own = {reply.job.client: reply.facts.own for reply in replies} if plan.scores_clients(t, own=True) else None
-    return Scored(test, validation, measured(backend.evaluate_clients(vector), data, t, own))
+class Updated(NamedTuple):
+    """The server after its step, the metrics of method and clients, and ||x^{t+1} - x^t||."""
+
+    server: Any
+    metrics: dict[str, float]
+    update_norm: float
 
 
-def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Score | None] | None) -> ClientMetrics:
-    """The scores of round t, from the slices' sums; `own` are the active clients' own, None if not asked for."""
-    m = data.clients
-    loss, correct = np.zeros(m), np.zeros(m)
-    for part in parts:
-        here = slice(part.first, part.first + len(part.loss))
-        loss[here] += part.loss
-        correct[here] += part.right
-    found = ClientMetrics(np.array([t]), data.sizes, (loss / data.sizes)[None], (correct / data.sizes)[None])
-    if own is None:
-        return found
-    scores = np.full((2, 1, m), math.nan)
-    for client, score in own.items():
-        if score is not None:  # a back end from elsewhere may have lost it
-            scores[:, 0, client] = score
-    return found._replace(own_loss=scores[0], own_accuracy=scores[1])
+def update_server(run: Simulation, work: Work, planned: RoundJobs, replies: list[Reply], mean: Mean) -> Updated:
+    """Take the mean of the uploads and return the server after its step; staged client states are settled."""
+    t, method = run.t, run.method
+    K, rate = mean_steps(run.plan, replies, mean.weight)
+    round = Round(t, mean.weight, run.total_weight, K, planned.lr, run.plan.seed, len(planned.active), rate)
+    with one_thread():  # The bits of a sum depend on the number of threads.
+        came = mean.result()
+        result = work.hooks.received(came, round)
+        settle(run.states, work.hooks, result, round)
+        server = work.hooks.update(run.server, result, round)
+        if not all_finite(server):
+            blame = server_blamed(method, t, run.server, came, result)
+            raise blame or server_diverged(method, server, t, planned.lr)
+        reported = merged(method, work.hooks.metrics(server, result, round), replies)
+        metrics = norms(method, method_part(server)) | reported
+        return Updated(server, metrics, distance(server.x, run.server.x))
+
+
+def mean_steps(plan: Plan, replies: list[Reply], total: float) -> tuple[float, float]:
+    """Return the mean number of local steps under the weights, whose sum is `total`, and the mean rate of the steps."""
+    steps = sum(weight(plan, reply) * reply.facts.K for reply in replies)
+    rates = sum(weight(plan, reply) * reply.facts.K * reply.facts.mean_rate for reply in replies)
+    return steps / total, rates / steps
 
 
 def merged(method: Method, own: dict[str, float], replies: Iterable[Reply]) -> dict[str, float]:
-    """What a record holds: of what clients report, each name's mean over those who do, in job order; then the method's
-    own of the round."""
+    """Return the metrics of a record: the mean of each client metric over the clients that report it, in job order,
+    then the method's own metrics of the round."""
     found: dict[str, list[float]] = {}
     for reply in replies:
         for name, value in (reply.facts.metrics or {}).items():
@@ -179,12 +237,93 @@ def norms(method: Method, server: Any) -> dict[str, float]:
     return {"x_norm": float(server.x.norm()), f"{name}_norm": float(attrgetter(place)(server).norm())}
 
 
+# --- score ---
+
+
+class Scored(NamedTuple):
+    """The scores of a round; None where there is none."""
+
+    test: Score | None = None
+    validation: Score | None = None
+    clients: ClientMetrics | None = None
+
+
+def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
+    """Score the server's full vector after t rounds; the scores of the clients' own models are in their replies."""
+    plan, data = work.plan, work.data
+    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.measures(t)
+    if not due and not each:
+        return Scored()
+    vector = x.to(work.flat.dtype, copy=True)
+    test = backend.evaluate(vector) if due and slices(data, False) else None
+    validation = backend.evaluate(vector, validation=True) if due and slices(data, True) else None
+    if not each:
+        return Scored(test, validation)
+    own = {reply.job.client: reply.facts.own for reply in replies} if plan.measures(t, own=True) else None
+    return Scored(test, validation, measured(backend.evaluate_clients(vector), data, t, own))
+
+
+def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Score | None] | None) -> ClientMetrics:
+    """Return the client scores of round t from the sums of slices.
+
+    Args:
+        own: scores of the active clients' own models; None if they were not asked for.
+    """
+    m = data.clients
+    loss, correct = np.zeros(m), np.zeros(m)
+    for part in parts:
+        here = slice(part.first, part.first + len(part.loss))
+        loss[here] += part.loss
+        correct[here] += part.right
+    found = ClientMetrics(np.array([t]), data.sizes, (loss / data.sizes)[None], (correct / data.sizes)[None])
+    if own is None:
+        return found
+    scores = np.full((2, 1, m), math.nan)
+    for client, score in own.items():
+        if score is not None:  # An external back end may have lost it.
+            scores[:, 0, client] = score
+    return found._replace(own_loss=scores[0], own_accuracy=scores[1])
+
+
+# --- record ---
+
+
+def make_record(
+    run: Simulation,
+    planned: RoundJobs,
+    collected: Collected,
+    updated: Updated,
+    scored: Scored,
+    signs: dict[str, float],
+    times: tuple[float, float],
+) -> Record:
+    """Return the record of a round; `times` are the seconds of training and of evaluation."""
+    replies, (test, validation, _) = collected.replies, scored
+    record = Record(
+        round=run.t + 1,
+        cohort=planned.active,
+        lr=planned.lr,
+        train_loss=average(replies, "train_loss"),
+        test_loss=test and test.loss,
+        test_accuracy=test and test.known_accuracy,
+        drift=average(replies, "drift"),
+        update_norm=updated.update_norm,
+        bytes_down=collected.bytes_down,
+        bytes_up=collected.bytes_up,
+        grad_evals=sum(reply.facts.grad_evals for reply in replies),
+        dropped=sorted(collected.lost),
+        stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
+        seconds=times[0],
+        eval_seconds=times[1],
+        validation_loss=validation and validation.loss,
+        validation_accuracy=validation and validation.known_accuracy,
+        metrics=updated.metrics,
+        signs=signs,
+        wall_seconds=run.stopping.wall_seconds(),
+    )
+    return run.meter.with_costs(record, replies, run.elapsed) if run.meter else record
+
+
 def average(replies: list[Reply], name: str) -> float:
-    """The mean over clients of one of the facts that every reply has, `drift` for example."""
+    """Return the mean over clients of a fact that every reply has, `drift` for example."""
     return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
-
-
-def steps_of(replies: list[Reply], weight: Callable[[Reply], float], total: float) -> tuple[float, float]:
-    """The mean number of local steps under the weights, whose sum is `total`, and the mean rate of those steps."""
-    steps = sum(weight(reply) * reply.facts.K for reply in replies)
-    return steps / total, sum(weight(reply) * reply.facts.K * reply.facts.mean_rate for reply in replies) / steps

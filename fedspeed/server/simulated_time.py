@@ -1,4 +1,4 @@
-"""What clients spend in a round, for simulated time (`network.py`): operations of their gradients, bytes they send."""
+"""Costs of clients in a round, for simulated time (`config/network.py`): operations of gradients, bytes sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..record import Record
 
 
 class Meter:
-    """Completes the records of a run whose plan names a network."""
+    """A meter that adds costs and simulated time to the records of a run whose plan names a network."""
 
     def __init__(self, work: Work) -> None:
         plan = work.plan
@@ -25,14 +25,14 @@ class Meter:
         self.clock = Clock(plan.network, plan.devices, plan.seed)
         self.flops = gradient_flops(work.flat.model, work.data.batch(work.data.rows(0)[:1])[0])
 
-    def stamped(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
-        """A record with what its clients spent, and the virtual time at its end.
+    def with_costs(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
+        """Return a record with the costs of its clients, and the virtual time at its end.
 
         Args:
-            replies: those that were counted.
+            replies: the replies that count.
             elapsed: virtual seconds before this round.
         """
-        replies = sorted(replies, key=lambda reply: reply.job.client)  # as in the cohort
+        replies = sorted(replies, key=lambda reply: reply.job.client)  # the order of the cohort
         spent = replace(
             record,
             client_flops=[round(self.flops * samples(reply.facts, self.batch_size)) for reply in replies],
@@ -42,7 +42,7 @@ class Meter:
 
 
 def samples(facts: Facts, batch_size: int) -> float:
-    """Samples of which a client took the gradient: its gradients times the mean size of its batches.
+    """Return how many samples a client took gradients of: its gradients times the mean size of its batches.
 
     Example:
         >>> samples(Facts(K=3, n=15, train_loss=0.0, drift=0.0, grad_evals=6.0), batch_size=10)  # 10, 5, 10
@@ -53,10 +53,10 @@ def samples(facts: Facts, batch_size: int) -> float:
 
 
 def gradient_flops(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Operations of one sample's gradient: three times those of matrix products and convolutions going forward.
+    """Return the operations of one sample's gradient: three times those of the products of a forward pass.
 
-    They are counted on shapes alone, so the package's quick layers count as the stock ones they stand for; a model
-    that looks at numbers on its way is given the sample itself. One without products counts two per parameter.
+    They are counted on shapes alone, so the package's fast layers count like the standard ones that they replace. A
+    model that depends on values is given the sample itself. A model without products counts two per parameter.
 
     Example:
         >>> gradient_flops(nn.Linear(5, 2), torch.zeros(1, 5))  # 3 * 2 * 5 * 2

@@ -1,28 +1,25 @@
-"""The round loop: a `Simulation` is an iterable of round records."""
+"""The round loop: a `Simulation` is an iterable of round records. `round.py` computes each round."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
 from ..backends import CustomBackend, open_backend
-from ..client.batch_norm import full_vector, method_part
-from ..client.divergence import made_nan, server_blamed
+from ..client.batch_norm import full_vector
+from ..client.divergence import made_nan
 from ..client.flat_model import Loss, flat_model
 from ..client.hooks import require_hooks
 from ..client.losses import fitting_loss, loss_name, require_outputs
-from ..client.trees import all_finite, distance, one_thread, sum_dtype, tree_bytes, tree_map
-from ..client.upload_digest import Uploads
+from ..client.trees import all_finite, sum_dtype, tree_map
 from ..client.work import Work
 from ..config.config import Config
 from ..config.plan import Plan
@@ -31,52 +28,36 @@ from ..config.settings import in_force, one_line
 from ..config.stopping import Stopping, require_scores
 from ..data.federated import Federated
 from ..errors import UserError
-from ..methods.base import Method, Round
+from ..methods.base import Method
 from ..record import Record
 from ..utils.devices import pick_device
 from ..utils.notebook import card
 from ..utils.processes import delay_signals
 from .client_metrics import ClientMetrics
-from .health import HealthMonitor, server_diverged
+from .health import HealthMonitor
 from .observers import Observers
-from .round import average, collect_replies, merged, norms, plan_round, score_round, sent, steps_of, weight
+from .round import RoundResult, compute_round
 from .segments import Segments
 from .simulated_time import Meter
-from .states import ClientStates, DiskStates, choose_states, settle
-
-
-class RoundResult(NamedTuple):
-    """One round that was computed.
-
-    Args:
-        server: the server's state after it.
-        record: what a run writes down of it.
-        client_metrics: scores on every client's data, if the round was one to measure.
-        uploads: the digests of what clients sent.
-    """
-
-    server: Any
-    record: Record
-    client_metrics: ClientMetrics | None
-    uploads: Uploads
+from .states import ClientStates, DiskStates, choose_states
 
 
 class Recorder(Protocol):
-    """Writes the rounds of a run down as they are made: `recording.py`."""
+    """A recorder writes the rounds of a run as they are computed; see `runs/recorder.py`."""
 
     out: Path
     config: Config
     records: list[Record]
 
     def session(self, run: Simulation) -> AbstractContextManager[Callable[[RoundResult], None] | None]:
-        """Hold the directory while rounds are made, and write how they ended.
+        """Lock the directory while rounds are computed, and write how they ended.
 
         Returns:
-            What writes a round, to be called before anybody hears of it; None if the run is over.
+            A function that writes a round, to be called before observers see the round; None if the run is over.
         """
 
     def failed(self, error: BaseException) -> None:
-        """Write why rounds were given up, which a loop says only after it let go of them."""
+        """Write the error that ended the rounds: a `for` loop drops its iterator before the error is known."""
 
 
 class Simulation:
@@ -105,17 +86,17 @@ class Simulation:
         self.method = method
         self.data = data
         self.t = 0
-        self.client_metrics: ClientMetrics | None = None  # of the last round, if it was one to measure
+        self.client_metrics: ClientMetrics | None = None  # of the last round, if it was measured
         self.x0 = flat.x
         self.recorder: Recorder | None = None  # writes the rounds to a run directory, if there is one
-        self.cause: BaseException | None = None  # of an end of the rounds from outside
+        self.cause: BaseException | None = None  # why the rounds were ended from outside
         self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
         if loss is None:
             require_outputs(work)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
-        self._first = work.hooks.init_client(self.x0)  # every client's: a method sees x^0 alone
+        self._first = work.hooks.init_client(self.x0)  # the first state of every client: it depends on x^0 alone
         touched = min(data.clients, plan.active * plan.rounds)
         self.states = choose_states(plan.states, self._first, touched, folder, stored) if states is None else states
         self.server = work.hooks.init_server(self.x0.to(sum_dtype(device), copy=True))
@@ -124,9 +105,9 @@ class Simulation:
         self.backend, self.placement, self.workers, self.work = open_backend(work, self.states, place)
         self.plan, self.health = self.work.plan, HealthMonitor(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
-        self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far, and what ends the rounds
+        self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far; the stopping rules
         self.segments = Segments(self) if getattr(plan, "until", ()) else None
-        self._total = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
+        self.total_weight = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
     def x(self) -> torch.Tensor:
@@ -142,19 +123,21 @@ class Simulation:
 
     @property
     def ended(self) -> str:
-        """`finished`, or `stopped: ...` with what a rule of the plan says; "" while rounds are left."""
+        """`finished`, or `stopped: ...` with the reason of a stopping rule; "" while rounds are left."""
         return "finished" if self.t >= self.plan.rounds else self.stopping.status
 
     @property
-    def told(self) -> dict[str, str]:
-        """The settings that the data decide: what is done to pictures, and the loss."""
+    def data_settings(self) -> dict[str, str]:
+        """The settings that the data decide: the augmentation of pictures, and the loss."""
         return {"augment": self.data.pipeline.augmentation, "loss": loss_name(self.work.loss).partition(":")[2]}
 
     @property
     def settings(self) -> str:
-        """What the run trains with, in a line."""
+        """The settings in force, in one line."""
         decay = self.plan.lr_decay or paper_decay(self.method)
-        return one_line(in_force(self.plan.fields() | {"lr_decay": decay, "clients": self.data.clients}, self.told))
+        return one_line(
+            in_force(self.plan.fields() | {"lr_decay": decay, "clients": self.data.clients}, self.data_settings)
+        )
 
     @property
     def out(self) -> Path | None:
@@ -169,9 +152,10 @@ class Simulation:
         return card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
 
     def __iter__(self) -> Iterator[Record]:
-        """Return the rounds that are left; those in progress, if there are some.
+        """Return an iterator over the rounds that are left; the one in use, if its rounds are in progress.
 
-        Given up before their end, by `break` for example, the run is `interrupted`; with a directory it can be resumed.
+        If the caller leaves it early, by `break` for example, the run is `interrupted`; with a directory it can be
+        resumed.
         """
         going = self._going()
         if going is None or inspect.getgeneratorstate(going) == inspect.GEN_CLOSED:
@@ -183,20 +167,20 @@ class Simulation:
         """Run the rounds: the one loop, with a run directory and without."""
         self.cause = None
         with self.recorder.session(self) if self.recorder else self._unrecorded() as write:
-            if write is None:  # the run is over
+            if write is None:  # The run is over.
                 return
             self.stopping.begin()
             self.observers.started(self)
             while not self.ended:
                 result = self.advance()
-                write(result)  # before anybody hears of the round
+                write(result)  # Observers may only see rounds that are on the disk.
                 self.observers.tell("round", result.record, self)
                 yield result.record
         self.backend.close()
 
     @contextmanager
     def _unrecorded(self) -> Iterator[Callable[[RoundResult], None]]:
-        """Stand in for a recorder: write nothing, and tell the observers how the rounds end."""
+        """Replace a recorder: write nothing, and report to the observers how the rounds end."""
         try:
             yield lambda _: None
         except BaseException as error:
@@ -205,7 +189,7 @@ class Simulation:
         self.observers.over(self, None)
 
     def step(self) -> Record:
-        """Run one round, written down if the run has a directory; see `advance`."""
+        """Run one round, and record it if the run has a directory; see `advance`."""
         if self.recorder is None:
             record = self.advance().record
             self.observers.tell("round", record, self)
@@ -222,91 +206,38 @@ class Simulation:
         """
         self.observers.started(self)
         try:
-            result = self.next_runner()._round()
+            result = compute_round(self.next_runner())
         except BaseException:
             self.states.discard()
             raise
-        result = result._replace(record=self.stopping.stamped(result.record))
-        with delay_signals():  # states and server are of the same round, whenever a signal comes
+        with delay_signals():  # Client states and server must be of the same round, whenever a signal arrives.
             self.states.commit()
             self.server, self.t = result.server, result.record.round
             self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
-            self.stopping.see(result.record)
+            self.stopping.update(result.record)
         return result
 
     def next_runner(self) -> Simulation:
-        """The simulation that computes the next round: itself, or in a segment of a fork one with its settings."""
+        """Return the simulation that computes the next round: itself, or in a segment of a fork its sibling."""
         return self if self.segments is None else self.segments.next()
 
-    def _round(self) -> RoundResult:
-        """Compute the next round from the present state, which stays; new client states are staged."""
-        started = time.perf_counter()
-        t, plan = self.t, self.plan
-        lr, active, lost, jobs = plan_round(self.work, t)
-        work = self.work.at(t)
-        down = self.down(work)
-        bytes_down = len(active) * tree_bytes(down)
-        mean, replies, bytes_up = collect_replies(self, jobs, down, lost, len(active))
-        del down  # vectors are large: none is kept longer than it is needed
-        K, rate = steps_of(replies, partial(weight, self.plan), mean.weight)
-        told = Round(t, mean.weight, self._total, K, lr, plan.seed, len(active), rate)
-        with one_thread():  # the bits of a sum depend on the number of threads
-            came = mean.result()
-            result = work.hooks.received(came, told)
-            settle(self.states, work.hooks, result, told)
-            server = work.hooks.update(self.server, result, told)
-            if not all_finite(server):
-                blame = server_blamed(self.method, t, self.server, came, result)
-                raise blame or server_diverged(self.method, server, t, lr)
-            told_of = merged(self.method, work.hooks.metrics(server, result, told), replies)
-            metrics = norms(self.method, method_part(server)) | told_of
-            del mean, came, result
-            update_norm = distance(server.x, self.server.x)
-        trained = time.perf_counter()
-        score, validation, measured = score_round(self.backend, self.work, full_vector(server), t + 1, replies)
-        train_loss = average(replies, "train_loss")
-        signs = self.health.round(t + 1, server, train_loss, (score, validation))
-        evaluated = time.perf_counter()
-        record = Record(
-            round=t + 1,
-            cohort=active,
-            lr=lr,
-            train_loss=train_loss,
-            test_loss=score and score.loss,
-            test_accuracy=score and score.known_accuracy,
-            drift=average(replies, "drift"),
-            update_norm=update_norm,
-            bytes_down=bytes_down,
-            bytes_up=bytes_up,
-            grad_evals=sum(reply.facts.grad_evals for reply in replies),
-            dropped=sorted(lost),
-            stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
-            seconds=time.perf_counter() - started - (evaluated - trained),
-            eval_seconds=evaluated - trained,
-            validation_loss=validation and validation.loss,
-            validation_accuracy=validation and validation.known_accuracy,
-            metrics=metrics,
-            signs=signs,
-        )
-        if self.meter:
-            record = self.meter.stamped(record, replies, self.elapsed)
-        return RoundResult(server, record, measured, sent(replies))
-
     def client_state(self, client: int) -> Any:
-        """A private copy of a client's state, made from x^0 at first touch."""
+        """Return a private copy of a client's state; before its first turn it is made from x^0."""
         kept = self.states.get(client)
         if kept is None:
             return tree_map(torch.clone, self._first)
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
     def restore(self, t: int, server: Any, elapsed: float | None) -> None:
-        """Continue from a checkpoint: t rounds are done, in virtual seconds if they are counted. Client states are put
-        back in `states` itself."""
+        """Continue from a checkpoint: t rounds are done, in `elapsed` virtual seconds if they are simulated.
+
+        Client states are restored by `states` itself.
+        """
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
         self.elapsed = elapsed or 0.0
 
     def end_rounds(self, error: BaseException | None = None) -> None:
-        """End the rounds in progress, if there are some; an error is what stopped them."""
+        """End the rounds in progress, if any; `error` is the error that stopped them."""
         going = self._going()
         if going is not None:
             self.cause = error
@@ -315,8 +246,11 @@ class Simulation:
             self.recorder.failed(error)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stop worker processes and remove temporary files, if there are any; a run directory gets its summary, with
-        the error that stopped the run if there was one."""
+        """Stop worker processes and remove temporary files; a run directory gets its summary.
+
+        Args:
+            error: the error that stopped the run, if any; the summary names it.
+        """
         self.end_rounds(error)
         self.observers.over(self, error)
         if self.segments is not None:
@@ -330,13 +264,9 @@ class Simulation:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
 
-    def down(self, work: Work) -> Any:
-        """What the server sends, in the model's dtype."""
-        return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(self.server))
-
 
 def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
-    """The plan with its cohort's size; data, or a method, that it cannot be for are refused."""
+    """Return the plan with the size of its cohort; raise for data or a method that do not fit it."""
     plan.require_schedules(method, paper_decay(method))
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
     if data.sizes.min() < 1:
@@ -347,24 +277,24 @@ def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
 
 
 def shown(method: Method) -> str:
-    """A method with the fields that are not at their defaults.
+    """Return a method as text, with the fields that are not at their defaults.
 
     Example:
         >>> from fedspeed import FedSpeed
         >>> shown(FedSpeed(rho=0.05))
         'FedSpeed(rho=0.05)'
     """
-    told = []
+    fields = []
     for field in dataclasses.fields(method):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = getattr(method, field.name)
         if value != default:
-            told.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
-    return f"{type(method).__name__}({', '.join(told)})"
+            fields.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
+    return f"{type(method).__name__}({', '.join(fields)})"
 
 
 def described(run: Simulation) -> str:
-    """A simulation in a line: what it is of, where it stands, how it is computed."""
+    """Return a simulation as one line: method, model, data, round, engine and back end."""
     flat, data, plan = run.work.flat, run.data, run.plan
     return (
         f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "

@@ -1,9 +1,9 @@
-"""Where client states live between rounds: in memory, or on disk where they are too large for it.
+"""Client states between rounds: in memory, or on disk if they are too large.
 
 A new state is staged when its reply is counted and committed when the round is: a round that fails leaves every
 client as it was, and a client's state changes if and only if its reply was counted. A state has a generation, the
 round it is of; on disk it is a file `client@generation`. Which states changed since the last checkpoint is noted as
-they change, so that a checkpoint costs what changed and not what there is.
+they change, so that a checkpoint writes only those.
 """
 
 from __future__ import annotations
@@ -24,34 +24,26 @@ if TYPE_CHECKING:
     from ..methods.base import Round
 
 LIMIT = 2**30
-"""Bytes of states, of all clients that a run may touch, above which `auto` keeps them on disk."""
-
-
-class SavedState(Protocol):
-    """A client's state in a checkpoint."""
-
-    @property
-    def digest(self) -> str:
-        """Of its file; "" without a file of its own."""
+"""Bytes of states, of all clients that may take part in a run, above which `auto` keeps them on disk."""
 
 
 class SavedStates(Protocol):
     """The client states of a checkpoint."""
 
     @property
-    def entries(self) -> Mapping[int, SavedState]:
-        """What is known of each client's state."""
+    def entries(self) -> Mapping[int, Any]:
+        """Client -> its saved state, with the digest of its file; "" without a file of its own."""
 
     @property
     def generations(self) -> dict[int, int]:
-        """The round each client's state is of."""
+        """Client -> the round its state is of."""
 
     def state(self, client: int, like: Any) -> Any:
-        """A client's state, of the shapes of `like`."""
+        """Return a client's state, with the shapes of `like`."""
 
 
 class _States:
-    """What both places have in common: who has a state, of which round, and what changed since the last checkpoint."""
+    """Base of both kinds: the generation of each client's state, and the clients that changed since a checkpoint."""
 
     def __init__(self) -> None:
         self.generations: dict[int, int] = {}
@@ -68,7 +60,7 @@ class _States:
 
 
 class ClientStates(_States):
-    """States in memory: one entry for every client that was ever counted, made at first touch, none for the rest."""
+    """States in memory: one entry per client that was ever counted, none for the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,34 +69,39 @@ class ClientStates(_States):
         self._bytes = 0  # of one state
 
     def get(self, client: int) -> Any | None:
-        """A private copy of a client's state, or None before its first counted reply."""
+        """Return a private copy of a client's state, or None before its first counted reply."""
         kept = self._kept.get(client)
         return None if kept is None else tree_map(torch.clone, kept)
 
     def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
-        """A client's new state, of round t, to be kept if the round is: a copy, what a reply holds may be on loan.
-        It is not its `last` if `settle` comes after it."""
+        """Stage a client's new state of round t, to be kept if the round is.
+
+        It is copied: a back end may reuse the memory of a reply.
+
+        Args:
+            last: whether this is the final state of the round; False if `settle` follows.
+        """
         if has_leaves(state):
             self._staged[client] = (tree_map(torch.clone, state), t)
             self._bytes = tree_bytes(state)
 
     def settle(self, settled: Callable[[Any], Any]) -> None:
-        """Every staged state becomes what `settled` makes of it."""
+        """Replace every staged state by `settled` of it."""
         self._staged = {client: (settled(state), t) for client, (state, t) in self._staged.items()}
 
     def commit(self) -> None:
-        """The round is counted: staged states are the clients' states."""
+        """Count the round: the staged states become the clients' states."""
         for client, (state, t) in self._staged.items():
             self._kept[client], self.generations[client] = state, t
         self._unsaved.update(self._staged)
         self._staged = {}
 
     def discard(self) -> None:
-        """The round failed: nothing was staged."""
+        """Forget the staged states: the round failed."""
         self._staged = {}
 
     def restore(self, saved: SavedStates, like: Any) -> None:
-        """Take over the states of a checkpoint."""
+        """Take over the states of a checkpoint, which are saved by definition."""
         self._kept = {i: saved.state(i, like) for i in saved.entries}
         self.generations = saved.generations
         self._staged = {}
@@ -112,27 +109,29 @@ class ClientStates(_States):
 
     @property
     def unsaved_bytes(self) -> int:
-        """What a checkpoint would have to write."""
+        """The bytes that a checkpoint would write."""
         return len(self._unsaved) * self._bytes
 
     def take_unsaved(self) -> list[tuple[int, int, Any]]:
-        """(client, generation, state) of what changed since this was last asked. They are never changed in place."""
+        """Return (client, generation, state) of the states that changed since the last call.
+
+        They are never changed in place, so a thread may write them while the next round runs.
+        """
         taken = [(i, self.generations[i], self._kept[i]) for i in sorted(self._unsaved)]
         self._unsaved = set()
         return taken
 
     def close(self) -> None:
-        """Nothing to remove."""
+        """Do nothing: there are no files."""
 
 
 class DiskStates(_States):
-    """States on disk, read and written whole (mapped pages would count as memory). Memory holds one number for every
-    touched client.
+    """States on disk, read and written whole (mapped pages would count as memory); in memory is one number per client.
 
     Args:
         folder: where; None makes a temporary folder, removed by `close`, with this object, or when the process ends.
-        dtype: in which to store vectors, None for their own; float16 and bfloat16 halve the space and round.
-        keep_old: leave replaced generations to checkpoints, which remove them.
+        dtype: the stored dtype of vectors, None for their own; float16 and bfloat16 halve the space and round.
+        keep_old: keep replaced generations for checkpoints, which remove them.
     """
 
     def __init__(self, folder: Path | None = None, dtype: torch.dtype | None = None, keep_old: bool = False) -> None:
@@ -144,31 +143,32 @@ class DiskStates(_States):
         self._like: Any = None
 
     def path(self, client: int, t: int) -> Path:
-        """The file of a client's state as of round t."""
+        """Return the path of a client's state as of round t."""
         return self.folder / state_name(client, t)
 
     def get(self, client: int) -> Any | None:
-        """A client's state, read from its file."""
+        """Read a client's state from its file; return None if it has none."""
         t = self.generations.get(client)
         return None if t is None else read_state(self.path(client, t), self._like)
 
     def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
-        """Write a client's new state under a name of its own, beside the old one; unrounded if it is not its last."""
+        """Write a client's new state beside the old one, under another name; unrounded if it is not the last."""
         if not has_leaves(state):
             return
         if self._like is None:
             self._like = tree_map(meta_like, state)
-        self._staged[client] = t  # first: what is half written when somebody interrupts is dropped too
+        self._staged[client] = t  # before the write, so that `discard` also removes a file that is half written
         write_state(self.path(client, t), state, self.dtype if last else None)
 
     def settle(self, settled: Callable[[Any], Any]) -> None:
-        """Every staged state becomes what `settled` makes of it, one at a time: in memory there is never more."""
+        """Replace every staged state by `settled` of it, one at a time to bound memory."""
         for client, t in self._staged.items():
             write_state(self.path(client, t), settled(read_state(self.path(client, t), self._like)), self.dtype)
 
     def commit(self) -> None:
-        """The round is counted: drop the states that were replaced, but for those that a checkpoint may name."""
+        """Count the round: remove the states that were replaced, except those that a checkpoint may name."""
         old = [(i, self.generations[i]) for i, t in self._staged.items() if self.generations.get(i, t) != t]
+        # A state that changed since the last checkpoint is in no manifest; an older one may be, and must stay.
         needed = set() if not self.keep_old else {i for i, _ in old} - self._unsaved
         self.generations.update(self._staged)
         self._unsaved.update(self._staged)
@@ -178,18 +178,18 @@ class DiskStates(_States):
                 self._drop(client, before)
 
     def discard(self) -> None:
-        """The round failed: drop what it wrote."""
+        """Remove the files of the staged states: the round failed."""
         for client, t in self._staged.items():
             if self.generations.get(client) != t:
                 self._drop(client, t)
         self._staged = {}
 
     def _drop(self, client: int, t: int) -> None:
-        with suppress(OSError):  # it is left over, and nobody asks for it
+        with suppress(OSError):  # A file that stays is never read: its generation is not the client's.
             self.path(client, t).unlink(missing_ok=True)
 
     def restore(self, saved: SavedStates, like: Any) -> None:
-        """Take over the states of a checkpoint: files lie in this folder already, others get one."""
+        """Take over the states of a checkpoint: files are in this folder already, states of the log get a file."""
         self._like = tree_map(meta_like, like)
         self.generations, self._staged = saved.generations, {}
         self._unsaved = {i for i, entry in saved.entries.items() if not entry.digest}
@@ -198,11 +198,11 @@ class DiskStates(_States):
 
     @property
     def unsaved_bytes(self) -> int:
-        """Nothing: a state is on disk before it counts."""
+        """The bytes that a checkpoint would write: none, a state is on disk before it counts."""
         return 0
 
     def take_unsaved(self) -> list[tuple[int, int, Any]]:
-        """(client, generation, None) of what changed since this was last asked: each is a file."""
+        """Return (client, generation, None) of the states that changed since the last call: each is a file."""
         taken = [(i, self.generations[i], None) for i in sorted(self._unsaved)]
         self._unsaved = set()
         return taken
@@ -220,12 +220,12 @@ def choose_states(
     folder: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> ClientStates | DiskStates:
-    """`memory`, `disk`, or `auto`: on disk where the states would take more than 1 GiB.
+    """Return the states for `memory`, `disk` or `auto`, which is on disk for more than 1 GiB of states.
 
-    In a folder of a run, generations are kept for its checkpoints.
+    In the folder of a run, replaced generations are kept for its checkpoints.
 
     Args:
-        clients: how many may have a state in the end.
+        clients: how many clients may have a state in the end.
     """
     size = clients * sum(a.numel() * a.element_size() for a in tree_leaves(prototype))
     if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):
@@ -234,8 +234,9 @@ def choose_states(
 
 
 def settle(states: ClientStates | DiskStates, hooks: Hooks, mean: Any, round: Round) -> None:
-    """Put the states of this round through the method's `settle`, if it has one: the mean is in the clients' dtype."""
-    if "settle" in hooks.overridden:
-        seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)  # a copy: `update` may work in the other
+    """Apply the method's `settle`, if it has one, to the states of this round; the mean is in the clients' dtype."""
+    if "settle" in hooks.reporting:
+        # A copy: `update` may change the other one in place.
+        seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)
         device = next(tree_leaves(seen)).device
         states.settle(lambda kept: hooks.settle(tree_map(lambda a: a.to(device), kept), seen, round))

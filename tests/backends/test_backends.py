@@ -22,7 +22,7 @@ from fedspeed.client.work import Job
 from fedspeed.config.plan import Plan
 from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.methods import METHODS, FedExP, FedInit, FedSpeed
-from fedspeed.server.round import make_jobs
+from fedspeed.server.round import broadcast, make_jobs
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_worker_has_its_next_client_before_a_reply_is_looked_at(monkeypatch, q
             Processes, "_send", lambda self, w, chunk, *rest: (sent.extend(chunk), send(self, w, chunk, *rest))
         )
         jobs = make_jobs(run.work, [3, 5, 7], 0, 0.1)
-        replies = run.backend.run(jobs, run.down(run.work), run.client_state)
+        replies = run.backend.run(jobs, broadcast(run, run.work), run.client_state)
         assert next(replies).job == jobs[0]
         assert sent == jobs[:2]  # two slots: one is being read, one is worked on
         assert [reply.job for reply in replies] == jobs[1:]

@@ -88,16 +88,17 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_deleted(monkeypatc
     from fedspeed.errors import UserError
     from fedspeed.runs import launch
 
-    config, alone = Config.from_dict({"rounds": 1, "clients": 4, "active": 2, "backend": "serial"}), launch.alone
+    config = Config.from_dict({"rounds": 1, "clients": 4, "active": 2, "backend": "serial"})
+    exclusive = launch.exclusive
 
     @contextmanager
     def late(out):
-        monkeypatch.setattr(launch, "alone", alone)
+        monkeypatch.setattr(launch, "exclusive", exclusive)
         run_config(config, Path("a"))
-        with alone(out):
+        with exclusive(out):
             yield
 
-    monkeypatch.setattr(launch, "alone", late)
+    monkeypatch.setattr(launch, "exclusive", late)
     with pytest.raises(UserError, match="already holds a run"):
         run_config(config, Path("a"))
     assert RunDir("a").finished()

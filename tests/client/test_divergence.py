@@ -164,7 +164,7 @@ def test_nothing_of_this_runs_while_all_is_finite(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(fedspeed.client.engines, "blamed", never)
     monkeypatch.setattr(fedspeed.client.block, "blamed", never)
-    monkeypatch.setattr(fedspeed.server.simulation, "server_blamed", never)
+    monkeypatch.setattr(fedspeed.server.round, "server_blamed", never)
     assert len(list(simulate(Plain(), "linear", DATA, **PLAN, lr=1e-3))) == 2
 
 

@@ -41,7 +41,7 @@ def where(plan: Plan, records: list[Record]) -> int:
     """The round in which a run stops; 0 if it does not."""
     rules = Stopping(plan)
     for one in records:
-        rules.see(one)
+        rules.update(one)
         if rules.fired:
             assert rules.fired.round == one.round
             return one.round
@@ -447,7 +447,7 @@ def test_a_goal_on_a_mean_in_words():
     stopped = Stopping(Plan(stop_at="accuracy=0.5,mean=2"))
     for t, accuracy in enumerate((0.6, 0.3, 0.5, 0.5), 1):
         assert not stopped.fired
-        stopped.see(record(t, accuracy))
+        stopped.update(record(t, accuracy))
     assert stopped.status == "stopped: mean of 2 scores of accuracy 0.5 >= 0.5 in round 4"
     assert goal_text("accuracy = 0.5, mean = 1") == "accuracy=0.5"
 

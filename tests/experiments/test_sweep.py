@@ -279,7 +279,9 @@ def test_the_best_point_and_those_that_the_seeds_do_not_prove_worse():
     assert best.label == max(means, key=lambda label: means[label])
     assert best.rivals == [({"lr=2", "lr=3"} - {best.label}).pop()]
     assert "chosen on the test set" in found.verdict[-1]
-    assert "1 seed cannot show whether it really is" in swept(combinations({"lr": [1, 2]}), [0.0, 0.1], seeds=1).verdict[0]
+    assert (
+        "1 seed cannot show whether it really is" in swept(combinations({"lr": [1, 2]}), [0.0, 0.1], seeds=1).verdict[0]
+    )
 
 
 def test_a_point_that_diverged_is_not_the_best():

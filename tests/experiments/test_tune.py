@@ -121,7 +121,7 @@ def test_a_search_that_was_stopped_goes_on(tmp_path: Path, strategy: str) -> Non
 
     def some(tasks: list[RunTask]) -> dict[str, str]:
         make_runs(tasks[:3])
-        RunDir(tasks[2].folder).drop_results()
+        RunDir(tasks[2].folder).remove_results()
         raise KeyboardInterrupt
 
     def search() -> Tuning:

@@ -35,10 +35,9 @@ from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
 from fedspeed.record import MOST, older, rounds_digest
 from fedspeed.report.diff import differences
-from fedspeed.runs.checkpoint import unlike
 from fedspeed.runs.fork_origin import Origin
 from fedspeed.runs.launch import resume
-from fedspeed.runs.verify import verify
+from fedspeed.runs.verify import round_mismatches, verify
 from fedspeed.server.round import merged
 
 FILE = """
@@ -386,9 +385,9 @@ def test_a_run_that_is_older_than_the_norms_is_verified(tmp_path):
                                  "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
     new = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     again, before = Record.from_dict(new[0]), Record.from_dict({k: v for k, v in new[0].items() if k != "metrics"})
-    assert unlike(again, before) == []
-    assert unlike(again, again) == []
-    (wrong,) = unlike(again, replace(again, metrics={**again.metrics, "H_norm": 0.0}))
+    assert round_mismatches(again, before) == []
+    assert round_mismatches(again, again) == []
+    (wrong,) = round_mismatches(again, replace(again, metrics={**again.metrics, "H_norm": 0.0}))
     assert "metrics" in wrong
 
 
@@ -398,8 +397,8 @@ def test_a_method_s_own_norm_is_verified_as_any_number():
     costs = {"drift": 0.0, "update_norm": 0.0, "bytes_down": 1, "bytes_up": 1, "grad_evals": 1.0, "eval_seconds": 0.5}
     record = Record(round=1, cohort=[], lr=0.1, train_loss=1.0, test_loss=None, test_accuracy=None, dropped=[],
                     stragglers=[], seconds=1.0, metrics=told, **costs)  # fmt: skip
-    assert unlike(record, record) == []
-    assert unlike(record, replace(record, metrics={})) != []
+    assert round_mismatches(record, record) == []
+    assert round_mismatches(record, replace(record, metrics={})) != []
 
 
 def test_a_run_that_is_older_than_the_norms_can_be_forked(tmp_path):
@@ -409,5 +408,5 @@ def test_a_run_that_is_older_than_the_norms_can_be_forked(tmp_path):
                                  "local_steps": 1, "backend": "serial"}), out)  # fmt: skip
     records = [Record.from_dict(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
     parent = Origin(str(out), 2, rounds_digest(older(r) for r in records[:2]), {})
-    assert parent.unlike(records) == []
-    assert parent.unlike([replace(records[0], lr=0.2), *records[1:]]) != []
+    assert parent.mismatches(records) == []
+    assert parent.mismatches([replace(records[0], lr=0.2), *records[1:]]) != []

@@ -88,7 +88,7 @@ def column(data: dict[str, Any], run: dict[str, Any], name: str) -> list[Any]:
 def test_the_table_says_what_the_summaries_say(runs):
     lines = Parts(report("runs")).lines
     title = lines[0]
-    summaries = [RunDir(runs / f"b-s{seed}").told() for seed in range(3)]
+    summaries = [RunDir(runs / f"b-s{seed}").raw_summary() for seed in range(3)]
     speed = dict(zip(title, next(line for line in lines if line[0] == "fedspeed"), strict=True))
     for name, key in (
         ("last %", "last_accuracy"),
@@ -97,7 +97,7 @@ def test_the_table_says_what_the_summaries_say(runs):
     ):
         values = [100 * summary[key] for summary in summaries]
         assert speed[name] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
-    baseline = statistics.fmean(RunDir(runs / f"a-s{seed}").told()["mean_last5_accuracy"] for seed in range(3))
+    baseline = statistics.fmean(RunDir(runs / f"a-s{seed}").raw_summary()["mean_last5_accuracy"] for seed in range(3))
     target = math.floor(100 * baseline)
     first = []
     for seed in range(3):
@@ -216,7 +216,7 @@ def test_what_would_decide(values, says):
 
 def test_targets(runs):
     rows = finished(collect([runs])[0])
-    mean = statistics.fmean(RunDir(runs / f"b-s{seed}").told()["mean_last5_accuracy"] for seed in range(3))
+    mean = statistics.fmean(RunDir(runs / f"b-s{seed}").raw_summary()["mean_last5_accuracy"] for seed in range(3))
     assert targets_of(rows, "fedspeed") == [math.floor(100 * mean) / 100]
     made_run(runs / "c", "fedprox", config={"targets": [0.5, 0.7]})
     assert targets_of(finished(collect([runs])[0])) == [0.5, 0.7]
@@ -460,7 +460,7 @@ def test_the_formats_have_the_same_numbers(runs):
     assert [cell for cell in cells if cell.replace("+-", r"$\pm$").replace(">", "$>$") not in latex] == []
     rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
     assert [float(row["last_accuracy"]) for row in rows][:3] == [
-        RunDir(runs / f"a-s{seed}").told()["last_accuracy"] for seed in range(3)
+        RunDir(runs / f"a-s{seed}").raw_summary()["last_accuracy"] for seed in range(3)
     ]
 
 

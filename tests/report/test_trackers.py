@@ -110,7 +110,7 @@ def test_a_tracker_that_is_down_stops_nothing(tracker, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/tensorboard").write_text("not a folder")
-    with pytest.warns(UserWarning, match=r"observer \w+\.started failed .*; it is dropped, the run goes on"):
+    with pytest.warns(UserWarning, match=r"observer \w+\.started failed .*; it is dropped, the run continues"):
         run_config(Config.from_dict(SMALL), Path("runs/a"), observers=[tracker])
     run_config(Config.from_dict(SMALL), Path("runs/b"))
     assert differences(Path("runs/a"), Path("runs/b")) == []

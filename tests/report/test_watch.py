@@ -326,7 +326,7 @@ def test_the_terminal(runs, capsys):
     assert "failed no more disk" in lines[3]
     for line, rounds in zip(lines[2:], ("4 of 10", "10 of 10", "10 of 10"), strict=True):
         assert rounds in line
-    assert f"{100 * RunDir(runs / 'a').told()['last_accuracy']:.2f}%" in lines[4]
+    assert f"{100 * RunDir(runs / 'a').raw_summary()['last_accuracy']:.2f}%" in lines[4]
     assert "\x1b" not in out
 
 
@@ -341,7 +341,12 @@ def test_the_terminal_shows_what_there_is_room_for(runs):
             console.print(view(standings(seen.rows), ["x: no"], width, 2))
         lines = shown.get().splitlines()
         assert lines[-2:] == ["and 1 more", "left out: x: no"]
-        for cell in ("finished", "10 of 10", "fedavg", f"{100 * RunDir(runs / 'a').told()['last_accuracy']:.2f}%"):
+        for cell in (
+            "finished",
+            "10 of 10",
+            "fedavg",
+            f"{100 * RunDir(runs / 'a').raw_summary()['last_accuracy']:.2f}%",
+        ):
             assert cell in lines[2]
         assert ("━" in lines[2]) is (width == 120)
 

@@ -25,7 +25,7 @@ ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/run.py": "config.toml",
     "cli/verify.py": "summary.json",
     "cli/options.py": "states",
-    "runconfig.py": "states",
+    "runs/config_file.py": "states",
 }
 
 
@@ -37,7 +37,7 @@ def spelled(path: Path) -> list[str]:
     return [text.value for text in texts if id(text) not in plain and SPELLED.search(text.value)]
 
 
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "rundir.py"]
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "runs" / "directory.py"]
 
 
 def test_nobody_else_spells_the_names():
@@ -58,7 +58,7 @@ def record(t: int) -> Record:
 @pytest.fixture
 def run(tmp_path) -> RunDir:
     found = RunDir(tmp_path)
-    found.write_config({"format": 1, "rounds": 2, "method": {"name": "fedavg"}})
+    found.write_tables({"format": 1, "rounds": 2, "method": {"name": "fedavg"}})
     found.write_records([record(1), record(2)])
     scores = {key: 0.5 if key.endswith("accuracy") else 2 for key in REPORTED}
     texts = {"data_fingerprint": "d", "split_fingerprint": "s"}
@@ -72,12 +72,12 @@ def test_what_is_written_is_read(run):
     assert run.records(1) == [record(1)]
     assert list(run.lines()) == [record(1).to_dict(), record(2).to_dict()]
     assert run.config()["method"] == {"name": "fedavg"}
-    assert run.summary() == run.told() == run.finished(2) == RunFiles.read(run.path).summary
+    assert run.summary() == run.raw_summary() == run.finished(2) == RunFiles.read(run.path).summary
     assert run.finished(3) is None
-    assert run.holds() == ["config.toml", "rounds.jsonl", "summary.json"]
+    assert run.existing() == ["config.toml", "rounds.jsonl", "summary.json"]
     assert differences(run.path, run.path) == []
-    run.drop_results()
-    assert run.told() is None
+    run.remove_results()
+    assert run.raw_summary() is None
     assert run.summary() == {}
     assert run.model_digest() is None
 
@@ -111,13 +111,13 @@ def test_rounds_up_to_the_first_that_is_none(run, rest, lines, records):
 
 def test_a_run_that_has_not_begun(tmp_path):
     run = RunDir(tmp_path / "none")
-    assert list(run.lines()) == run.records() == run.holds() == run.manifests() == []
+    assert list(run.lines()) == run.records() == run.existing() == run.manifests() == []
     with pytest.raises(UserError, match=r"holds no run: expected a config.toml; start one"):
         run.config()
     with pytest.raises(UserError, match=r"rounds.jsonl cannot be read"):
         list(run.lines(whole=True))
     RunDir(tmp_path / "a").path.mkdir()
-    RunDir(tmp_path / "a").write_config({"rounds": 1})
+    RunDir(tmp_path / "a").write_tables({"rounds": 1})
     assert runs_in(tmp_path) == [tmp_path / "a"] == runs_in(tmp_path / "a")
     with pytest.raises(UserError, match="it holds several"):
         RunDir(tmp_path).config()
@@ -126,7 +126,7 @@ def test_a_run_that_has_not_begun(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "7", "{", '{"a":' * 3000 + "1" + "}" * 3000, '{"a":' * 30 + "1" + "}" * 30])
 def test_a_summary_that_cannot_be_read(run, text):
     run.summary_file.write_text(text)
-    assert run.told() == {}
+    assert run.raw_summary() == {}
     assert run.finished() is None
     for read in (RunFiles.read, lambda path: differences(path, path)):
         with pytest.raises(UserError, match=r"summary.json .*can"):
@@ -147,7 +147,7 @@ def test_tables_nested_beyond_use_are_refused_by_every_reader(run):
      ("last_accuracy", 10**400), ("seed", float("nan")), ("seconds", True)],
 )  # fmt: skip
 def test_a_summary_with_something_else_for_a_number(run, key, value):
-    told = {**(run.told() or {}), key: value}
+    told = {**(run.raw_summary() or {}), key: value}
     run.write_summary(told)
     with pytest.raises(UserError, match=f"is not a finished run directory: it lacks a number for {key}"):
         RunFiles.read(run.path)
@@ -155,7 +155,7 @@ def test_a_summary_with_something_else_for_a_number(run, key, value):
 
 @pytest.mark.parametrize("tables", [{"method": 5}, {"rounds": 2}])
 def test_a_config_without_a_method(run, tables):
-    run.write_config(tables)
+    run.write_tables(tables)
     with pytest.raises(UserError, match="is not a finished run directory: it lacks the name of a method"):
         RunFiles.read(run.path)
 

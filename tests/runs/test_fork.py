@@ -386,7 +386,7 @@ def test_patience_counts_the_rounds_that_were_scored_then(parents):
     """Rounds 1, 2, 4 and 5 of the parent were not scored; with eval_every 1 they would look like rounds no better."""
     fork = forked(config(), 6, {"eval_every": 1, "rounds": 20, "patience": 2})
     rules = Stopping(fork)
-    assert rules.replay(RunDir(parents / "fedspeed").records()[:5]) is None
+    assert rules.restart_from(RunDir(parents / "fedspeed").records()[:5]) is None
     assert rules.stale == 0
 
 

@@ -113,7 +113,7 @@ def test_a_checkpoint_costs_what_changed_and_not_what_there_is(tmp_path, monkeyp
             states.stage(i, state(float(i)), 0)
         states.commit()
         for t in (1, 2, 3):
-            checkpoints.write(t, server, states) if not every else checkpoints.offer(t, server, states)
+            checkpoints.write(t, server, states) if not every else checkpoints.maybe_write(t, server, states)
             checkpoints.wait()
             for i in (3, 4):
                 states.stage(i, state(float(t)), t)
@@ -121,7 +121,7 @@ def test_a_checkpoint_costs_what_changed_and_not_what_there_is(tmp_path, monkeyp
         before = sum(path.stat().st_size for path in folder.rglob("log@*"))
         with monkeypatch.context() as patch:
             watch = Watch(patch)
-            checkpoints.offer(4, server, states)
+            checkpoints.maybe_write(4, server, states)
             checkpoints.wait()
         manifest = folder / "checkpoints" / "4.json"
         size = manifest.stat().st_size // 100 if not every else 0
@@ -249,7 +249,7 @@ def test_rounds_do_not_wait_for_slow_checkpoints(tmp_path, monkeypatch):
         states.stage(t, state(float(t)), t - 1)
         states.stage(0, state(float(t)), t - 1)
         states.commit()
-        checkpoints.offer(t, server, states)  # would never return if it waited
+        checkpoints.maybe_write(t, server, states)  # would never return if it waited
     go.set()
     checkpoints.write(3, server, states)
     checkpoints.wait()
@@ -264,7 +264,7 @@ def test_rounds_wait_if_one_asked_for_every_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", -1.0)
     checkpoints, states = Checkpoints(tmp_path, every=1), ClientStates()
     for t in range(1, 6):
-        checkpoints.offer(t, Server(torch.zeros(5)), states)
+        checkpoints.maybe_write(t, Server(torch.zeros(5)), states)
     checkpoints.wait()
     assert [path.stem for path in checkpoints.manifests()] == ["5", "4"]
     assert checkpoints.waited > 0

@@ -22,11 +22,11 @@ from fedspeed.config.config import Config
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, FedSpeed
 from fedspeed.runs.checkpoint import Checkpoints
-from fedspeed.runs.directory import RunDir, beside, line
+from fedspeed.runs.directory import RunDir, is_running, line
 from fedspeed.runs.launch import resume, run_config
 from fedspeed.runs.summary import digests
 from fedspeed.runs.verify import verify
-from fedspeed.server import simulation
+from fedspeed.server import round as server_round
 from fedspeed.utils.files import Hash
 
 SMALL = {"rounds": 3, "clients": 6, "active": 3, "local_steps": 2, "batch_size": 10, "engine": "loop"}
@@ -365,7 +365,7 @@ def test_verify_of_a_run_that_goes_on_finds_damage(tmp_path):
 
 
 def test_nobody_starts_while_a_run_is_verified(run):
-    with beside(run) as going_on:
+    with is_running(run) as going_on:
         assert not going_on
         (run / "summary.json").unlink()
         with pytest.raises(UserError, match="is in use"):
@@ -395,7 +395,7 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
         if where == "evaluation":
             patch.setattr(Serial, "evaluate", interrupt(Serial.evaluate))
         if where == "step":
-            patch.setattr(simulation, "score_round", interrupt(simulation.score_round))
+            patch.setattr(server_round, "score_round", interrupt(server_round.score_round))
         if where == "line":
             patch.setattr("fedspeed.runs.recorder.line", interrupt(line))
         tables = {**SMALL, "rounds": 5, "backend": "serial", "model": "linear", "method": "fedspeed"}
@@ -414,13 +414,13 @@ def test_an_interrupted_run_holds(tmp_path, monkeypatch, where):
 def test_a_last_loss_that_is_not_finite(tmp_path, monkeypatch):
     """The summary is the same whether the run was resumed or not, and verify agrees with both."""
     tables = {**SMALL, "rounds": 4, "backend": "serial", "model": "linear", "method": "fedspeed"}
-    real = simulation.score_round
+    real = server_round.score_round
 
     def infinite(backend, work, x, t, replies):
         scored = real(backend, work, x, t, replies)
         return scored._replace(test=scored.test._replace(loss=math.inf)) if t > 2 else scored
 
-    monkeypatch.setattr(simulation, "score_round", infinite)
+    monkeypatch.setattr(server_round, "score_round", infinite)
     straight = run_config(Config.from_dict(tables), tmp_path / "a")
     run_config(Config.from_dict(tables), tmp_path / "b")
     (tmp_path / "b" / "summary.json").unlink()

@@ -257,17 +257,17 @@ def _remove(path):
 
 def test_scores_that_were_changed_with_all_digests(straight, tmp_path):
     """Only rounds run again find those."""
-    from fedspeed.runs.verify import unlike_measured, unlike_rounds
+    from fedspeed.runs.verify import measured_mismatches, measured_round_mismatches
 
     before = straight.client_metrics()
     changed = before._replace(loss=before.loss * 2)
-    assert unlike_measured(before, before.some(before.rounds == 4), 4) == []
-    assert len(unlike_measured(changed, before.some(before.rounds == 4), 4)) == 1
+    assert measured_mismatches(before, before.some(before.rounds == 4), 4) == []
+    assert len(measured_mismatches(changed, before.some(before.rounds == 4), 4)) == 1
     simulation = type("", (), {"plan": Plan(rounds=5, client_metrics="every=2")})
-    assert unlike_rounds(before, simulation, 5) == []
-    assert "round 4 is missing" in unlike_rounds(before.some(before.rounds != 4), simulation, 5)[0]
+    assert measured_round_mismatches(before, simulation, 5) == []
+    assert "round 4 is missing" in measured_round_mismatches(before.some(before.rounds != 4), simulation, 5)[0]
     simulation.plan = Plan(rounds=5)
-    assert "does not ask" in unlike_rounds(before, simulation, 5)[0]
+    assert "does not ask" in measured_round_mismatches(before, simulation, 5)[0]
 
 
 def test_diff_names_other_scores(straight, tmp_path):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedspeed import Federated, Record, build_model, load_data, simulate
-from fedspeed.runs.checkpoint import unlike
 from fedspeed.runs.diagnosis import diagnose
+from fedspeed.runs.verify import round_mismatches
 
 
 def two_blobs() -> Federated:
@@ -143,10 +143,10 @@ def test_records_of_the_older_rule_are_those_of_the_same_round():
     record = made(lambda: Wired("killed"))[1][3]
     assert list(record.signs) == ["untrained extra.weight"]
     old = replace(record, signs={"still extra.weight": 0.0, "still first.weight": 1e-5})
-    assert unlike(record, old) == []
-    assert unlike(replace(record, signs={}), old) == []
-    assert len(unlike(record, replace(old, signs={**old.signs, "norm server.x": 1e3}))) == 1
-    assert len(unlike(record, replace(old, signs={"untrained other": 0.0}))) == 1
+    assert round_mismatches(record, old) == []
+    assert round_mismatches(replace(record, signs={}), old) == []
+    assert len(round_mismatches(record, replace(old, signs={**old.signs, "norm server.x": 1e3}))) == 1
+    assert len(round_mismatches(record, replace(old, signs={"untrained other": 0.0}))) == 1
     assert found([replace(record, signs={"still a": 0.0})]) == ["untrained weights: a"]
 
 

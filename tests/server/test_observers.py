@@ -174,7 +174,7 @@ def test_simulate_takes_observers(tmp_path, out, how):
 def test_one_that_raises_is_named_and_dropped_and_the_run_goes_on(tmp_path, hook, error):
     broken, diary = Broken(hook, error), Diary()
     with pytest.warns(
-        UserWarning, match=rf"^observer Broken\.{hook} failed \({type(error).__name__}.*the run goes on$"
+        UserWarning, match=rf"^observer Broken\.{hook} failed \({type(error).__name__}.*the run continues$"
     ):
         run_config(small(), tmp_path / "a", observers=[broken, diary])
     assert broken.calls == 1
@@ -231,7 +231,7 @@ def test_an_observer_runs_no_rounds(hook):
     eager = Eager(hook)
     run = plain(observers=[eager])
     eager.run = run
-    with pytest.warns(UserWarning, match="Eager.* runs none"):
+    with pytest.warns(UserWarning, match="Eager.* must not run rounds"):
         assert [record.round for record in run] == [1, 2, 3]
     alone = plain()
     assert [record.round for record in alone] == [1, 2, 3]
@@ -358,7 +358,7 @@ def test_an_observer_that_fails_is_one_line_on_the_command_line(tmp_path, monkey
     monkeypatch.setitem(observers.OBSERVERS, "bad", f"{__name__}:Bad")
     assert main([*command("run"), "--out", str(tmp_path / "a"), "--log", "bad"]) == 0
     assert capsys.readouterr().err == (
-        "fedspeed: warning: observer Bad.round failed (RuntimeError: gone); it is dropped, the run goes on\n"
+        "fedspeed: warning: observer Bad.round failed (RuntimeError: gone); it is dropped, the run continues\n"
     )
 
 

@@ -346,7 +346,7 @@ class Careless(FedAvg):
 def test_a_method_that_spoils_its_message_is_refused_and_the_server_is_whole():
     run = package(Softmax(), Careless(), with_(PLAN, active=1))
     before = snapshot(run)
-    with pytest.raises(UserError, match=r"Careless.upload must not change down.x in place.*test_server.py, line"):
+    with pytest.raises(UserError, match=r"Careless.upload must not change down.x in place.*test_simulation.py, line"):
         run.step()
     assert same(snapshot(run), before)
 

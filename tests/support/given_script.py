@@ -54,10 +54,11 @@ def readme(out: str, **settings: object) -> fedspeed.Simulation:
     """The README's example, its call given a directory."""
     text = (Path(__file__).parents[2] / "README.md").read_text()
     lines = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1).replace("rounds=60", "rounds=5").splitlines()
-    until = next(i for i, line in enumerate(lines) if line.startswith("run = "))
-    call = lines[until].removesuffix(")") + ", out=out, **settings)"
-    names: dict[str, object] = {"out": out, "settings": settings}
-    exec("\n".join([*lines[:until], call]), names)
+    until = next(i for i, line in enumerate(lines) if line.strip().startswith("run = "))
+    before = [line.strip() for line in lines[:until] if not line.startswith("for ")]  # the loop is over methods
+    call = lines[until].strip().removesuffix(")") + ", out=out, **settings)"
+    names: dict[str, object] = {"out": out, "settings": settings, "method": fedspeed.FedSpeed(lam=10, rho=0.1)}
+    exec("\n".join([*before, call]), names)
     return names["run"]
 
 

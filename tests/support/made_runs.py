@@ -60,7 +60,7 @@ def made_run(
         "model": {"name": "mlp"},
         "data": {"name": "digits"},
     }
-    run.write_config({**config, **changes.get("config", {})})
+    run.write_tables({**config, **changes.get("config", {})})
     run.write_records(records)
     scores = [r.test_accuracy for r in records if r.test_accuracy is not None]
     last = scores[-5:]
