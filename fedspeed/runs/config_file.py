@@ -106,7 +106,7 @@ def _warn_of_changes(tables: dict[str, Any]) -> None:
 def as_stored(config: Config) -> dict[str, Any]:
     """Return a config's tables as stored in its run directory: they mean the same from every folder, and every default
     is resolved."""
-    tables = {key: value for key, value in config.to_dict().items() if key not in OURS_TO_SAY}
+    tables = {key: value for key, value in config.to_dict().items() if key not in COMMAND_LINE_ONLY}
     tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
     return rename_code(tables, _copy_name)

@@ -441,7 +441,7 @@ def split_mismatches(path: Path, simulation: Simulation) -> list[str]:
 def measured_round_mismatches(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
     """Return how the measured rounds are not those that the plan asks for."""
     plan = simulation.plan
-    wanted = [t for t in range(1, rounds + 1) if (plan.earlier(t - 1) or plan).measures(t)]
+    wanted = [t for t in range(1, rounds + 1) if (plan.config_at(t - 1) or plan).scores_clients(t)]
     found = [] if measured is None else [t for t in measured.rounds.tolist() if t <= rounds]
     if found == wanted:
         return []

@@ -153,10 +153,10 @@ def collect_replies(run: Simulation, planned: RoundJobs, down: Any) -> tuple[Col
                 raise reply.error
             lost.add(reply.job.client)
             continue
-        if reply.facts.share:
+        if reply.facts.represents:
             with one_thread():  # A second thread would wait for cores that train clients.
                 # Back ends yield replies in job order: the order of this sum fixes the bits.
-                mean.add(reply.up, weight(run.plan, reply) * reply.facts.share)
+                mean.add(reply.up, weight(run.plan, reply) * reply.facts.represents)
         bytes_up += reply.facts.sent
         run.health.client(reply.client, first=not replies)
         run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.overridden)
@@ -248,10 +248,10 @@ class Scored(NamedTuple):
     clients: ClientMetrics | None = None
 
 
-def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
+def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
     """Score the server's full vector after t rounds; the scores of the clients' own models are in their replies."""
     plan, data = work.plan, work.data
-    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.measures(t)
+    due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)
     if not due and not each:
         return Scored()
     vector = x.to(work.flat.dtype, copy=True)
@@ -259,7 +259,7 @@ def score_round(backend: FullBackend, work: Work, x: torch.Tensor, t: int, repli
     validation = backend.evaluate(vector, validation=True) if due and slices(data, True) else None
     if not each:
         return Scored(test, validation)
-    own = {reply.job.client: reply.facts.own for reply in replies} if plan.measures(t, own=True) else None
+    own = {reply.job.client: reply.facts.own for reply in replies} if plan.scores_clients(t, own=True) else None
     return Scored(test, validation, measured(backend.evaluate_clients(vector), data, t, own))
 
 

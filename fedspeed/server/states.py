@@ -235,7 +235,7 @@ def choose_states(
 
 def settle(states: ClientStates | DiskStates, hooks: Hooks, mean: Any, round: Round) -> None:
     """Apply the method's `settle`, if it has one, to the states of this round; the mean is in the clients' dtype."""
-    if "settle" in hooks.reporting:
+    if "settle" in hooks.overridden:
         # A copy: `update` may change the other one in place.
         seen = tree_map(lambda a: a.to(hooks.dtype, copy=True), mean)
         device = next(tree_leaves(seen)).device
