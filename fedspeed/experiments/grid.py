@@ -83,11 +83,11 @@ def _values(name: str, values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def named(base: Tables, point: Mapping[str, Any]) -> Point:
+def qualify(base: Tables, point: Mapping[str, Any]) -> Point:
     """A point with its fields by their full names, in which names of method, model and data come before their fields.
 
     Example:
-        >>> named({}, {"rho": 0.1, "method": "fedsam"})
+        >>> qualify({}, {"rho": 0.1, "method": "fedsam"})
         {'method': 'fedsam', 'method.rho': 0.1}
     """
     if not isinstance(point, Mapping) or not all(isinstance(name, str) for name in point):
@@ -100,7 +100,7 @@ def named(base: Tables, point: Mapping[str, Any]) -> Point:
             flat[name.removesuffix(".name") if name.removesuffix(".name") in TABLES else name] = value
     if not flat:
         raise UserError("sweep: expected a point such as lr=0.1,rho=0.05, got an empty one")
-    method = at(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
+    method = apply(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
     found: Point = {}
     for name in sorted(flat, key=lambda name: name not in TABLES):
         path = _path(name, method)
@@ -135,11 +135,11 @@ def _path(name: str, method: Any) -> str:
     raise unknown("field", name, [*TABLES, *PLAIN, *(f"method.{key}" for key in own)])
 
 
-def at(base: Tables, point: Point) -> Tables:
+def apply(base: Tables, point: Point) -> Tables:
     """The tables of a config at a point; another name drops the fields of the one it replaces.
 
     Example:
-        >>> at({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
+        >>> apply({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
         {'method': {'name': 'fedspeed', 'rho': 0.1, 'lam': 10}, 'lr': 0.5}
     """
     tables = dict(base)
@@ -168,10 +168,10 @@ def _table(value: Any) -> Tables:
 
 def label_of(point: Point) -> str:
     """What a point is called: `lr=0.1,lam=10`."""
-    return ",".join(f"{short(name)}={_text(value)}" for name, value in point.items())
+    return ",".join(f"{short_name(name)}={_text(value)}" for name, value in point.items())
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """A field as people call it: a method's own without `method.`, where nothing else has its name."""
     own = name.removeprefix("method.")
     return name if own in (*TABLES, *PLAIN, "name", "preset") else own

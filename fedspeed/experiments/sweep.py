@@ -28,7 +28,7 @@ from ..runs.config_file import as_stored
 from ..server.observers import Observers
 from ..utils.environment import cores
 from .batch import RunTask, folder_name, make_runs, one_command, unfinished
-from .grid import Point, Tables, at, label_of, named, points_of
+from .grid import Point, Tables, apply, label_of, points_of, qualify
 
 MOST_RUNS = 200
 """Runs of a sweep beyond which one must say how many are meant."""
@@ -65,9 +65,9 @@ def plan(
     known: dict[str, str] = {}
     folders: dict[str, str] = {}
     for given in points:
-        point = named(base, given)
+        point = qualify(base, given)
         label = label_of(point)
-        tables = at(base, point)
+        tables = apply(base, point)
         try:
             configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
         except UserError as error:

@@ -165,7 +165,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     assert main([*given, "--quiet", "--out", "whole"]) == 0
     seen = 0
 
-    def stop(self, record, run, on_round=batch.Watch.round):
+    def stop(self, record, run, on_round=batch.ProgressObserver.round):
         nonlocal seen
         seen += 1
         if seen == 10:  # round 4 of the second run
@@ -173,7 +173,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
         on_round(self, record, run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch.Watch, "round", stop)
+        patched.setattr(batch.ProgressObserver, "round", stop)
         assert main([*given, "--quiet", "--out", "c", "--overwrite"]) == 130
     again = " ".join([*given, "--quiet", "--out", "c"])
     assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` continues it\n"
@@ -181,8 +181,8 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     kept = Path("c/fedavg-s0/summary.json").stat().st_mtime_ns
     rounds = []
     with monkeypatch.context() as patched:
-        on_round = batch.Watch.round
-        patched.setattr(batch.Watch, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run)))
+        on_round = batch.ProgressObserver.round
+        patched.setattr(batch.ProgressObserver, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run)))
         assert main([*given, "--out", "c"]) == 0
     assert "1 of 4 runs are done already and kept" in capsys.readouterr().out
     assert rounds == [5, 6, *range(1, 7), *range(1, 7)]
@@ -191,7 +191,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
 
 
 def test_without_out_the_message_names_the_folder(monkeypatch, capsys):
-    monkeypatch.setattr(batch.Watch, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(batch.ProgressObserver, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["compare", "fedavg", *QUICK, "--quiet"]) == 130
     (folder,) = Path("runs").iterdir()
     assert f"--quiet --out {folder}` continues it\n" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from fedspeed import Config, UserError
 from fedspeed.cli import main
 from fedspeed.cli.sweep import parse_grid, parse_point
 from fedspeed.experiments.batch import folder_name, one_command
-from fedspeed.experiments.grid import at, combinations, label_of, named, read_points
+from fedspeed.experiments.grid import apply, combinations, label_of, qualify, read_points
 from fedspeed.experiments.sweep import plan, run_sweep
 from fedspeed.report.figures import draw_sweep
 from fedspeed.report.run_files import Row, RunFiles
@@ -198,7 +198,7 @@ def test_points_from_words_and_files():
     Path("d").mkdir()
     Path("d/p.toml").write_text("[[points]]\nlr = 0.1\nmethod.rho = 0.0\n[[points]]\nmethod = 'own.py:Mine'\n")
     first, second = read_points(Path("d/p.toml"))
-    assert named({}, first) == {"lr": 0.1, "method.rho": 0.0}
+    assert qualify({}, first) == {"lr": 0.1, "method.rho": 0.0}
     assert second["method"]["name"] == f"{Path('d/own.py').resolve()}:Mine"
 
 
@@ -237,11 +237,11 @@ def test_methods_have_fields_and_wrappers_as_everywhere(words):
 
 def test_a_point_on_top_of_a_config():
     base = {"method": {"name": "fedspeed", "rho": 0.5}, "lr": 1.0, "model": "linear"}
-    kept = at(base, named(base, {"lam": 2, "lr": 0.5}))
+    kept = apply(base, qualify(base, {"lam": 2, "lr": 0.5}))
     assert kept == {**base, "method": {"name": "fedspeed", "rho": 0.5, "lam": 2}, "lr": 0.5}
-    assert at(base, {"method": "fedavg"})["method"] == {"name": "fedavg"}
-    assert at(base, named(base, {"mu": 1, "method": "fedprox"}))["method"] == {"name": "fedprox", "mu": 1}
-    inner = at({"method": {"name": "fedinit", "base": "fedsam"}}, {"method.base.rho": 0.2})
+    assert apply(base, {"method": "fedavg"})["method"] == {"name": "fedavg"}
+    assert apply(base, qualify(base, {"mu": 1, "method": "fedprox"}))["method"] == {"name": "fedprox", "mu": 1}
+    inner = apply({"method": {"name": "fedinit", "base": "fedsam"}}, {"method.base.rho": 0.2})
     assert inner["method"] == {"name": "fedinit", "base": {"name": "fedsam", "rho": 0.2}}
     assert base["method"] == {"name": "fedspeed", "rho": 0.5}
 

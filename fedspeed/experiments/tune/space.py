@@ -15,7 +15,7 @@ from typing import Any
 from ...config.config import Config
 from ...errors import UserError, unknown
 from ...methods import build, class_of
-from ..grid import at
+from ..grid import apply
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
@@ -199,7 +199,7 @@ def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Poin
     """The tables of a config at a point."""
     own = _own(method)
     full = {f"method.{name}" if name in own else name: value for name, value in point}
-    return at({**base, "method": dict(method)}, full)
+    return apply({**base, "method": dict(method)}, full)
 
 
 def usual_point(space: Space, method: Mapping[str, Any]) -> Point | None:
