@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_compare import QUICK, bits
+from quick_runs import QUICK, bits
 
 from fedspeed.cli import main
 from fedspeed.experiments.slurm import Job, script

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import made_run
-from test_compare import MODULE, QUICK, bits
+from quick_runs import MODULE, QUICK, bits
 
 import fedspeed
 from fedspeed import Config, UserError
