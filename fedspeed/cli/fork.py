@@ -62,7 +62,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         _tell(console, Path(args.run), args.at, old, new)
     with Live(console, new.rounds, new.method.label, show=show) as live:
         watch: dict[str, Any] = {
-            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "observers": [live, WarnObserver(live.on_warning), *args.log],
             "progress": live.on_progress,
         }
         summary = fork(args.run, args.at, out, changes, allow_code=args.allow_code, **watch)

@@ -95,7 +95,7 @@ BAD = [
     ("run --batch 5", "did you mean --batch-size? see"),
     ("run --output x", "did you mean --out? see"),
     ("run --rho 0.1", "--rho; it is a field of a method: --set method.rho=VALUE; see"),
-    ("run --momentum 0.9", "clients have none unless their method gives it to them: --method fedcm; see"),
+    ("run --momentum 0.9", "clients have no momentum unless their method adds it: --method fedcm; see"),
     ("run --device gpu", "error: device: expected auto, cpu, cuda, cuda:N or mps, found 'gpu'\n"),
     (
         "compare fedavg --seed 3",

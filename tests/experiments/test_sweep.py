@@ -165,7 +165,7 @@ REFUSED = {
     "expected different points, got lr=0.1 twice": ["--grid", "lr=0.1,0.10"],
     "got lr=1 and lr=1,rho=0.1, which are one run": ["--point", "lr=1", "--point", "lr=1,rho=0.1"],
     "expected one value for method.rho, got 0.1 and 0.2": ["--grid", "rho=0.1", "--grid", "method.rho=0.2"],
-    "seeds are no points": ["--grid", "seed=1,2", "--seeds", "3"],
+    "`seed` cannot be swept over": ["--grid", "seed=1,2", "--seeds", "3"],
     "expected different seeds, got [1, 1]": ["--grid", "lr=1", "--seeds", "1,1"],
     "sweep: backend has no effect on results": ["--grid", "backend=serial,process"],
     "expected local_epochs or local_steps, got both": ["--grid", "local_epochs=1,2"],

@@ -272,7 +272,7 @@ def test_a_dry_run_shows_the_spaces_and_runs_nothing(tmp_path: Path, capsys: Any
     said = capsys.readouterr().out
     assert "lam 1,10,100" in said
     assert "lr 0.01..1:log" in said
-    assert "tuned on 0.2 of every client, which nobody trains on, seeds 1000" in said
+    assert "tuned on 0.2 of every client, which no client trains on, seeds 1000" in said
     assert list(tmp_path.iterdir()) == []
 
 
