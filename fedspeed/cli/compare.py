@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Groups = list[tuple[str, str, str, str]]
 
 EPILOG = """\
-A method may have fields: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. For a seed all methods get
-the same splits, initial models, cohorts and batches, and one learning-rate decay; the paper gave some methods a slower
-one (--paper-decay). --warmup and --follow-lr apply to the rate of every method, and to another field in the methods
-that have it.
+Methods may have fields: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. For a seed all methods
+get the same splits, initial models, cohorts and batches, and one learning-rate decay; the paper gave some methods a
+slower one (--paper-decay). --warmup and --follow-lr apply to the rate of every method, and to another field in the
+methods that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
 place of methods nothing is run: table, figure and differences are made from their runs; --network and --devices then

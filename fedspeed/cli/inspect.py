@@ -29,14 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the runs and the sizes of the samples."""
     parser.epilog = EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of finished runs")
-    parser.add_argument(
-        "--samples", type=int, default=1000, metavar="N", help="number of training samples; default 1000"
-    )
+    parser.add_argument("--samples", type=int, default=1000, metavar="N", help="training samples; default 1000")
     parser.add_argument("--clients", type=int, default=20, metavar="N", help="number of clients; default 20")
     parser.add_argument("--rho", type=float, default=0.1, metavar="X", help="length of the SAM step; default 0.1")
-    parser.add_argument(
-        "--iterations", type=int, default=100, metavar="N", help="number of Hessian products; default 100"
-    )
+    parser.add_argument("--iterations", type=int, default=100, metavar="N", help="Hessian products; default 100")
     parser.add_argument("--out", metavar="DIR", help="write inspect.json there instead (one run only)")
     options.allow_code(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")

@@ -31,7 +31,7 @@ rate of every method can: --warmup lr=10,rho=10; or decay with the rate:
 
 
 class Cost(NamedTuple):
-    """What a method keeps and costs, in vectors of length d, measured by running its hooks once."""
+    """State and cost of a method, in vectors of length d, measured by running its hooks once."""
 
     server: str
     client: str
@@ -41,41 +41,29 @@ class Cost(NamedTuple):
 
 
 def cost(method: Method) -> Cost:
-    """Run the hooks on a small vector and count."""
+    """Run the hooks on a small vector and count vectors and gradients."""
     import torch
 
-    from ..client.distillation import PASSES
-
-    evals = 0.0
-
-    def grad(
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
-    ) -> torch.Tensor:
-        nonlocal evals
-        evals += fraction * (1.0 if teacher is None else 1.0 + 1 / PASSES)
-        return torch.ones_like(x)
+    from ..experiments.tune.cost import per_step
 
     x0 = torch.arange(1.0, 4.0)
     server, client = method.init_server(x0), method.init_client(x0)
     down = method.broadcast(server)
-    direction = method.direction(method.start(down, client).clone(), grad, down, client)
+    direction = method.direction(
+        method.start(down, client).clone(), lambda x, *_, **__: torch.ones_like(x), down, client
+    )
     up, _ = method.upload(x0 - 0.1 * direction, down, client, Local(1, 0.1, 1))
-    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), evals)
+    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), per_step(method, 10**6))
 
 
 def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
-    """Family, name and cost of methods, by family and then by cost: gradients per step, vectors down and up."""
+    """Return family, name and cost of methods, sorted by family, gradients per step, and vectors down and up."""
     found = [(method.family, name, cost(method)) for name in names for method in [METHODS[name]()]]
     return sorted(found, key=lambda one: ([*FAMILIES, one[0]].index(one[0]), one[2].grads, one[2].down + one[2].up))
 
 
 def markdown() -> str:
-    """The table of docs/reference/method-table.md, from the classes."""
+    """Return the table of docs/reference/method-table.md, made from the classes."""
     lines = [
         "| family | method | client keeps | vectors down / up | gradients per step | fields and defaults |",
         "|---|---|---|---|---|---|",
@@ -101,26 +89,31 @@ def _names(tree: Any) -> str:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """An optional name."""
+    """Add the name and the format."""
     parser.epilog = (
         "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods fedspeed --errata\n"
         "  fedspeed methods --markdown\n"
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="explain this method, or file.py:Class: pseudo-code, maths, fields",
     )
     parser.add_argument(
         "--errata",
         action="store_true",
-        help="where its paper, public code and this package differ; without NAME all of it",
+        help="list where its paper, public code and this package differ; without NAME for all methods",
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="the list by family and cost, as docs/reference/method-table.md has it"
+        "--markdown",
+        action="store_true",
+        help="print the table of docs/reference/method-table.md",
     )
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """The list, or one method."""
+    """Print the list, or one method."""
     from rich.table import Table
 
     if args.errata:
@@ -166,7 +159,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     kind = f"{method.family}: " if method.family else ""
     console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:.3g} gradient(s) per step; the paper's lr_decay {paper_decay(method)} "
-                  f"(--preset paper; a run takes {Plan.lr_decay:g} unless told otherwise)")  # fmt: skip
+                  f"(--preset paper; the default of a run is {Plan.lr_decay:g})")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)
@@ -181,11 +174,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _errata(name: str | None, console: Console) -> int:
-    """The errata book, or one method's part."""
+    """Print the errata of all methods, or of one."""
     from ..methods.errata import errata, of_method
 
     if name:
-        build({"name": name})  # a name that does not exist is an error, one without entries is not
+        build({"name": name})  # raises for an unknown name
     found = of_method(name) if name else errata()
     for entry in found:
         console.print(f"{entry.method}: {entry.title}")

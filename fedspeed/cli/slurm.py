@@ -61,16 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--time", default="", metavar="TIME", help="time limit of a task, H:MM:SS; default the site's")
     grace = "seconds before that limit at which a run is stopped and queued again; default 120"
     job.add_argument("--grace", type=int, default=120, metavar="N", help=grace)
-    job.add_argument(
-        "--at-once", type=int, default=0, metavar="N", help="largest number of tasks side by side; default all"
-    )
+    job.add_argument("--at-once", type=int, default=0, metavar="N", help="most tasks side by side; default all")
     job.add_argument("--partition", default="", metavar="NAME", help="partition; default the site's")
     job.add_argument("--account", default="", metavar="NAME", help="account to charge; default the site's")
     more = "any other option of sbatch, --sbatch=--qos=long; may be repeated"
     job.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=more)
-    setup = (
-        "a line of shell at the start of the script: 'module load python', 'source env/bin/activate'; may be repeated"
-    )
+    setup = "a line of shell to begin with: 'module load python', 'source env/bin/activate'; may be repeated"
     job.add_argument("--setup", action="append", default=[], metavar="LINE", help=setup)
     python = "the interpreter that has fedspeed there; default this one, or `python` where --setup is given"
     job.add_argument("--python", default="", metavar="FILE", help=python)
@@ -95,9 +91,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     configs = {task.folder.name: Config.from_dict(task.tables) for task in left}
     for name, config in configs.items():
         if args.nodes > 1 and config.backend not in ("auto", "ray"):
-            raise UserError(
-                f"--nodes: {name} has backend {config.backend}, which uses one machine; leave --backend out"
-            )
+            raise UserError(f"--nodes: {name} has backend {config.backend}, which uses one machine; leave it out")
     job = Job(
         out,
         list(configs),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..report.sweep import Swept
 
 EPILOG = """\
-Fields are those of a config: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
+Config fields: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
 Several --grid give all combinations; a --point is one set of values, and a file of points has one table
 [[points]] for each. Put values that contain commas in quotes or brackets: --grid 'model.hidden=[32],[64,64]'.
 

@@ -102,9 +102,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse(args: argparse.Namespace) -> None:
     if args.overwrite:
-        raise UserError(
-            "--overwrite: tune always continues the runs in its folder; leave it out, or choose another --out"
-        )
+        raise UserError("--overwrite: tune always continues the runs in its folder; choose another --out")
     if args.test_set is not None:
         raise UserError("--test-set: trials never see the test set, judged runs always do; leave it out")
 
@@ -184,11 +182,11 @@ def _report(found: Tuned, console: Console) -> None:
     for one in found.judged:
         shown = _loss if "loss" in one["metric"] else "{:.2%}".format
         interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
-        shown_interval = f"{one['diverged']} diverged" if one["diverged"] else interval
+        spread = f"{one['diverged']} diverged" if one["diverged"] else interval
         table.add_row(
             one["method"],
             "-" if one["mean"] is None else shown(one["mean"]),
-            shown_interval,
+            spread,
             f"{one['gradients']:,.0f}",
         )
     console.print(table, soft_wrap=False)

@@ -1,4 +1,4 @@
-"""The O(1/T) experiment: FedSpeed under a form's own conditions for growing T, with K = O(T), beside its bound."""
+"""The O(1/T) experiment: FedSpeed under the conditions of a form for growing T, with K = O(T), beside the bound."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CONDITIONS = ("printed", "corrected", "tracking", "free")
 
 
 class Fit(NamedTuple):
-    """log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
+    """The fit log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
 
     slope: float
     error: float
 
     def includes(self, slope: float) -> bool:
-        """Whether a slope lies inside the error bar."""
+        """Return whether a slope lies inside the error bar."""
         return abs(self.slope - slope) <= self.error
 
 
@@ -50,12 +50,12 @@ class Rate(NamedTuple):
         return np.array([s.T for s in self.settings])
 
     def fit(self, method: str, tail: bool = False) -> Fit:
-        """The measured slope of a method."""
+        """Return the measured slope of a method."""
         curve = next(c for c in self.curves if c.method == method)
         return power_law(self.T, curve.tail if tail else curve.average)
 
     def last(self, method: str) -> float:
-        """The slope between the two largest T, where least is left of the start."""
+        """Return the slope between the two largest T, where the start has the least influence."""
         curve = next(c for c in self.curves if c.method == method)
         return power_law(self.T[-2:], curve.average[-2:]).slope
 
@@ -72,12 +72,12 @@ class Rate(NamedTuple):
 
 
 def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
-    """Least squares of log mean(values) on log T, with error bar.
+    """Fit log mean(values) to log T by least squares, with an error bar.
 
-    The error joins the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
+    The error combines the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
 
     Args:
-        T: (n,), at least two different ones.
+        T: (n,), at least two different numbers.
         values: (n, seeds), positive.
 
     Example:
@@ -128,12 +128,12 @@ def rate(
     t = 1..T-1 and is divided by T as printed; otherwise over t = 0..T-1.
 
     Args:
-        form: whose conditions and whose bound: `printed`, `corrected` or `tracking`; `free` takes lam as given and
+        form: the form of conditions and bound: `printed`, `corrected` or `tracking`; `free` uses the given lam and
             has no bound.
         T: numbers of rounds.
-        distance: of x^0 from x*; 0 leaves nothing but noise and heterogeneity to be seen.
-        batch: minibatch size, 0 for full batches (then one seed says it all).
-        fraction: of the largest lam that the conditions allow.
+        distance: the distance of x^0 from x*; at 0 only noise and heterogeneity remain.
+        batch: minibatch size, 0 for full batches (one seed is then enough).
+        fraction: the fraction of the largest lam that the conditions allow.
         per_round: K/T.
         rho: rho_0 in units of 1/(alpha L); the step is rho_0/sqrt(T).
         lam: for `free`, in units of 1/L.
@@ -186,7 +186,7 @@ def _check(problem: Problem, form: str, rounds: list[int], alpha: float) -> None
 
 
 def start_at(problem: Problem, x0: np.ndarray) -> Start:
-    """The start t = 0: z^0 = x^0 and no corrections yet."""
+    """Return the start t = 0, where z^0 = x^0 and all corrections are 0."""
     g = problem.gradient(np.broadcast_to(x0, (problem.m, problem.d)))
     return Start(float(problem.value(x0)) - problem.minimum, tracking=float(np.square(g).sum(-1).mean()))
 

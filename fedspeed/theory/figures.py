@@ -1,4 +1,4 @@
-"""Figure of the theory: the measured rates beside their bounds."""
+"""Figure of the measured rates beside their bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLES = {"fedspeed": ("C3", "o", "-"), "fedavg": ("C0", "s", "-"), "scaffold": 
 
 
 def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
-    """One panel per set of conditions: the average of ||grad F||^2 against T on log axes, beside the bound."""
+    """Draw one panel per form: the average of ||grad F||^2 against T on log axes, beside the bound; return the path."""
     figure, first = new_figure(4.0 * len(rates), 3.9)
     first.remove()
     for i, rate in enumerate(rates):

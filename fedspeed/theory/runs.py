@@ -1,7 +1,7 @@
 """FedSpeed, FedAvg and SCAFFOLD in NumPy, all clients and all seeds at once: a long experiment takes seconds.
 
-This is a second implementation on purpose, straight from the algorithm boxes: `test_numpy_runs.py` holds it
-against `simulate` to rounding. It runs what the theorem assumes: full participation, a constant rate, minibatches
+This is a second implementation on purpose, written from the pseudo-code; `test_numpy_runs.py` compares it with
+`simulate` up to rounding. It runs under the theorem's assumptions: full participation, a constant rate, minibatches
 drawn with replacement, no weight decay.
 """
 
@@ -17,15 +17,15 @@ from .setting import Setting
 
 NAMES = ("fedspeed", "fedavg", "scaffold")
 CHUNK = 256
-"""How many steps' minibatches are drawn at once."""
+"""Number of steps whose minibatches are drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a run left behind; axis R is the repetition (seed).
+    """The models of a run; axis R is the repetition (seed).
 
     Args:
-        setting: with which it was run.
+        setting: the setting of the run.
         x: server models, (T+1, R, d).
         xK: last local models, (T, R, m, d), or only their mean (T, R, 1, d) without `keep`.
         ghat: FedSpeed's corrections after every round, (T, R, m, d), with `keep`.
@@ -51,7 +51,7 @@ class Trace:
 
 
 def auxiliary(x0: np.ndarray, xK: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
+    """Return u and z: u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
 
     The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1).
 
@@ -77,12 +77,12 @@ def run(
     keep: bool = False,
     steps: bool = False,
 ) -> Trace:
-    """setting.T rounds of setting.K local steps from x0; the setting's L and sigmas play no part.
+    """Run setting.T rounds of setting.K local steps from x0; the setting's L and sigmas are not used.
 
     Args:
         method: `fedspeed`, `fedavg` or `scaffold` (server rates 1).
         batch: minibatch size, 0 for full batches.
-        seeds: repetitions that differ in their minibatches only; `seed` names the first.
+        seeds: the number of repetitions, which differ in their minibatches only; `seed` is the first.
         keep: keep every client's last models and corrections.
         steps: keep every local model and quasi-gradient as well (small runs only).
 
@@ -148,7 +148,7 @@ def run(
 
 
 def _quasi_gradient(x: np.ndarray, grad: Grad, s: Setting) -> np.ndarray:
-    """g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)), on one minibatch; rho/(||g|| + 1e-7) if normalised."""
+    """Return g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)), on one minibatch; rho/(||g|| + 1e-7) if normalised."""
     g1 = grad(x)
     if s.alpha * s.rho == 0:
         return g1
