@@ -15,13 +15,15 @@ from ..config.config import Config
 from ..config.stopping import goal_accuracy
 from ..config.warmup import shared
 from ..errors import UserError
-from ..experiments.batch import RunTask, folder_name, one_command
+from ..experiments.batch import folder_name, one_command
+from ..experiments.sweep import Planned, rows_of, seed_tasks, tasks_of
 from ..methods import METHODS, WRAPPERS, build
 from ..report import tables
 from ..report.figures import chart
 from ..runs.directory import RunDir
 from . import many_runs, method_syntax, options
 from .methods import grouped
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,8 +138,6 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the missing runs; return all rows, label -> reason of failures, and the targets."""
-    from ..report.run_files import Row, RunFiles
-
     base, seeds = base_tables(args), many_runs.parse_seeds(args.seeds or "3")
     many_runs.check(args)
     tables = expand(args.methods, base, console if show else None)
@@ -150,25 +150,16 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
-    tasks: dict[tuple[str, int], RunTask] = {}
-    for seed in seeds:  # seeds outside, so that a stopped comparison has all methods for the first seeds
-        for text, own in tables:
-            config = Config.from_dict({**own, "seed": seed})
-            folder = out / f"{folder_name(text)}-s{seed}"
-            if any(folder == task.folder for task in tasks.values()):
-                raise UserError(
-                    f"compare: expected different methods and seeds, got {folder.name} twice; leave one out"
-                )
-            tasks[text, seed] = RunTask.of(
-                config, folder, f"{text} seed {seed}", overwrite=args.overwrite, log=args.log
-            )
-    failed = many_runs.make(args, list(tasks.values()), out, console, show)
-    made = {key: task.folder for key, task in tasks.items() if task.label not in failed}
-    rows = [Row(text, [RunFiles.read(made[text, s]) for s in seeds if (text, s) in made]) for text in names]
-    rows = [row for row in rows if row.runs]
-    if not rows:
-        raise UserError(f"compare: every run failed; the first: {next(iter(failed.values()))}")
-    return rows, failed, sorted({*config.targets, *goal_accuracy(config.stop_at)})
+    folders = [f"{folder_name(name)}-s{seed}" for seed in seeds for name in names]
+    twice = next((name for name in folders if folders.count(name) > 1), "")
+    if twice:
+        raise UserError(f"compare: expected different methods and seeds, got {twice} twice; leave one out")
+    how = {"overwrite": args.overwrite, "log": args.log}
+    configs = {text: {seed: Config.from_dict({**own, "seed": seed}) for seed in seeds} for text, own in tables}
+    planned = [Planned(text, {}, seed_tasks(text, own, out, **how)) for text, own in configs.items()]
+    failed = many_runs.make(args, tasks_of(planned), out, console, show)
+    first = configs[names[0]][seeds[0]]  # targets are the same for all
+    return rows_of("compare", planned, failed), failed, sorted({*first.targets, *goal_accuracy(first.stop_at)})
 
 
 def base_tables(args: argparse.Namespace) -> dict[str, Any]:
@@ -234,21 +225,12 @@ FILES = "table.md, .csv, .tex and .json; accuracy.png, .svg and .pdf"
 
 def show_comparison(found: Comparison, console: Console, out: Path) -> None:
     """Print table, differences and chart; columns that do not fit are named."""
-    wide = console.width if console.is_terminal else 10_000
+    wide = width(console)
     keep = [column.keep for column in tables.columns(found.rows, found.targets)]
-    text, dropped = tables.fit(*found.table, keep, wide)
-    parts = [text, ""]
-    if dropped:
-        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
-    parts.append(textwrap.fill(found.note, wide))
-    parts.append(textwrap.fill(found.settings, wide))
+    rest = []
     if found.gaps:
-        parts += [
-            "",
-            textwrap.fill(f"{found.question}:", wide),
-            tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0],
-        ]
+        gaps = tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0]
+        rest = ["", textwrap.fill(f"{found.question}:", wide), gaps]
     drawing = chart(found.rows, console.width)
-    parts += ["", drawing] if drawing else []
-    parts += ["", textwrap.fill(f"files: {FILES}", wide), f"   in: {out}"]
-    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
+    rest += ["", drawing] if drawing else []
+    many_runs.print_table(console, found.table, keep, [found.note, found.settings], rest, FILES, out)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..experiments.batch import RunTask, make_runs, unfinished
+from ..report import tables
 from ..server.observers import Observers
 from ..utils.environment import cores
+from .output import width
 from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
@@ -48,6 +51,18 @@ def _again(args: argparse.Namespace, out: Path) -> str:
     """Return the command that continues this one: with its output folder, and without --overwrite."""
     given = [text for text in args.argv if text != "--overwrite"]
     return "fedspeed " + shlex.join(given if args.out else [*given, "--out", str(out)])
+
+
+def print_table(
+    console: Console, table: Any, keep: Sequence[int], notes: Sequence[str], rest: Sequence[str], files: str, out: Path
+) -> None:
+    """Print a table as wide as the terminal, the names of columns that do not fit, notes, the rest, and the files."""
+    wide = width(console)
+    text, dropped = tables.fit(*table, keep, wide)
+    missing = [f"no room for {', '.join(dropped)}: see {out / 'table.md'}"] if dropped else []
+    below = [textwrap.fill(note, wide) for note in (*missing, *notes)]
+    parts = ["", text, "", *below, *rest, "", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
+    console.print("\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
 
 
 def parse_seeds(text: str) -> list[int]:

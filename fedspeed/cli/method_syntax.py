@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from typing import Any
 
 import tomli_w
 
 from ..errors import UserError
+from ..experiments.grid import parse_value
 from ..methods import WRAPPERS, find_method
 from ..methods.base import Method
-
-
-def parse_value(text: str) -> Any:
-    """Parse a TOML value; anything else, such as a bare word, is a string."""
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except ValueError:
-        return text.strip()
 
 
 def split_pair(text: str, option: str, expected: str) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ..config.config import TABLES, Config, apply_preset, read_tables, without_augment
 from ..config.plan import Plan, fidelity
 from ..config.presets import PRESETS, THEIR_DATA
-from ..config.stopping import RULES
 from ..errors import UserError, unknown
 from ..methods import build
 from .method_syntax import chain, parse_method, parse_value, split_pair, toml_value
@@ -54,7 +53,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
                 )
                 group.add_argument("--preset", metavar="|".join(PRESETS), help=about)
                 continue
-            _add(group, name, fields[name])
+            add_field(group, name, fields[name])
     out = parser.add_argument_group("files and output")
     own = "a field of the method, model or data: method.rho=0.05, model.hidden=[32,32], data.alpha=1"
     out.add_argument("--set", action="append", default=[], metavar="WHAT.FIELD=VALUE", dest="sets", help=own)
@@ -71,37 +70,6 @@ def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
-def rules(parser: argparse.ArgumentParser) -> None:
-    """Add the stopping rules, for commands that continue a run."""
-    parser.add_argument("--stop-at", metavar="SCORE=X", help="a new score to stop at, accuracy=0.9; or none")
-    parser.add_argument(
-        "--patience", type=int, metavar="N", help="stop after N evaluated rounds without improvement; 0: never"
-    )
-    parser.add_argument("--min-delta", type=float, metavar="X", help="smallest improvement that counts for patience")
-    parser.add_argument("--max-time", metavar="TIME", help="total wall-clock time, with that used so far, 4h; or none")
-
-
-def given_rules(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given stopping rules; None for a rule that stays."""
-    return {name: getattr(args, name) for name in RULES}
-
-
-PLACES = ("backend", "workers", "ray_address")
-
-
-def places(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where a continued run is computed."""
-    fields = {f.name: f for f in dataclasses.fields(Config)}
-    group = parser.add_argument_group("machine", "defaults are those of the run's config")
-    for name in PLACES:
-        _add(group, name, fields[name])
-
-
-def given_places(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options of `places`."""
-    return {name: value for name in PLACES if (value := getattr(args, name)) is not None}
-
-
 def allow_code(parser: argparse.ArgumentParser) -> None:
     """Add --allow-code, for commands that read a run directory, which may come from another person."""
     parser.add_argument(
@@ -111,7 +79,8 @@ def allow_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
+def add_field(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
+    """Add the option of a field of `Config`, with its default and its allowed values."""
     flag, default = "--" + name.replace("_", "-"), field.default
     allowed, about = field.metadata["allowed"], field.metadata["about"]
     if name in TABLES:

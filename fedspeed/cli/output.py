@@ -9,10 +9,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..errors import Terminated
 from ..utils.processes import in_main_thread
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -25,6 +28,11 @@ def visible(text: str) -> str:
         red \x1b[31m
     """
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def width(console: Console) -> int:
+    """Return the width for tables and text: that of a terminal, else no limit."""
+    return console.width if console.is_terminal else 10_000
 
 
 class Outlet:

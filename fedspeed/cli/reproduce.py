@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
 from . import method_syntax
+from .output import width
 from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
                         f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
             continue
         render(work, recipe, sheet, verdicts)
-        lines.append(_shown(sheet, verdicts, out, console.width if console.is_terminal else 10_000))
+        lines.append(_shown(sheet, verdicts, out, width(console)))
     for name in _absent(work, chosen):
         lines.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
     if page := write_progress(work):

@@ -14,6 +14,7 @@ from ..experiments.grid import Point, points_of
 from ..experiments.sweep import MOST_RUNS, outcome, plan, tasks_of
 from ..utils.environment import cores
 from . import many_runs, method_syntax, options
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,17 +154,6 @@ def split(text: str, whole: str) -> list[str]:
 
 
 def _show(found: Swept, console: Console, out: Path) -> None:
-    """Print table, best point and files, as wide as the terminal."""
-    from ..report import tables
-
-    wide = console.width if console.is_terminal else 10_000
-    text, dropped = tables.fit(*found.table, found.keep, wide)
-    parts = [text, ""]
-    if dropped:
-        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
-    parts.append(textwrap.fill(found.note, wide))
-    parts += [""] * bool(found.verdict)
-    parts += [textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict]
+    verdict = [textwrap.fill(line, width(console), subsequent_indent="  ") for line in found.verdict]
     files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
-    parts += ["", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
-    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
+    many_runs.print_table(console, found.table, found.keep, [found.note], [""] * bool(verdict) + verdict, files, out)

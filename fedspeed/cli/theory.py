@@ -254,7 +254,7 @@ def rate(args: argparse.Namespace, console: Console) -> None:
         console.print(about + "\nslopes of log average on log T, with two standard errors (line and seeds); last two: "
                       "between the two largest T; tail: over the last quarter of the rounds")  # fmt: skip
     if args.out:
-        from ..theory.figures import rate_figure
+        from ..theory.experiment import rate_figure
 
         path = rate_figure(found, Path(args.out) / f"rate-{args.problem}-{args.distance:g}", title=about)
         if not args.json:

@@ -17,6 +17,7 @@ from ..experiments.tune.strategies import STRATEGIES
 from . import many_runs, options
 from .compare import base_tables, expand
 from .method_syntax import parse_method
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +191,7 @@ def _report(found: Tuned, console: Console) -> None:
             f"{one['gradients']:,.0f}",
         )
     console.print(table, soft_wrap=False)
-    wide = console.width if console.is_terminal else 10_000
+    wide = width(console)
     if found.comparison is not None and found.comparison.gaps:
         console.print("\n" + textwrap.fill(f"{found.comparison.question}:", wide))
         console.print(tables.fit(*found.comparison.gap_table, tables.GAP_KEEP, wide)[0], no_wrap=True, crop=False)

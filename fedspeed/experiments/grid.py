@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -164,6 +165,14 @@ def apply(base: Tables, point: Point) -> Tables:
 def _table(value: Any) -> Tables:
     """Return a copy of a table, or the table of a name."""
     return dict(value) if isinstance(value, dict) else {"name": value}
+
+
+def parse_value(text: str) -> Any:
+    """Parse a TOML value; anything else, such as a bare word, is a string."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except ValueError:
+        return text.strip()
 
 
 def label_of(point: Point) -> str:

@@ -114,15 +114,20 @@ def _kind(config: Config) -> str:
 
 def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxyType({})) -> Swept:
     """Read the runs of a sweep, without those that failed."""
-    points, rows = [], []
-    for one in planned:
-        runs = [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed]
-        if runs:
-            points.append(one.point)
-            rows.append(Row(one.label, runs))
-    if not rows:
-        raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
-    return Swept(points, rows, told_targets(rows))
+    rows = rows_of("sweep", planned, failed)
+    points = {one.label: one.point for one in planned}
+    return Swept([points[row.label] for row in rows], rows, told_targets(rows))
+
+
+def rows_of(command: str, planned: Sequence[Planned], failed: Mapping[str, str]) -> list[Row]:
+    """Read the runs that did not fail, a row per label that has one; raise if every run failed."""
+    rows = [
+        Row(one.label, [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed])
+        for one in planned
+    ]
+    if not any(row.runs for row in rows):
+        raise UserError(f"{command}: every run failed; the first: {next(iter(failed.values()))}")
+    return [row for row in rows if row.runs]
 
 
 def sweep(

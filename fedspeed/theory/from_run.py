@@ -72,7 +72,10 @@ def _read(path: Path, K: int | None) -> RunSetting:
         "T": _rounds(path, config),
     }
     seen = _inspected(path)
-    return RunSetting(fields, _facts(config, alpha * rho), seen.get("eigenvalue"), _root(seen.get("dissimilarity")))
+    spread = seen.get("dissimilarity")
+    return RunSetting(
+        fields, _facts(config, alpha * rho), seen.get("eigenvalue"), None if spread is None else float(spread) ** 0.5
+    )
 
 
 def _rounds(path: Path, config: dict[str, Any]) -> int:
@@ -166,7 +169,3 @@ def _inspected(path: Path) -> dict[str, float]:
         return {}
     numbers = found.items() if isinstance(found, dict) else ()
     return {key: value for key, value in numbers if type(value) in (int, float) and 0 <= value < 1e300}
-
-
-def _root(value: float | None) -> float | None:
-    return None if value is None else float(value) ** 0.5

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...config.config import Config
 from ...errors import UserError, unknown
 from ...methods import build, class_of
-from ..grid import apply
+from ..grid import apply, parse_value
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
@@ -89,7 +88,7 @@ def parse_axis(name: str, text: str, default: Any = None) -> Axis:
     """
     given, _, how = text.partition(":") if ".." in text else (text, "", "")
     if ".." not in text:
-        parts = [_value(part) for part in text.split(",") if part.strip()]
+        parts = [parse_value(part) for part in text.split(",") if part.strip()]
         values = tuple(float(v) if isinstance(default, float) and type(v) is int else v for v in parts)
         if not values:
             raise UserError(f"space: {name} is empty; {EXPECTED}")
@@ -222,13 +221,6 @@ def point_text(point: Point) -> str:
         'lr=0.1,lam=10'
     """
     return ",".join(f"{name}={shown(value)}" for name, value in point)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except ValueError:
-        return text.strip()
 
 
 def shown(value: Any) -> str:

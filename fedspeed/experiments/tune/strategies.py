@@ -81,11 +81,8 @@ class Search:
 
     def price(self, point: Point, rounds: int, known: Known) -> float:
         """Return the gradients of a point with every seed: counted ones where they are known."""
-        return sum(self.paid(trial, known) for trial in self.trials(point, rounds))
-
-    def paid(self, trial: Trial, known: Known) -> float:
-        """Return the gradients of a trial: counted ones if it is known."""
-        return known[trial].gradients if trial in known else self.cost(trial)
+        trials = self.trials(point, rounds)
+        return sum(known[trial].gradients if trial in known else self.cost(trial) for trial in trials)
 
     def points(self) -> Iterator[Point]:
         """Yield random points, each once, until draws bring nothing new."""

@@ -179,8 +179,8 @@ class Tuning:
         label = max(prices, key=lambda label: prices[label])
         if prices[label] > self.budget:
             raise UserError(
-                f"--budget: expected at least {math.ceil(prices[label])} gradients, one run of {label} with "
-                f"{_count(len(self.tune_seeds), 'tuning seed')}, got {self.budget:g}; raise it, or take fewer --rounds"
+                f"--budget: expected at least {math.ceil(prices[label])} gradients, one run of {label} per "
+                f"tuning seed, got {self.budget:g}; raise it, or take fewer --rounds"
             )
         if self.budget / min(prices.values()) > MOST:
             raise UserError(
@@ -287,7 +287,3 @@ def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
             f"--seeds and --tune-seeds: expected none in common, got {both[0]} in both: points would be judged on what "
             f"they were tuned with; leave it out of one"
         )
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
