@@ -9,8 +9,9 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..experiments.grid import parse_value
 from ..methods import build
-from .method_syntax import parse_value, split_pair
+from .method_syntax import split_pair
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
-from .method_syntax import parse_value, split_pair
+from ..experiments.grid import parse_value
+from .method_syntax import split_pair
 from .progress import Loading
 
 if TYPE_CHECKING:

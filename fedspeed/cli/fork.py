@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
 from ..config.presets import paper_decay
+from ..experiments.grid import parse_value
 from ..runs.config_file import read_config
 from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 def _change(text: str) -> tuple[str, Any]:
     """Parse `method.rho=0.05` into ("method.rho", 0.05); values are TOML, bare words are strings."""
     name, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
-    return name.replace("-", "_"), method_syntax.parse_value(value)
+    return name.replace("-", "_"), parse_value(value)
 
 
 def _print_start(console: Console, path: Path, at: int, old: Config, new: Config) -> None:

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..experiments.batch import RunTask, make_runs, unfinished
@@ -54,7 +54,13 @@ def _again(args: argparse.Namespace, out: Path) -> str:
 
 
 def print_table(
-    console: Console, table: Any, keep: Sequence[int], notes: Sequence[str], rest: Sequence[str], files: str, out: Path
+    console: Console,
+    table: tuple[tuple[str, ...], tables.Lines],
+    keep: Sequence[int],
+    notes: Sequence[str],
+    rest: Sequence[str],
+    files: str,
+    out: Path,
 ) -> None:
     """Print a table as wide as the terminal, the names of columns that do not fit, notes, the rest, and the files."""
     wide = width(console)

@@ -114,47 +114,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Print the list, or one method."""
-    from rich.table import Table
-
     if args.errata:
         return _errata(args.name, console)
     if args.markdown and args.name:
         raise UserError(f"methods: --markdown is for the whole list, got {args.name}; leave one out")
     if args.markdown:
         console.print(markdown(), markup=False, soft_wrap=True)
-        return 0
-    if not args.name:
-        table = Table("method", box=None, pad_edge=False)
-        table.add_column("server", max_width=9)
-        table.add_column("client", max_width=11)
-        for title in ("down/up", "grads", "decay"):
-            table.add_column(title)
-        table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
-        for name, cls in (METHODS | WRAPPERS).items():
-            c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
-            shown = ", ".join(
-                f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
-                for key, value in own.items()
-            )
-            table.add_row(
-                name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown
-            )
-        console.print(table, soft_wrap=False)
-        console.print(LEGEND)
-        others = foreign("fedspeed.methods")
-        if others:
-            console.print(f"of other packages: {', '.join(others)}")
-        return 0
-    method = build({"name": args.name})
+    elif args.name:
+        _explain(args.name, console)
+    else:
+        _list(console)
+    return 0
+
+
+def _list(console: Console) -> None:
+    """Print a row per method and wrapper."""
+    from rich.table import Table
+
+    table = Table("method", box=None, pad_edge=False)
+    table.add_column("server", max_width=9)
+    table.add_column("client", max_width=11)
+    for title in ("down/up", "grads", "decay"):
+        table.add_column(title)
+    table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
+    for name, cls in (METHODS | WRAPPERS).items():
+        c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
+        shown = ", ".join(
+            f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
+            for key, value in own.items()
+        )
+        table.add_row(name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown)
+    console.print(table, soft_wrap=False)
+    console.print(LEGEND)
+    others = foreign("fedspeed.methods")
+    if others:
+        console.print(f"of other packages: {', '.join(others)}")
+
+
+def _explain(name: str, console: Console) -> None:
+    """Print a method's pseudo-code, cost and fields."""
+    from rich.table import Table
+
+    method = build({"name": name})
     cls = type(method)
     try:
         c = cost(method)
     except Exception as error:
         if "source" not in vars(cls):
             raise
-        raise UserError(
-            f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
-        ) from error
+        raise UserError(f"method {name}: its hooks failed ({one_line(error)}); `fedspeed run` says where") from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     kind = f"{method.family}: " if method.family else ""
     console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
@@ -170,7 +178,6 @@ def main(args: argparse.Namespace, console: Console) -> int:
         about += f"; tune tries {field.metadata['tune']}" if field.metadata.get("tune") else ""
         table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
-    return 0
 
 
 def _errata(name: str | None, console: Console) -> int:

@@ -15,8 +15,9 @@ from ..config.config import TABLES, Config, apply_preset, read_tables, without_a
 from ..config.plan import Plan, fidelity
 from ..config.presets import PRESETS, THEIR_DATA
 from ..errors import UserError, unknown
+from ..experiments.grid import parse_value
 from ..methods import build
-from .method_syntax import chain, parse_method, parse_value, split_pair, toml_value
+from .method_syntax import chain, parse_method, split_pair, toml_value
 
 if TYPE_CHECKING:
     from rich.console import Console

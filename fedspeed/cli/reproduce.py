@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
+from ..experiments.grid import parse_value
 from . import method_syntax
 from .output import width
 from .progress import ManyRunsProgress
@@ -67,7 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make the missing runs, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
-    from ..reproduce.page import index, judged, lost, render
     from ..reproduce.progress import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
 
@@ -97,13 +97,26 @@ def main(args: argparse.Namespace, console: Console) -> int:
             console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
     work.store.pack()
-    lines = []
+    lines = _write_pages(work, chosen, console)
+    if not args.quiet:
+        lines.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
+        console.print("\n" + "\n\n".join(lines), markup=False, no_wrap=True, overflow="ignore", crop=False)
+    return 0
+
+
+def _write_pages(work: Reproduction, chosen: list[Recipe], console: Console) -> list[str]:
+    """Write the page of every recipe, the progress page and the index; return what to print about them."""
+    from ..reproduce.page import index, judged, lost, render
+    from ..reproduce.progress import write_progress
+
+    out = work.out
+    lines: list[str] = []
     for recipe in chosen:
         sheet, verdicts = judged(work, recipe)
         gone = {cell.tables["data"]["name"]: None for cell in lost(work, sheet)}
         if gone:
             lines.append(f"{out / recipe.name}.md is left as it is: {', '.join(gone)} not on this machine; "
-                        f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
+                         f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
             continue
         render(work, recipe, sheet, verdicts)
         lines.append(_shown(sheet, verdicts, out, width(console)))
@@ -113,10 +126,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         lines.append(f"runs are in progress: {page}")
     if index(work) is None:
         lines.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
-    if not args.quiet:
-        lines.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
-        console.print("\n" + "\n\n".join(lines), markup=False, no_wrap=True, overflow="ignore", crop=False)
-    return 0
+    return lines
 
 
 def _absent(work: Reproduction, chosen: list[Recipe]) -> list[str]:
@@ -160,9 +170,9 @@ def _overrides(given: list[str]) -> dict[str, Any]:
         path, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
         target, dot, key = path.partition(".")
         if dot:
-            tables.setdefault(target, {})[key] = method_syntax.parse_value(value)
+            tables.setdefault(target, {})[key] = parse_value(value)
         else:
-            tables[target] = method_syntax.parse_value(value)
+            tables[target] = parse_value(value)
     return tables
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..experiments.batch import one_command
-from ..experiments.grid import Point, points_of
+from ..experiments.grid import Point, parse_value, points_of
 from ..experiments.sweep import MOST_RUNS, outcome, plan, tasks_of
 from ..utils.environment import cores
 from . import many_runs, method_syntax, options
@@ -115,7 +115,7 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
 
 def _value(name: str, text: str) -> Any:
     """Parse the value of a field; a method may have fields and wrappers, `fedspeed:rho=0+topk:0.1`."""
-    value = method_syntax.parse_value(text)
+    value = parse_value(text)
     return method_syntax.parse_method(value) if name == "method" and isinstance(value, str) else value
 
 

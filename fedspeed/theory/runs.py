@@ -102,10 +102,7 @@ def run(
     kept, c = np.zeros(shape), np.zeros_like(x)  # g_hat_i, or c_i and c of SCAFFOLD
     streams = [np.random.default_rng([seed + r, 7]) for r in range(seeds)]
     xs = [x[:, 0]]
-    ends = []
-    ghats = []
-    points = []
-    quasi = []
+    ends, ghats, points, quasi = [], [], [], []
     for t in range(s.T):
         y = np.broadcast_to(x, shape).copy()
         for k in range(s.K):
@@ -116,20 +113,8 @@ def run(
             if steps:
                 points.append(y)
                 quasi.append(g)
-            if method == "fedspeed":
-                g = g - kept + (y - x) / s.lam
-            elif method == "scaffold":
-                g = g - kept + c
-            y = y - s.eta * g
-        D = y - x
-        if method == "fedspeed":
-            kept = kept - D / s.lam
-            x = (y - s.lam * kept).mean(1, keepdims=True)
-        else:
-            x = y.mean(1, keepdims=True)
-        if method == "scaffold":
-            kept = kept - c - D / (s.K * s.eta)
-            c = kept.mean(1, keepdims=True)
+            y = y - s.eta * _direction(method, g, y, x, kept, c, s)
+        x, kept, c = _round_end(method, y, x, kept, c, s)
         xs.append(x[:, 0])
         ends.append(y if keep else y.mean(1, keepdims=True))
         if keep and method == "fedspeed":
@@ -145,6 +130,29 @@ def run(
         np.array(points).reshape(local) if steps else None,
         np.array(quasi).reshape(local) if steps else None,
     )
+
+
+def _direction(
+    method: str, g: np.ndarray, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
+) -> np.ndarray:
+    """Return the direction of a local step at y with the (quasi-)gradient g."""
+    if method == "fedspeed":
+        return g - kept + (y - x) / s.lam
+    return g - kept + c if method == "scaffold" else g
+
+
+def _round_end(
+    method: str, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the server model, the clients' vectors and the server's c after a round that ended at the models y."""
+    D = y - x
+    if method == "fedspeed":
+        kept = kept - D / s.lam
+        return (y - s.lam * kept).mean(1, keepdims=True), kept, c
+    if method == "scaffold":
+        kept = kept - c - D / (s.K * s.eta)
+        c = kept.mean(1, keepdims=True)
+    return y.mean(1, keepdims=True), kept, c
 
 
 def _quasi_gradient(x: np.ndarray, grad: Grad, s: Setting) -> np.ndarray:

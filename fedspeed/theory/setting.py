@@ -48,8 +48,8 @@ class Setting(Params):
         super().__post_init__()
         if self.eta > self.lam:
             raise UserError(
-                f"Setting: eta must be at most lam, got eta {self.eta:g} and lam {self.lam:g}; above lam the weights "
-                f"gamma_k alternate in sign and no form of the theorem holds (erratum 8): lower eta or raise lam"
+                f"Setting: eta must be at most lam, got eta {self.eta:g} and lam {self.lam:g}; above lam no form "
+                f"of the theorem holds (erratum 8): lower eta or raise lam"
             )
 
     def but(self, **changes: Any) -> Self:
