@@ -97,19 +97,18 @@ def main(args: argparse.Namespace, console: Console) -> int:
             console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
     work.store.pack()
-    lines = _write_pages(work, chosen, console)
+    lines = _write_pages(work, chosen, out, console)
     if not args.quiet:
         lines.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
         console.print("\n" + "\n\n".join(lines), markup=False, no_wrap=True, overflow="ignore", crop=False)
     return 0
 
 
-def _write_pages(work: Reproduction, chosen: list[Recipe], console: Console) -> list[str]:
+def _write_pages(work: Reproduction, chosen: list[Recipe], out: Path, console: Console) -> list[str]:
     """Write the page of every recipe, the progress page and the index; return what to print about them."""
     from ..reproduce.page import index, judged, lost, render
     from ..reproduce.progress import write_progress
 
-    out = work.out
     lines: list[str] = []
     for recipe in chosen:
         sheet, verdicts = judged(work, recipe)

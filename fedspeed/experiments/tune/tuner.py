@@ -192,7 +192,6 @@ class Tuning:
         """Make all trials that the searches need, those of all methods together; return the chosen points."""
         asked: dict[str, dict[Point, list[Trial]]] = {}
         while True:
-            tasks: dict[tuple[str, Trial], RunTask] = {}
             wanted: list[tuple[str, Trial]] = []
             for label, search in self.searches.items():
                 try:
@@ -202,9 +201,7 @@ class Tuning:
                 wanted += [(label, trial) for trial in new]
             if not wanted:
                 break
-            for label, trial in wanted:
-                if self.look(label, trial) is None:
-                    tasks[label, trial] = self._task(label, trial)
+            tasks = {key: self._task(*key) for key in wanted if self.look(*key) is None}
             failed = make(list(tasks.values())) if tasks else {}
             for label, trial in wanted:
                 found = self.look(label, trial)
@@ -218,18 +215,24 @@ class Tuning:
         """Return the folder of a point's run; it depends on the values alone, so strategies share runs."""
         return self.out / ("judged" if judged else "trials") / f"{folder_name(f'{label},{point_text(point)}')}-s{seed}"
 
-    def _task(self, label: str, trial: Trial) -> RunTask:
+    def _trial(self, label: str, trial: Trial) -> tuple[Path, Config]:
+        """Return the folder and the config of a trial; a stored run with more rounds keeps them."""
         folder = self.folder(label, trial.point, trial.seed)
-        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
+        run = RunDir(folder)
+        stored = run.config().get("rounds", 0) if run.config_file.exists() else 0
+        rounds = max(trial.rounds, stored) if isinstance(stored, int) else trial.rounds
+        return folder, replace(self.config(label, trial.point, trial.seed), rounds=rounds)
+
+    def _task(self, label: str, trial: Trial) -> RunTask:
+        folder, config = self._trial(label, trial)
         return RunTask.of(config, folder, f"{label} {point_text(trial.point)} seed {trial.seed}")
 
     def look(self, label: str, trial: Trial) -> Found | None:
         """Return the result of a trial from its run directory, cut after the trial's rounds; None if it is not done."""
-        folder = self.folder(label, trial.point, trial.seed)
+        folder, config = self._trial(label, trial)
         run = RunDir(folder)
         if not run.config_file.exists():
             return None
-        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
         done = is_done(folder, config)
         records = run.records()
         if not done and (config.rounds == trial.rounds or len(records) < trial.rounds):
@@ -268,13 +271,6 @@ def held_out_score(records: Sequence[Record]) -> float | None:
     scores = (right or wrong)[-LAST:]
     mean = statistics.fmean(scores) if scores else math.nan
     return mean if math.isfinite(mean) else None
-
-
-def _at_least(config: Config, folder: Path) -> Config:
-    """Return a config with the rounds of its stored run, if those are more."""
-    run = RunDir(folder)
-    stored = run.config().get("rounds", 0) if run.config_file.exists() else 0
-    return replace(config, rounds=stored) if isinstance(stored, int) and stored > config.rounds else config
 
 
 def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
