@@ -136,9 +136,8 @@ def _direction(
     method: str, g: np.ndarray, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
 ) -> np.ndarray:
     """Return the direction of a local step at y with the (quasi-)gradient g."""
-    if method == "fedspeed":
-        return g - kept + (y - x) / s.lam
-    return g - kept + c if method == "scaffold" else g
+    pull: np.ndarray = (y - x) / s.lam if method == "fedspeed" else c
+    return g if method == "fedavg" else g - kept + pull
 
 
 def _round_end(
