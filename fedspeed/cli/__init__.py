@@ -1,4 +1,8 @@
-"""The `fedspeed` command: the only place that prints. Nothing here imports torch before a command needs it."""
+"""The `fedspeed` command line, the only place that prints.
+
+The module of a command has `configure(parser)`, which adds its options, and `main(args, console)`, which returns the
+exit code. Only the module of the chosen command is imported, and torch only when a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -26,39 +30,41 @@ GROUPS = {
         "run": "train one method and write a run directory",
         "resume": "continue a run that was stopped, with the same bits",
         "extend": "give a run more rounds, as if it had had them from the start",
-        "fork": "start a run that shares another's first rounds, bit for bit, and has other settings after them",
+        "fork": "start a run that shares another run's first rounds, bit for bit, then changes settings",
         "methods": "list the methods, or describe one",
         "models": "list the models",
-        "data": "list, fetch or look at data sets and splits",
+        "data": "list, fetch or inspect data sets and splits",
     },
     "compare": {
         "compare": "train several methods over several seeds and print one table",
-        "sweep": "run one config at many points of its fields: one table, the best point, a figure",
+        "sweep": "run one config with many values of its fields; print one table and the best point",
         "tune": "tune methods with equal budgets on held-out data, then judge them with fresh seeds",
-        "report": "write one page of runs: who wins, by how much, is it real; or tables and figures for a paper",
-        "export": "hand runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
+        "report": "write one page about runs: ranking, differences, significance; or tables and figures",
+        "export": "export runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
     },
     "look": {
         "show": "print the summary and the curve of a run, finished or in progress",
-        "watch": "follow runs in progress, on a page or on the terminal",
+        "watch": "follow runs in progress, on a page or in the terminal",
         "explain": "diagnose a run: what is wrong, the likely cause, what to try",
         "diff": "list what differs between two runs",
-        "verify": "check a run: digests, running sums, and rounds run again bit for bit",
-        "replay": "run one client's turn again, step by step, and compare its upload with the run's",
+        "verify": "check a run: digests, running sums, and rounds repeated bit for bit",
+        "replay": "repeat one client's turn, step by step, and compare its upload with the run's",
         "inspect": "measure sharpness and client divergence of finished runs",
     },
     "paper": {
         "reproduce": "make the paper's tables and figures, with its numbers beside ours and a verdict",
-        "theory": "check the convergence theorem's conditions, measure its rate",
+        "theory": "check the conditions of the convergence theorem, measure its rate",
         "audit": "run your implementation of a method beside ours, and name the first difference",
     },
     "scale": {
-        "slurm": "write, or submit, a Slurm job of runs: an array over seeds and points, or a Ray cluster for each",
-        "deploy": "write an app that runs a method on real devices, over Flower; check one",
+        "slurm": "write or submit a Slurm job of runs: an array over seeds and points, optionally on Ray",
+        "deploy": "write or check an app that runs a method on real devices over Flower",
     },
 }
 """Group -> command -> help, in the order of `fedspeed --help`."""
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
+MODULES = {"extend": "resume"}
+"""Commands whose module has another name."""
 
 EPILOG = """\
 examples:
@@ -70,7 +76,7 @@ examples:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps examples as written and gives option names room."""
+    """Help formatter that keeps examples as written and leaves room for option names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(
@@ -79,7 +85,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def tty() -> bool:
-    """Whether a person is looking."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -89,7 +95,7 @@ class Parser(argparse.ArgumentParser):
     Options are written in full: `--seed 3` must not mean `--seeds 3` where a command has no `--seed`.
     """
 
-    default_action = ""  # of a command with actions: what is meant where none is named
+    default_action = ""  # of a command with actions: the one that is used if none is given
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **how})
@@ -98,14 +104,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self._hint(message)}see `{self.prog} --help`")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As usual; an option that does not exist is refused by the command it was given to, which knows its own."""
+        """Parse; an unknown option is an error of the command it was given to, which can suggest its own options."""
         found, extra = self.parse_known_args(args, namespace)
         if extra:
             self._chosen(found).error(f"unrecognized arguments: {' '.join(extra)}")
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As usual; an action may stand behind its options, and options without one are those of the default one."""
+        """Parse; an action may follow its options, and options without an action belong to the default action."""
         if self.default_action and (not args or (args[0][0:1] == "-" and args[0] not in ("-h", "--help"))):
             inner = self.inner()
             values = {flag for one in inner.values() for flag, a in one._option_string_actions.items() if a.nargs != 0}
@@ -115,12 +121,12 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def inner(self) -> dict[str, Parser]:
-        """The parsers of its commands, or of a command's actions."""
+        """Return the parsers of the commands, or of a command's actions, by name."""
         found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
         return next(found, {})
 
     def _chosen(self, found: argparse.Namespace) -> Parser:
-        """The parser of the command that was given, itself where there is none."""
+        """Return the parser of the given command, or itself if there is none."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and getattr(found, action.dest, None) in action.choices:
                 inner: Parser = action.choices[getattr(found, action.dest)]
@@ -128,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def _hint(self, message: str) -> str:
-        """What was probably meant by a command, an action or an option that does not exist."""
+        """Suggest a command, an action or an option in place of one that does not exist."""
         _, wrong, word = message.partition(": invalid choice: ")
         if wrong:
             near = nearest(word.split("'")[1], self.inner())
@@ -137,13 +143,13 @@ class Parser(argparse.ArgumentParser):
         name = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--"):
             return ""
-        from ..methods import METHODS  # only now: every method is imported with it
+        from ..methods import METHODS  # imported late, because it imports every method
 
         known = {flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions if flag[:2] == "--"}
         if "set" in known and any(name in vars(cls()) for cls in METHODS.values()):
             return f"it is a field of a method: --set method.{name}=VALUE; "
         if "method" in known and name == "momentum":
-            return "clients have none unless their method gives it to them: --method fedcm; "
+            return "clients have no momentum unless their method adds it: --method fedcm; "
         near = nearest(name, known)
         return f"did you mean --{near.replace('_', '-')}? " if near else ""
 
@@ -152,7 +158,7 @@ def build_parser(only: str | None = None) -> Parser:
     """Return the parser of all commands.
 
     Args:
-        only: the command whose options are wanted, "" for none; its module alone is imported. None: all of them.
+        only: the one command that gets its options and whose module is imported, "" for none; None for all commands.
     """
     parser = Parser(
         prog="fedspeed",
@@ -180,20 +186,20 @@ def _listed() -> str:
 
 def _configure(sub: Parser, name: str) -> None:
     """Give a command's parser its options, and its actions theirs."""
-    module = import_module(f".{name}", __name__)
+    module = import_module(f".{MODULES.get(name, name)}", __name__)
     module.configure(sub)
     sub.default_action = getattr(module, "DEFAULT_ACTION", "")
     for each in (sub, *sub.inner().values()):
-        about = "after an error show where it was raised, in full"
+        about = "show the full traceback of an error"
         each.add_argument("--traceback", action="store_true", help=about)
     sub.set_defaults(main=module.main)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM.
+    """Run the command line and return the exit code.
 
-    A reader of the output who leaves (`| head -1`) does not stop a command; output that cannot be written is an error
-    in the end.
+    0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM. A closed pipe (`| head -1`) does
+    not stop a command; output that cannot be written is reported as an error at the end.
     """
     from .output import outlets, terminable
 
@@ -208,13 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = 0
         out.flush()
         if out.error and not code:
-            told = f"standard output cannot be written ({out.error.strerror}), so its text is lost"
-            code = _failed(f"error: {told}; all files are complete; send the output elsewhere", argv, 2)
+            lost = f"standard output cannot be written ({out.error.strerror}), so its text is lost"
+            code = _failed(f"error: {lost}; all files are complete; send the output elsewhere", argv, 2)
         return 143 if terminated and code == 130 else code
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    """Run a command; every error becomes a line and a code."""
+    """Run a command; turn every error into one line and an exit code."""
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
@@ -229,10 +235,10 @@ def _main(argv: Sequence[str] | None) -> int:
             try:
                 code: int = args.main(args, console)
                 return code
-            except SystemExit as stopped:  # of an observer for example; it must not look like success
-                raise KeyboardInterrupt(f"somebody's code asked for an exit ({stopped.code!r})") from stopped
+            except SystemExit as stopped:  # from an observer, for example; it must not look like success
+                raise KeyboardInterrupt(f"user code called sys.exit({stopped.code!r})") from stopped
             finally:
-                with suppress(OSError):  # what the command made for its output and did not use
+                with suppress(OSError):  # remove output folders that stayed empty
                     for folder in getattr(args, "made", ()):
                         folder.rmdir()
     except UserError as error:
@@ -253,7 +259,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _console() -> Console:
-    """A console that shows the control characters of what it is given, a run directory's for example, as text."""
+    """Return a console that prints control characters, for example those in a run directory, as text."""
     from rich.console import Console
     from rich.text import Text
 
@@ -267,7 +273,7 @@ def _console() -> Console:
 
 
 def _width() -> int | None:
-    """None lets the terminal decide; into a pipe as wide as the terminal that it probably ends in, else 120."""
+    """Return the width of the output: None for a terminal, the terminal's behind a pipe, else 120."""
     if tty():
         return None
     try:
@@ -278,7 +284,7 @@ def _width() -> int | None:
 
 
 def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
-    """One line about what ended the command, after the whole traceback where it was asked for."""
+    """Print why the command ended as one line, after the traceback if --traceback was given; return the code."""
     if "--traceback" in (sys.argv if argv is None else argv):
         traceback.print_exc()
     from .output import visible
@@ -288,7 +294,7 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
 
 
 def _each_once() -> Callable[..., None]:
-    """Show warnings in one line each, and none twice: several runs of one command may give the same."""
+    """Return a function that shows each warning once, as one line: runs of one command may repeat it."""
     from .output import visible
 
     seen: set[str] = set()

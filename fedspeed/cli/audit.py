@@ -9,15 +9,16 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..experiments.grid import parse_value
 from ..methods import build
-from .method_syntax import parse_value, split_pair
+from .method_syntax import split_pair
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-Your implementation and ours run side by side on small heterogeneous quadratics, a few seconds. The first vector that
-differs is named, with the lines of the method's box that compute it. The code in the file is executed.
+Your implementation and ours run side by side on small heterogeneous quadratics, which takes a few seconds. The first
+vector that differs is printed, with the lines of the method's pseudo-code that compute it. The file is executed.
 Exit code: 0 if it conforms, 1 if it differs, 2 for bad input.
 
 examples:
@@ -32,7 +33,7 @@ HOOKS = {
     "server(x, replies, t)": "the next model from the last one and {i: what client i returned}",
     "client_state(i), server_state()": "optional: {name: vector} under our names, compared after every round",
 }
-"""Methods of a class that is audited: `fedspeed audit --list`."""
+"""Methods that an audited class needs, printed by `fedspeed audit --list`."""
 
 TEMPLATE = '''\
 """An adapter for `fedspeed audit`: put your own code behind client and server, on flat NumPy vectors."""
@@ -62,7 +63,7 @@ class Mine:
     # def client_state(self, i): return {"c": self.c[i]}
     # def server_state(self): return {}
 '''
-"""A class to begin with, FedAvg, which conforms: `fedspeed audit --template`."""
+"""An example class, FedAvg, which conforms; printed by `fedspeed audit --template`."""
 
 SIZES = (
     ("rounds", int, "rounds; default 6"),
@@ -78,23 +79,23 @@ SIZES = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """What is audited, as what, on which setting."""
+    """Add the class, the method and the sizes of the setting."""
     parser.epilog = EPILOG
     about = "a class of yours, or a function that makes its object"
     parser.add_argument("adapter", nargs="?", metavar="FILE.py:CLASS", help=about)
-    parser.add_argument("--method", metavar="NAME", help="what it should be; `fedspeed methods` lists them")
+    parser.add_argument("--method", metavar="NAME", help="the method that it implements; `fedspeed methods` lists them")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the method such as lam=10"
     )
     for name, kind, about in SIZES:
         parser.add_argument(f"--{name}", type=kind, metavar="X" if kind is float else "N", help=about)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
-    parser.add_argument("--list", action="store_true", help="what the class needs")
-    parser.add_argument("--template", action="store_true", help="print a class to begin with")
+    parser.add_argument("--list", action="store_true", help="print the methods that the class needs")
+    parser.add_argument("--template", action="store_true", help="print an example class")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """The verdict."""
+    """Print whether the class conforms, and the first difference."""
     if args.template:
         console.print(TEMPLATE, end="", soft_wrap=True)
         return 0
@@ -119,7 +120,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def field(text: str) -> tuple[str, object]:
-    """`lam=10`, also written `method.lam=10`."""
+    """Parse `lam=10`, also written `method.lam=10`."""
     name, value = split_pair(text, "--set", "FIELD=VALUE such as lam=10")
     return name.removeprefix("method."), parse_value(value)
 

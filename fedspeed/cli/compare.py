@@ -15,13 +15,15 @@ from ..config.config import Config
 from ..config.stopping import goal_accuracy
 from ..config.warmup import shared
 from ..errors import UserError
-from ..experiments.batch import RunTask, folder_name, one_command
+from ..experiments.batch import folder_name, one_command
+from ..experiments.sweep import Planned, rows_of, seed_tasks, tasks_of
 from ..methods import METHODS, WRAPPERS, build
 from ..report import tables
 from ..report.figures import chart
 from ..runs.directory import RunDir
-from . import many_runs, method_syntax, options, preset_line
+from . import many_runs, method_syntax, options
 from .methods import grouped
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,15 +34,14 @@ if TYPE_CHECKING:
 Groups = list[tuple[str, str, str, str]]
 
 EPILOG = """\
-A method may carry fields of its own: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. All methods
-get the same splits, initial models, cohorts and batches for a seed, and one learning-rate decay; the paper gave some
-methods a slower one (--paper-decay).
-A --warmup is for all of them too: of the rate in every method, of another field in those that have it; so is
---follow-lr.
+Methods may have fields: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. For a seed all methods
+get the same splits, initial models, cohorts and batches, and one learning-rate decay; the paper gave some methods a
+slower one (--paper-decay). --warmup and --follow-lr apply to the rate of every method, and to another field in the
+methods that have it.
 
 A command that was stopped continues when it is repeated with the same --out: finished runs are kept. With folders in
-place of methods nothing is run: table, figure and differences are made from the runs in them; --network and --devices
-then time runs that had a network as if they had had this one.
+place of methods nothing is run: table, figure and differences are made from their runs; --network and --devices then
+compute the simulated time of those runs for another network.
 
 examples:
   fedspeed compare fedavg fedspeed --data digits --clients 50 --active 5 --seeds 3 --out runs/first
@@ -53,20 +54,20 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `compare`."""
+    """Add the methods or folders, the baseline, and an option per config key."""
     parser.epilog = EPILOG
     parser.add_argument(
         "methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., `all`; or folders of runs"
     )
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
     many_runs.configure(parser)
-    parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
+    parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run every method with every seed, as far as that is not done, or read runs; then tables and figures."""
+    """Run every method with every seed that is not done, or read runs; write tables and figures."""
     from ..report.comparison import Comparison, configured_targets
 
     show = not (args.quiet or args.json)
@@ -83,7 +84,9 @@ def main(args: argparse.Namespace, console: Console) -> int:
     else:
         with one_command(out):
             rows, failed, targets = _run(args, out, console, show)
-            lost = failed and args.baseline not in [row.label for row in rows]  # all its runs failed: reported already
+            lost = failed and args.baseline not in [
+                row.label for row in rows
+            ]  # all its runs failed, which was reported
             result = Comparison(rows, targets, "" if lost else args.baseline)
             result.write(out)
     if args.json:
@@ -96,7 +99,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def is_folder(text: str) -> bool:
-    """Whether an argument names a folder of runs and not a method; `./fedavg` is a folder, `fedavg` the method."""
+    """Return whether an argument is a folder of runs and not a method: `./fedavg` is a folder, `fedavg` a method."""
     if text in (*METHODS, *WRAPPERS, "all"):
         return False
     path = Path(text)
@@ -106,7 +109,7 @@ def is_folder(text: str) -> bool:
 
 
 def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Console | None) -> tuple[list[Row], Path]:
-    """The rows of existing runs, and where to write: beside them if they are in one folder."""
+    """Return the rows of existing runs, and the output folder: theirs if they are in one folder."""
     from ..report.comparison import costed
     from ..report.run_files import collect
 
@@ -134,9 +137,7 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
 
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
-    """Make the runs that are missing; the rows of all, why some failed, and the targets."""
-    from ..report.run_files import Row, RunFiles
-
+    """Make the missing runs; return all rows, label -> reason of failures, and the targets."""
     base, seeds = base_tables(args), many_runs.parse_seeds(args.seeds or "3")
     many_runs.check(args)
     tables = expand(args.methods, base, console if show else None)
@@ -145,33 +146,24 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         if show:
             _show_groups(groups, console)
     if show:
-        preset_line.tell_presets(console, tables)
+        options.print_presets(console, tables)
     names = [text for text, _ in tables]
     if args.baseline and args.baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
-    tasks: dict[tuple[str, int], RunTask] = {}
-    for seed in seeds:  # a stopped comparison has all methods for the first seeds
-        for text, own in tables:
-            config = Config.from_dict({**own, "seed": seed})
-            folder = out / f"{folder_name(text)}-s{seed}"
-            if any(folder == task.folder for task in tasks.values()):
-                raise UserError(
-                    f"compare: expected different methods and seeds, got {folder.name} twice; leave one out"
-                )
-            tasks[text, seed] = RunTask.of(
-                config, folder, f"{text} seed {seed}", overwrite=args.overwrite, log=args.log
-            )
-    failed = many_runs.make(args, list(tasks.values()), out, console, show)
-    made = {key: task.folder for key, task in tasks.items() if task.label not in failed}
-    rows = [Row(text, [RunFiles.read(made[text, s]) for s in seeds if (text, s) in made]) for text in names]
-    rows = [row for row in rows if row.runs]
-    if not rows:
-        raise UserError(f"compare: every run failed; the first: {next(iter(failed.values()))}")
-    return rows, failed, sorted({*config.targets, *goal_accuracy(config.stop_at)})
+    folders = [f"{folder_name(name)}-s{seed}" for seed in seeds for name in names]
+    twice = next((name for name in folders if folders.count(name) > 1), "")
+    if twice:
+        raise UserError(f"compare: expected different methods and seeds, got {twice} twice; leave one out")
+    how = {"overwrite": args.overwrite, "log": args.log}
+    configs = {text: {seed: Config.from_dict({**own, "seed": seed}) for seed in seeds} for text, own in tables}
+    planned = [Planned(text, {}, seed_tasks(text, own, out, **how)) for text, own in configs.items()]
+    failed = many_runs.make(args, tasks_of(planned), out, console, show)
+    first = configs[names[0]][seeds[0]]  # targets are the same for all
+    return rows_of("compare", planned, failed), failed, sorted({*first.targets, *goal_accuracy(first.stop_at)})
 
 
 def base_tables(args: argparse.Namespace) -> dict[str, Any]:
-    """The config of all methods, with one learning-rate decay unless the paper's are asked for."""
+    """Return the config of all methods, with one learning-rate decay unless --paper-decay is given."""
     for text in args.sets:
         if text.strip().startswith("method."):
             raise UserError(f"--set: {args.command} has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
@@ -180,13 +172,12 @@ def base_tables(args: argparse.Namespace) -> dict[str, Any]:
     base = options.tables(args)
     base.pop("method", None)
     if paper:
-        base["lr_decay"] = 0.0  # the paper's own for each
+        base["lr_decay"] = 0.0  # 0: the paper's decay of each method
     return base
 
 
 def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[tuple[str, dict[str, Any]]]:
-    """Every method's text and config; `all` stands for every method that the setting allows, one that refuses it is
-    left out with its reason."""
+    """Return every method's text and config; `all` is every method that accepts the setting, the others are printed."""
     asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
     scheduled = base.get("warmup") or base.get("follow_lr")
     rivals = {name: build(method_syntax.parse_method(name)) for _, name in asked} if scheduled else {}
@@ -198,7 +189,7 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
         try:
             Config.from_dict(tables)
         except UserError as error:
-            if text != "all" or name == "fedspeed":  # a bad setting, not a method that cannot run in it
+            if text != "all" or name == "fedspeed":  # the setting is wrong for all methods
                 raise
             if console:
                 console.print(f"left out: {error}", style="yellow")
@@ -208,8 +199,7 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
 
 
 def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], Groups]:
-    """The methods of `all` by family and cost, others where they were; and who costs the same: family, gradients per
-    step, vectors down and up, names."""
+    """Sort the methods of `all` by family and cost; return them, and the groups of equal cost as table rows."""
     order = grouped(text for text, _ in tables if text in METHODS)
     found: dict[tuple[str, str, str], list[str]] = {}
     for family, name, c in order:
@@ -234,22 +224,13 @@ FILES = "table.md, .csv, .tex and .json; accuracy.png, .svg and .pdf"
 
 
 def show_comparison(found: Comparison, console: Console, out: Path) -> None:
-    """Table, differences and chart; columns there is no room for are named."""
-    wide = console.width if console.is_terminal else 10_000
+    """Print table, differences and chart; columns that do not fit are named."""
+    wide = width(console)
     keep = [column.keep for column in tables.columns(found.rows, found.targets)]
-    text, dropped = tables.fit(*found.table, keep, wide)
-    parts = [text, ""]
-    if dropped:
-        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
-    parts.append(textwrap.fill(found.note, wide))
-    parts.append(textwrap.fill(found.settings, wide))
+    rest = []
     if found.gaps:
-        parts += [
-            "",
-            textwrap.fill(f"{found.question}:", wide),
-            tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0],
-        ]
+        gaps = tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0]
+        rest = ["", textwrap.fill(f"{found.question}:", wide), gaps]
     drawing = chart(found.rows, console.width)
-    parts += ["", drawing] if drawing else []
-    parts += ["", textwrap.fill(f"files: {FILES}", wide), f"   in: {out}"]
-    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
+    rest += ["", drawing] if drawing else []
+    many_runs.print_table(console, found.table, keep, [found.note, found.settings], rest, FILES, out)

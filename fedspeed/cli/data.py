@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
-from .method_syntax import parse_value, split_pair
+from ..experiments.grid import parse_value
+from .method_syntax import split_pair
 from .progress import Loading
 
 if TYPE_CHECKING:
@@ -45,16 +46,16 @@ Files are kept in $FEDSPEED_CACHE, or the folder `fedspeed` of your cache folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add `list`, `fetch` and `show` with their options."""
+    """Add the actions `list`, `fetch` and `show` with their options."""
     kinds = parser.add_subparsers(dest="action", metavar="list | fetch NAME | show NAME")
     look = parser.formatter_class
-    kinds.add_parser("list", help="names, sizes and sources of the data sets", formatter_class=look)
+    kinds.add_parser("list", help="list names, sizes and sources of the data sets", formatter_class=look)
     fetch = kinds.add_parser(
-        "fetch", help="get a data set into the cache, verified", epilog=FETCH_EXAMPLES, formatter_class=look
+        "fetch", help="download a data set into the cache and verify it", epilog=FETCH_EXAMPLES, formatter_class=look
     )
     show = kinds.add_parser(
         "show",
-        help="what a split looks like: numbers and figures",
+        help="describe a split: numbers and figures",
         epilog=SPLITS_HELP + SHOW_EXAMPLES,
         formatter_class=look,
     )
@@ -69,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
     show.add_argument("--validation", default="", metavar="SPEC", help="0.1, clients:0.1 or clients:5; default none")
     show.add_argument(
-        "--augment", default="", metavar="TEXT", help="as of `run`; default paper, none for your own data"
+        "--augment", default="", metavar="TEXT", help="as in `run`; default paper, none for your own data"
     )
     show.add_argument("--out", metavar="DIR", help="where to write the figures (default: figures/)", default="figures")
     show.add_argument("--no-figures", action="store_true", help="numbers only")
@@ -77,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Do what was asked."""
+    """Run the action."""
     if args.action is None:
         raise UserError("data: expected an action, found none: fedspeed data list | fetch NAME | show NAME")
     if args.action == "list":
@@ -182,7 +183,7 @@ def _print(s: Summary, console: Console) -> None:
     console.out(f"data          {s.name}: {s.samples:,} training samples, {s.test_samples:,} for testing")
     console.out(f"split         {s.split} over {s.clients} clients")
     if s.validation_samples:
-        console.out(f"validation    {s.validation_samples:,} training samples, which nobody trains on")
+        console.out(f"validation    {s.validation_samples:,} training samples, which no client trains on")
     console.out(f"sizes         {low} to {high} samples per client, median {middle}")
     if s.classes > 1:
         console.out(

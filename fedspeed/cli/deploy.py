@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-`flower` writes a Flower app that runs any method here on SuperNodes: app.py with the method, the model, the plan and a
-function for each device's data, a pyproject.toml, and a README.md with every command, for TLS and for the devices'
-keys, too. As it stands it trains on digits. `check` executes an app's app.py and says in one line what is missing:
-flwr, the data of a client, the server's address, its certificate, a key. docs/guides/flower.md goes through all of it.
+`flower` writes a Flower app that runs any method on SuperNodes: app.py with the method, the model, the plan and a
+function for each device's data, a pyproject.toml, and a README.md with every command, also for TLS and for the devices'
+keys. As written it trains on digits. `check` executes an app's app.py and prints in one line what is missing: flwr, the
+data of a client, the server's address, its certificate, a key. docs/guides/flower.md explains every step.
 
 examples:
   fedspeed deploy flower my_app
@@ -24,20 +24,20 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """What is to be done, and where."""
+    """Add the action, the folder, and what is checked."""
     parser.epilog = EPILOG
     parser.add_argument("action", choices=("flower", "check"), help="write a Flower app, or check one")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the app's folder; `flower` wants it new or empty")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the app's folder; new or empty for `flower`")
     parser.add_argument("--client", type=int, metavar="N", help="check: load the data of this client")
     parser.add_argument("--superlink", metavar="HOST:PORT", help="check: connect to the server")
     parser.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="check: who signed its certificate, ca.crt"
+        "--root-certificates", type=Path, metavar="FILE", help="check: the authority of its certificate, ca.crt"
     )
     parser.add_argument("--key", type=Path, metavar="FILE", help="check: the private key of a SuperNode")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Write an app, or say that one is whole."""
+    """Write an app, or check one."""
     if args.action == "check":
         from ..flower.check import checks
 

@@ -23,15 +23,15 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which two."""
+    """Add the two runs."""
     parser.epilog = EPILOG
     parser.add_argument("a", metavar="RUN_A", help="a run directory")
-    parser.add_argument("b", metavar="RUN_B", help="another")
+    parser.add_argument("b", metavar="RUN_B", help="another run directory")
     parser.add_argument("--json", action="store_true", help="print the differences as JSON and nothing else")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One line per difference, by section."""
+    """Print one line per difference, by section."""
     found = differences(Path(args.a), Path(args.b))
     if args.json:
         absent_as_null = json.dumps(

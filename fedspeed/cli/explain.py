@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-Reads the rounds of a run, finished, failed or still running, and says which signs of trouble they hold: outputs that
-no longer depend on the input, dead layers, a loss above that of guessing, accuracy at chance, states that grow, NaN.
+Reads the rounds of a run, finished, failed or in progress, and reports signs of trouble: outputs that no longer depend
+on the input, dead layers, a loss above that of guessing, accuracy at chance level, growing states, NaN.
 
 examples:
   fedspeed explain runs/20260101-120000-fedspeed-digits-s0
@@ -33,14 +33,14 @@ HEALTHY = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which run."""
+    """Add the run."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """How the run stands, then a paragraph per finding."""
+    """Print the state of the run, then a paragraph per finding."""
     health = examine(Path(args.run))
     if args.json:
         console.print_json(json.dumps(_data(health)))
@@ -72,8 +72,8 @@ def _long(health: Health, wide: int) -> list[str]:
     parts = []
     for one in health.found:
         numbers = [f"seen in {len(one.values)} rounds; round: value {series(one)}"] if one.values else []
-        told = [f"since round {one.since}: {one.seen}", *numbers, MEANING[one.name]]
-        body = [textwrap.fill(text, wide, initial_indent="  ", subsequent_indent="  ") for text in told]
+        texts = [f"since round {one.since}: {one.seen}", *numbers, MEANING[one.name]]
+        body = [textwrap.fill(text, wide, initial_indent="  ", subsequent_indent="  ") for text in texts]
         tries = [f"    {i}. {advice.option}   ({advice.why})" for i, advice in enumerate(health.advice(one), 1)]
         parts.append("\n".join(["", one.title, *body, *(["  what to try, in this order:", *tries] if tries else [])]))
     first = next((advice for one in health.found for advice in health.advice(one)), None)

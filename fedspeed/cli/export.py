@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 targets: csv and parquet (one table of all rounds), tensorboard, wandb (offline), mlflow
-A tracker gets every round and number, the config as hyper-parameters, and method, data and seed as tags. What it had of
-a run is replaced, so exporting again is safe. While a run lasts: `fedspeed run --log TARGET`.
+A tracker gets every round and number, the config as hyper-parameters, and method, data and seed as tags. Exporting
+again replaces a run. To log while a run is in progress: `fedspeed run --log TARGET`.
 
 examples:
   fedspeed export runs/demo --to csv -o demo.csv
@@ -21,17 +21,17 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which runs, and where they go."""
+    """Add the runs and the target."""
     parser.epilog = EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders of them")
-    parser.add_argument("--to", required=True, metavar="TARGET", help="where they go, see below")
+    parser.add_argument("--to", required=True, metavar="TARGET", help="see below")
     place = "file of a table, folder of a tracker; default rounds.csv, tensorboard/, or the tracker's own place"
     parser.add_argument("-o", "--out", metavar="PLACE", help=place)
     parser.add_argument("--overwrite", action="store_true", help="replace a table that exists")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Hand them over; say which were left out, and how to look at the rest."""
+    """Export the runs; print which were left out, and how to open the rest."""
     from ..report.export import export, require_target
     from ..report.run_files import read_runs
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
 from ..config.presets import paper_decay
+from ..experiments.grid import parse_value
 from ..runs.config_file import read_config
 from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-The new run has the first N rounds of RUN, bit for bit, and goes on with what --set changes; nothing set gives RUN's own
-bits. It starts from RUN's last checkpoint of no more than N rounds (the last two are kept), else from round 0, and runs
-the rounds up to N as RUN did.
+The new run has the first N rounds of RUN, bit for bit, and continues with the changes of --set; without --set it gets
+RUN's own bits. It starts from RUN's last checkpoint of at most N rounds (the last two are kept), else from round 0, and
+repeats the rounds up to N as RUN did.
 
-Changes count from round N + 1 on: the rate of round t + 1 is lr * lr_decay^t for every t, so --set lr=0.05 is the rate
-that round 1 would have had; a warm-up counts from round 1. What the rounds so far rest on cannot be changed: model,
-data, split, clients, seed, cohorts, the method (its numbers can).
+Changes apply from round N + 1 on. The rate of round t + 1 is lr * lr_decay^t for every t, so --set lr=0.05 is the rate
+that round 1 would have had; a warm-up counts from round 1. Settings that the shared rounds depend on cannot be changed:
+model, data, split, clients, seed, cohorts, the method (its numbers can).
 
 examples:
   fedspeed fork runs/NAME --at 300 --set lr=0.05
@@ -35,10 +36,10 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which run, from where on, and with what."""
+    """Add the run, the shared rounds and the changes."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory; it is only read")
-    parser.add_argument("--at", type=int, required=True, metavar="N", help="how many rounds to share")
+    parser.add_argument("--at", type=int, required=True, metavar="N", help="number of shared rounds")
     about = "a config key, or a field of the method: lr=0.05, rounds=500, method.rho=0.2; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help=about)
     parser.add_argument("--out", metavar="DIR", help="where to write (default: a new folder under runs/)")
@@ -49,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Fork a run and report as `run` does."""
+    """Fork a run and print the result as `run` does."""
     from ..runs.fork import fork, forked, require
 
     changes = dict(_change(text) for text in args.sets)
@@ -59,10 +60,10 @@ def main(args: argparse.Namespace, console: Console) -> int:
     new = forked(old, args.at, changes)
     show = not (args.quiet or args.json)
     if show:
-        _tell(console, Path(args.run), args.at, old, new)
+        _print_start(console, Path(args.run), args.at, old, new)
     with Live(console, new.rounds, new.method.label, show=show) as live:
         watch: dict[str, Any] = {
-            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "observers": [live, WarnObserver(live.on_warning), *args.log],
             "progress": live.on_progress,
         }
         summary = fork(args.run, args.at, out, changes, allow_code=args.allow_code, **watch)
@@ -73,13 +74,13 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """`method.rho=0.05` -> ("method.rho", 0.05); values are TOML, bare words are strings."""
+    """Parse `method.rho=0.05` into ("method.rho", 0.05); values are TOML, bare words are strings."""
     name, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
-    return name.replace("-", "_"), method_syntax.parse_value(value)
+    return name.replace("-", "_"), parse_value(value)
 
 
-def _tell(console: Console, path: Path, at: int, old: Config, new: Config) -> None:
-    """Where the fork starts, and at which rate it goes on."""
+def _print_start(console: Console, path: Path, at: int, old: Config, new: Config) -> None:
+    """Print where the fork starts, and at which rate it continues."""
     begun = next((int(manifest.stem) for manifest in RunDir(path).manifests() if int(manifest.stem) <= at), 0)
     if begun < at:
         where = f"checkpoint of round {begun}" if begun else "start"

@@ -26,11 +26,11 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which runs, and how closely."""
+    """Add the runs and the sizes of the samples."""
     parser.epilog = EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of finished runs")
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="training samples; default 1000")
-    parser.add_argument("--clients", type=int, default=20, metavar="N", help="clients to ask; default 20")
+    parser.add_argument("--clients", type=int, default=20, metavar="N", help="number of clients; default 20")
     parser.add_argument("--rho", type=float, default=0.1, metavar="X", help="length of the SAM step; default 0.1")
     parser.add_argument("--iterations", type=int, default=100, metavar="N", help="Hessian products; default 100")
     parser.add_argument("--out", metavar="DIR", help="write inspect.json there instead (one run only)")
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One row per run."""
+    """Print one row per run."""
     from rich.table import Table
 
     from ..runs.inspect import inspect_run
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print_json(json.dumps(found))
         return 0
     console.print(table)
-    for told in warm:
-        console.print(told)
+    for line in warm:
+        console.print(line)
     console.print(f"over {one.samples} training samples, {one.clients} clients; rho {one.rho:g}; inspect.json written")
     return 0

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from typing import Any
 
 import tomli_w
 
 from ..errors import UserError
+from ..experiments.grid import parse_value
 from ..methods import WRAPPERS, find_method
 from ..methods.base import Method
 
 
-def parse_value(text: str) -> Any:
-    """A TOML value; what is none, such as a bare word, is a string."""
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except ValueError:
-        return text.strip()
-
-
 def split_pair(text: str, option: str, expected: str) -> tuple[str, str]:
-    """Split what an option was given, `NAME=VALUE`; `parse_value` reads the value.
+    """Split `NAME=VALUE`; `parse_value` reads the value.
 
     Example:
         >>> split_pair("lr = 0.05", "--set", "KEY=VALUE")
@@ -36,14 +28,14 @@ def split_pair(text: str, option: str, expected: str) -> tuple[str, str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as `--set` takes it; words without quotes where they are read back as words."""
+    """Return a value as `--set` takes it; words without quotes if they are read back as words."""
     text = tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
     text = " ".join(part.strip() for part in text.splitlines())
     return value if isinstance(value, str) and parse_value(value) == value else text
 
 
 def as_text(method: Method) -> str | None:
-    """A method as `compare` takes it, `fedspeed:rho=0.05`; None for one that cannot be written so.
+    """Return a method as `compare` takes it, `fedspeed:rho=0.05`; None if that is not possible.
 
     Example:
         >>> from fedspeed import FedAvg, FedSpeed
@@ -69,12 +61,12 @@ def _written(name: str, fields: dict[str, Any]) -> str:
 
 
 def chain(text: str) -> list[str]:
-    """`fedspeed:rho=0+topk:0.01+dp` -> the method and the wrappers around it, from the inside."""
+    """Split `fedspeed:rho=0+topk:0.01+dp` into the method and the wrappers around it, inside first."""
     return re.split(rf"\+(?=(?:{'|'.join(WRAPPERS)})(?:[:+]|$))", text)
 
 
 def parse_method(text: str) -> dict[str, Any]:
-    """`fedspeed:rho=0.05,lam=100` -> a method's table; `file.py:Class:rho=0.05` for one of your own.
+    """Parse `fedspeed:rho=0.05,lam=100` into a method's table; `file.py:Class:rho=0.05` is a user's method.
 
     Example:
         >>> parse_method("fedspeed:rho=0+topk:0.01")

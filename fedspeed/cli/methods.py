@@ -31,7 +31,7 @@ rate of every method can: --warmup lr=10,rho=10; or decay with the rate:
 
 
 class Cost(NamedTuple):
-    """What a method keeps and costs, in vectors of length d, measured by running its hooks once."""
+    """State and cost of a method, in vectors of length d, measured by running its hooks once."""
 
     server: str
     client: str
@@ -41,41 +41,29 @@ class Cost(NamedTuple):
 
 
 def cost(method: Method) -> Cost:
-    """Run the hooks on a small vector and count."""
+    """Run the hooks on a small vector and count vectors and gradients."""
     import torch
 
-    from ..client.distillation import PASSES
-
-    evals = 0.0
-
-    def grad(
-        x: torch.Tensor,
-        fraction: float = 1.0,
-        *,
-        teacher: torch.Tensor | None = None,
-        pull: float = 1.0,
-        tau: float = 1.0,
-    ) -> torch.Tensor:
-        nonlocal evals
-        evals += fraction * (1.0 if teacher is None else 1.0 + 1 / PASSES)
-        return torch.ones_like(x)
+    from ..experiments.tune.cost import per_step
 
     x0 = torch.arange(1.0, 4.0)
     server, client = method.init_server(x0), method.init_client(x0)
     down = method.broadcast(server)
-    direction = method.direction(method.start(down, client).clone(), grad, down, client)
+    direction = method.direction(
+        method.start(down, client).clone(), lambda x, *_, **__: torch.ones_like(x), down, client
+    )
     up, _ = method.upload(x0 - 0.1 * direction, down, client, Local(1, 0.1, 1))
-    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), evals)
+    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), per_step(method, 10**6))
 
 
 def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
-    """Family, name and cost of methods, by family and then by cost: gradients per step, vectors down and up."""
+    """Return family, name and cost of methods, sorted by family, gradients per step, and vectors down and up."""
     found = [(method.family, name, cost(method)) for name in names for method in [METHODS[name]()]]
     return sorted(found, key=lambda one: ([*FAMILIES, one[0]].index(one[0]), one[2].grads, one[2].down + one[2].up))
 
 
 def markdown() -> str:
-    """The table of docs/reference/method-table.md, from the classes."""
+    """Return the table of docs/reference/method-table.md, made from the classes."""
     lines = [
         "| family | method | client keeps | vectors down / up | gradients per step | fields and defaults |",
         "|---|---|---|---|---|---|",
@@ -101,72 +89,85 @@ def _names(tree: Any) -> str:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """An optional name."""
+    """Add the name and the format."""
     parser.epilog = (
         "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods fedspeed --errata\n"
         "  fedspeed methods --markdown\n"
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="explain this one, or file.py:Class: its box, its maths, its fields"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="explain this method, or file.py:Class: pseudo-code, maths, fields",
     )
     parser.add_argument(
         "--errata",
         action="store_true",
-        help="where its paper, public code and this package differ; without NAME all of it",
+        help="list where its paper, public code and this package differ; without NAME for all methods",
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="the list by family and cost, as docs/reference/method-table.md has it"
+        "--markdown",
+        action="store_true",
+        help="print the table of docs/reference/method-table.md",
     )
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """The list, or one method."""
-    from rich.table import Table
-
+    """Print the list, or one method."""
     if args.errata:
         return _errata(args.name, console)
     if args.markdown and args.name:
         raise UserError(f"methods: --markdown is for the whole list, got {args.name}; leave one out")
     if args.markdown:
         console.print(markdown(), markup=False, soft_wrap=True)
-        return 0
-    if not args.name:
-        table = Table("method", box=None, pad_edge=False)
-        table.add_column("server", max_width=9)
-        table.add_column("client", max_width=11)
-        for title in ("down/up", "grads", "decay"):
-            table.add_column(title)
-        table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
-        for name, cls in (METHODS | WRAPPERS).items():
-            c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
-            shown = ", ".join(
-                f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
-                for key, value in own.items()
-            )
-            table.add_row(
-                name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown
-            )
-        console.print(table, soft_wrap=False)
-        console.print(LEGEND)
-        others = foreign("fedspeed.methods")
-        if others:
-            console.print(f"of other packages: {', '.join(others)}")
-        return 0
-    method = build({"name": args.name})
+    elif args.name:
+        _explain(args.name, console)
+    else:
+        _list(console)
+    return 0
+
+
+def _list(console: Console) -> None:
+    """Print a row per method and wrapper."""
+    from rich.table import Table
+
+    table = Table("method", box=None, pad_edge=False)
+    table.add_column("server", max_width=9)
+    table.add_column("client", max_width=11)
+    for title in ("down/up", "grads", "decay"):
+        table.add_column(title)
+    table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
+    for name, cls in (METHODS | WRAPPERS).items():
+        c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
+        shown = ", ".join(
+            f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
+            for key, value in own.items()
+        )
+        table.add_row(name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown)
+    console.print(table, soft_wrap=False)
+    console.print(LEGEND)
+    others = foreign("fedspeed.methods")
+    if others:
+        console.print(f"of other packages: {', '.join(others)}")
+
+
+def _explain(name: str, console: Console) -> None:
+    """Print a method's pseudo-code, cost and fields."""
+    from rich.table import Table
+
+    method = build({"name": name})
     cls = type(method)
     try:
         c = cost(method)
     except Exception as error:
         if "source" not in vars(cls):
             raise
-        raise UserError(
-            f"method {args.name}: its hooks failed ({one_line(error)}); `fedspeed run` says where"
-        ) from error
+        raise UserError(f"method {name}: its hooks failed ({one_line(error)}); `fedspeed run` says where") from error
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False)
     kind = f"{method.family}: " if method.family else ""
     console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:.3g} gradient(s) per step; the paper's lr_decay {paper_decay(method)} "
-                  f"(--preset paper; a run takes {Plan.lr_decay:g} unless told otherwise)")  # fmt: skip
+                  f"(--preset paper; the default of a run is {Plan.lr_decay:g})")  # fmt: skip
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)
@@ -177,15 +178,14 @@ def main(args: argparse.Namespace, console: Console) -> int:
         about += f"; tune tries {field.metadata['tune']}" if field.metadata.get("tune") else ""
         table.add_row(field.name, str(default), choice, about)
     console.print(table, soft_wrap=False)
-    return 0
 
 
 def _errata(name: str | None, console: Console) -> int:
-    """The errata book, or one method's part."""
+    """Print the errata of all methods, or of one."""
     from ..methods.errata import errata, of_method
 
     if name:
-        build({"name": name})  # a name that does not exist is an error, one without entries is not
+        build({"name": name})  # raises for an unknown name
     found = of_method(name) if name else errata()
     for entry in found:
         console.print(f"{entry.method}: {entry.title}")

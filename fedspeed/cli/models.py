@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """No options."""
+    """Add the examples; there are no options."""
     parser.epilog = "examples:\n  fedspeed models\n  fedspeed run --model cnn --set model.widths=[8,16,64]\n"
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """One row per model."""
+    """Print one row per model."""
     from rich.table import Table
 
     from ..models import MODELS
@@ -46,7 +46,7 @@ def _toml(value: Any) -> str:
 
 
 def _parameters(builder: Callable[..., Any], can_trim: bool) -> str:
-    """How many there are, and how many are live; "-" for a model that takes no pictures."""
+    """Return the number of parameters, and of live ones; "-" for a model of other inputs than images."""
     import torch
 
     from ..errors import UserError

@@ -1,4 +1,4 @@
-"""Options that `run` and `compare` share: every field of `Config`, taken from the dataclass itself."""
+"""Options that commands share: every field of `Config`, taken from the dataclass itself, and what a preset changes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import argparse
 import dataclasses
 import itertools
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config.config import TABLES, Config, read_tables, without_augment
+from ..config.config import TABLES, Config, apply_preset, read_tables, without_augment
 from ..config.plan import Plan, fidelity
-from ..config.presets import PRESETS
-from ..config.stopping import RULES
+from ..config.presets import PRESETS, THEIR_DATA
 from ..errors import UserError, unknown
-from .method_syntax import chain, parse_method, parse_value, split_pair, toml_value
+from ..experiments.grid import parse_value
+from ..methods import build
+from .method_syntax import chain, parse_method, split_pair, toml_value
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def _groups() -> dict[str, list[str]]:
-    """The options of every group of `--help`: what a config adds to a plan comes before it."""
+    """Return the options of every group of `--help`; fields that only a config has come first."""
     found: dict[str, list[str]] = {}
     planned = {field.name for field in dataclasses.fields(Plan)}
     for field in sorted(dataclasses.fields(Config), key=lambda field: field.name in planned):
@@ -31,11 +36,11 @@ def _groups() -> dict[str, list[str]]:
 
 GROUPS = _groups()
 WORDS = {"warmup": "FIELD=N,..", "follow_lr": "FIELD,..", "stop_at": "SCORE=X", "max_time": "TIME"}
-"""Texts, and what stands for them in `--help`."""
+"""Options that take text, and their placeholders in `--help`."""
 
 
 def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
-    """Add the options, grouped, with defaults shown; only what is given overrides a TOML file."""
+    """Add an option per field, in groups, with defaults shown; only given options override a TOML file."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
@@ -49,7 +54,7 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
                 )
                 group.add_argument("--preset", metavar="|".join(PRESETS), help=about)
                 continue
-            _add(group, name, fields[name])
+            add_field(group, name, fields[name])
     out = parser.add_argument_group("files and output")
     own = "a field of the method, model or data: method.rho=0.05, model.hidden=[32,32], data.alpha=1"
     out.add_argument("--set", action="append", default=[], metavar="WHAT.FIELD=VALUE", dest="sets", help=own)
@@ -61,52 +66,22 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
 
 
 def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """The option of commands that run something."""
-    about = "tell an observer of the run: csv (rounds.csv), tensorboard, wandb, mlflow; may be repeated"
+    """Add --log, for commands that run rounds."""
+    about = "send every round to csv (rounds.csv), tensorboard, wandb or mlflow; may be repeated"
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
-def rules(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that go on with a run: the rules it has from now on."""
-    parser.add_argument("--stop-at", metavar="SCORE=X", help="stop at another score than before, accuracy=0.9; or none")
-    parser.add_argument(
-        "--patience", type=int, metavar="N", help="stop after N scored rounds without a better; 0: never"
-    )
-    parser.add_argument("--min-delta", type=float, metavar="X", help="how much better counts for patience")
-    parser.add_argument("--max-time", metavar="TIME", help="wall-clock time in all, what is used included, 4h; or none")
-
-
-def given_rules(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of them; None for what stays."""
-    return {name: getattr(args, name) for name in RULES}
-
-
-PLACES = ("backend", "workers", "ray_address")
-
-
-def places(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that go on with a run: where it is computed from now on."""
-    fields = {f.name: f for f in dataclasses.fields(Config)}
-    group = parser.add_argument_group("machine", "what is not given is as the run's config says")
-    for name in PLACES:
-        _add(group, name, fields[name])
-
-
-def given_places(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of them."""
-    return {name: value for name in PLACES if (value := getattr(args, name)) is not None}
-
-
 def allow_code(parser: argparse.ArgumentParser) -> None:
-    """The option of commands that read a run directory, which may be somebody else's."""
+    """Add --allow-code, for commands that read a run directory, which may come from another person."""
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="also if its config names a Python file (file.py:Class), which is then executed; only if you trust it",
+        help="execute the Python file that the run's config names (file.py:Class); only if you trust it",
     )
 
 
-def _add(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
+def add_field(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
+    """Add the option of a field of `Config`, with its default and its allowed values."""
     flag, default = "--" + name.replace("_", "-"), field.default
     allowed, about = field.metadata["allowed"], field.metadata["about"]
     if name in TABLES:
@@ -139,7 +114,7 @@ def _typed(kind: type) -> Any:
 
 
 def accuracies(text: str) -> list[float]:
-    """`0.5,0.8` as numbers."""
+    """Parse `0.5,0.8` into numbers in (0, 1)."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -151,7 +126,7 @@ def accuracies(text: str) -> list[float]:
 
 
 def tables(args: argparse.Namespace) -> dict[str, Any]:
-    """The TOML file, if any, with the command line's options on top."""
+    """Return the tables of the TOML file, if any, with the command line's options on top."""
     given: dict[str, Any] = read_tables(Path(args.file)) if getattr(args, "file", None) else {}
     for name in ("method", *(name for names in GROUPS.values() for name in names)):
         value = getattr(args, name, None)
@@ -166,7 +141,7 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
     if args.local_epochs is not None:
         if args.local_steps:
             raise UserError("--local-epochs and --local-steps: expected one of them, got both; leave one out")
-        given["local_steps"] = 0  # the file's would win
+        given["local_steps"] = 0  # otherwise the file's local_steps would win
     for text in args.sets:
         target, key, value = parse_set(text)
         table = given.get(target, {})
@@ -180,7 +155,7 @@ def tables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_given(config: Config) -> list[str]:
-    """The options that make this config, method and seed aside: all that differ from the defaults.
+    """Return the options that make this config, without method and seed: all that differ from the defaults.
 
     Example:
         >>> from fedspeed.config.config import Spec
@@ -188,13 +163,13 @@ def as_given(config: Config) -> list[str]:
         ['--data', 'synthetic', '--clients', '50', '--set', 'data.alpha=0.5']
     """
     found: list[str] = []
-    usual = Config(data=config.data)  # which decides what is usual for it
+    usual = Config(data=config.data)  # the data decide the default of augment
     left_open = {field.name: field.default for field in dataclasses.fields(Config)}
     for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
         value = getattr(config, name)
         default = getattr(usual if name == "augment" else Config(), name)
         flag = "--" + name.replace("_", "-")
-        if value == left_open[name]:  # 0 clients: as many as the data have
+        if value == left_open[name]:  # for example 0 clients: as many as the data have
             continue
         if name in TABLES:
             found += [flag, value.name] if value.name != default.name else []
@@ -209,18 +184,18 @@ def as_given(config: Config) -> list[str]:
 
 
 def _name(table: Any) -> str:
-    """The name in a table of a config, or the default."""
+    """Return the name in a data table, or the default."""
     return str((table.get("name") if isinstance(table, dict) else table) or TABLES["data"])
 
 
 def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:
-    """The table's options, unless another name makes them somebody else's."""
+    """Return the table's options; none if another name makes them options of something else."""
     table = given.get(key)
     return table if isinstance(table, dict) and table.get("name", name) == name else {}
 
 
 def parse_set(text: str) -> tuple[str, str, Any]:
-    """`method.rho=0.05` -> ("method", "rho", 0.05); values are TOML, bare words are strings."""
+    """Parse `method.rho=0.05` into ("method", "rho", 0.05); values are TOML, bare words are strings."""
     expected = "WHAT.FIELD=VALUE such as method.rho=0.05"
     path, value = split_pair(text, "--set", expected)
     target, dot, key = path.partition(".")
@@ -231,8 +206,54 @@ def parse_set(text: str) -> tuple[str, str, Any]:
     return target, key.strip(), parse_value(value)
 
 
+def preset_line(given: dict[str, Any]) -> str:
+    """Return the line that says which values a preset changes in the tables of a run; "" without a preset.
+
+    Example:
+        >>> preset_line({"preset": "paper", "method": "fedavg"})
+        'preset paper: lr_decay=0 (the decay that the paper gives the method)'
+    """
+    if (word := given.get("preset")) is None:
+        return ""
+    before, after = _whole(given), _whole(apply_preset(given))
+    changed = ", ".join(f"{key}={value}" for key, value in _changes(before, after))
+    data, note = before["data"]["name"], ""
+    if word == "paper" and changed:
+        note = " (the decay that the paper gives the method)"
+    elif word == "released" and data not in THEIR_DATA:
+        note = f"; {data} is not in the authors' code, its augmentation stays"
+    return f"preset {word}: {changed or 'nothing to change'}{note}"
+
+
+def print_presets(console: Console, methods: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Print what a preset changes in the tables of several methods: one line, and one per method with own values."""
+    lines: dict[str, str] = {}
+    for name, given in methods:
+        lines.setdefault(preset_line(given), name)
+    for line, name in lines.items():
+        if line:
+            console.print(f"{name}: {line}" if "method." in line else line)
+
+
+def _whole(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return tables with the defaults of what they leave out, fields of the method included."""
+    found: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Config)}
+    found |= TABLES | tables
+    named: dict[str, Any] = {key: {"name": found[key]} if isinstance(found[key], str) else found[key] for key in TABLES}
+    return found | named | {"method": build(named["method"]).to_dict()}
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys whose values differ, and the values as the command line takes them."""
+    for key, value in after.items():
+        if isinstance(value, dict):
+            yield from _changes(before.get(key) or {}, value, f"{place}{key}.")
+        elif before.get(key) != value:
+            yield place + key, f"{value:g}" if isinstance(value, float) else toml_value(value)
+
+
 def output_folder(args: argparse.Namespace, stem: str) -> Path:
-    """`--out`, or a new folder under runs/, made at once: two commands may start in one second."""
+    """Return `--out`, or make a new folder under runs/, at once, because two commands may start in one second."""
     if args.out:
         return Path(args.out)
     runs, name = Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"

@@ -1,4 +1,4 @@
-"""Standard output that may be closed, full or read by nobody, and SIGTERM: neither loses a run."""
+"""Standard streams that never raise, and SIGTERM as an exception: neither can lose a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..errors import Terminated
 from ..utils.processes import in_main_thread
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def visible(text: str) -> str:
-    r"""Control characters, which may be somebody else's orders to a terminal, as text; lines and tabs stay.
+    r"""Return text with control characters escaped, so that they cannot control a terminal; lines and tabs stay.
 
     Example:
         >>> print(visible("red \x1b[31m"))
@@ -27,8 +30,13 @@ def visible(text: str) -> str:
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def width(console: Console) -> int:
+    """Return the width for tables and text: that of a terminal, else no limit."""
+    return console.width if console.is_terminal else 10_000
+
+
 class Outlet:
-    """A standard stream that never raises: once it cannot be written any more, it leads nowhere.
+    """A standard stream that never raises: after a failed write it writes to the null device.
 
     A pipe whose reader has left (`fedspeed run | head -1`) is not an error; any other failure is kept in `error`.
     """
@@ -38,7 +46,7 @@ class Outlet:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write; what the stream's encoding does not have becomes `?`."""
+        """Write text; characters that the encoding lacks become `?`."""
         try:
             return self.stream.write(text)
         except UnicodeEncodeError:
@@ -49,7 +57,7 @@ class Outlet:
         return len(text)
 
     def flush(self) -> None:
-        """Flush."""
+        """Flush the stream."""
         try:
             self.stream.flush()
         except OSError as error:
@@ -63,7 +71,7 @@ class Outlet:
             self.error = error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(nowhere, self.stream.fileno())  # what is still in its buffer goes there too
+            os.dup2(nowhere, self.stream.fileno())  # the rest of its buffer goes there too
         except (OSError, ValueError):
             self.stream = _nowhere()
         finally:
@@ -76,12 +84,12 @@ def _nowhere() -> TextIO:
 
 @contextmanager
 def outlets() -> Iterator[Outlet]:
-    """Standard output and error as outlets; gives that of the output. Those that are closed (`>&-`) lead nowhere."""
+    """Replace standard output and error by outlets; yield that of the output. Closed ones (`>&-`) write nowhere."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, this one: else a file of ours would get it
+            os.open(os.devnull, os.O_RDWR)  # takes this number, which a file of ours would get otherwise
     before = sys.stdout, sys.stderr
     out, err = (Outlet(stream or _nowhere()) for stream in before)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
@@ -95,7 +103,7 @@ def outlets() -> Iterator[Outlet]:
 
 @contextmanager
 def terminable() -> Iterator[list[int]]:
-    """SIGTERM raises `Terminated`; gives a list that is no longer empty then."""
+    """Raise `Terminated` on SIGTERM; yield a list that then holds the signal."""
     came: list[int] = []
 
     def stop(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""A live display on a terminal, plain lines elsewhere."""
+"""Progress displays: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     from ..server.simulation import Simulation
 
 LINES = 20
-"""About how many plain lines a run prints when nobody watches live."""
-
+"""Approximate number of plain lines of a run, where there is no live display."""
 QUIET = 30.0
-"""Seconds after which something that takes long says in a plain line how far it is."""
+"""Seconds without output after which a plain line reports progress."""
 
 
 class Display:
     """A bar on a terminal, plain lines elsewhere.
 
     Args:
-        title: names the bar; without one there is none at first.
+        title: the description of the bar; "" for no bar at first.
         total: the length of the bar.
         show: False prints nothing at all.
         transient: whether the bar disappears at the end.
-        fields: texts that the columns of the bar name.
+        fields: texts of the bar's columns.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Display:
 
 
 class Loading(Display):
-    """Downloads and decoding: a bar for each of them on a terminal, nothing elsewhere."""
+    """Display of downloads and decoding: a bar for each on a terminal, nothing elsewhere."""
 
     def __init__(self, console: Console, show: bool = True) -> None:
         super().__init__(console, "", None, show, transient=True)
@@ -84,7 +83,7 @@ class Loading(Display):
         return TextColumn("{task.description}"), BarColumn(), percentage, TimeRemainingColumn()
 
     def on_progress(self, what: str, done: int, total: int) -> None:
-        """Show how much of something is loaded; a total of 0 is not known."""
+        """Show how much is loaded; a total of 0 means unknown."""
         if not self.live:
             return
         if what not in self.tasks:
@@ -93,7 +92,7 @@ class Loading(Display):
 
 
 class Live(Display, Observer):
-    """The rounds of a run as they finish: round, accuracy, loss, time left; inside a long round, its clients."""
+    """Display of one run: round, accuracy, loss, time left; inside a long round, its clients."""
 
     def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
         super().__init__(console, title, rounds, show, score="")
@@ -111,12 +110,10 @@ class Live(Display, Observer):
         return title, bar, MofNCompleteColumn(), score, TimeRemainingColumn()
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        """Rounds begin: with which settings."""
         if self.show:
             self._say(f"{self.title}: {run.settings}")
 
     def round(self, record: Record, run: Simulation) -> None:
-        """A round is done."""
         if not self.show:
             return
         if record.test_accuracy is not None or record.test_loss is not None:
@@ -130,7 +127,6 @@ class Live(Display, Observer):
             self._say(f"{self.title}: round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
 
     def client(self, done: int, total: int) -> None:
-        """A client of the current round has answered."""
         passed = time.monotonic() - self.said
         if self.live and passed > BLINK:
             self.said += passed
@@ -139,13 +135,13 @@ class Live(Display, Observer):
         elif self.show and not self.live and passed > QUIET:
             self._say(f"{self.title}: round {self.rounds_done + 1}/{self.rounds}, client {done}/{total}")
 
-    def on_ill(self, text: str) -> None:
-        """Something ails the run."""
+    def on_warning(self, text: str) -> None:
+        """Print a diagnosis of the run."""
         if self.show:
             self.console.print(f"{self.title}: {text}", style="yellow")
 
     def on_progress(self, what: str, done: int, total: int) -> None:
-        """Something slow before round 1, a download or a decoding, moves on."""
+        """Show the progress of a download or a decoding before round 1."""
         percent = 100 * done // total if total else 0
         if not self.show or percent // 10 == self.percent // 10:
             return
@@ -157,7 +153,7 @@ class Live(Display, Observer):
 
 
 class Costly(Protocol):
-    """A run of several: its key, what to call it, and about how much work it is."""
+    """One of several runs: its key, its label, and its approximate amount of work."""
 
     @property
     def key(self) -> str: ...
@@ -168,10 +164,10 @@ class Costly(Protocol):
 
 
 class ManyRunsProgress(Display, Progress):
-    """One bar for several runs, side by side or not: runs done, time left by the work that is left.
+    """Display of several runs in one bar: runs done, and time left, estimated from the remaining work.
 
     Args:
-        every: seconds between two plain lines about runs that are done; 0 for a line per run.
+        every: seconds between two plain lines about finished runs; 0 for a line per run.
     """
 
     def __init__(self, console: Console, title: str, runs: Sequence[Costly], show: bool, every: float = 0.0) -> None:
@@ -180,7 +176,7 @@ class ManyRunsProgress(Display, Progress):
         self.count = len(runs)
         self.every = every
         self.done: dict[str, float] = {}
-        self.before: dict[str, float] = {}  # what had been done of runs that continue
+        self.before: dict[str, float] = {}  # work that resumed runs had done before
         self.runs = 0
         self.began = 0.0
 
@@ -194,34 +190,33 @@ class ManyRunsProgress(Display, Progress):
         return BarColumn(bar_width=wide), left, TextColumn("{task.description}", markup=False, table_column=latest)
 
     def on_part(self, run: Costly, part: float, note: str = "") -> None:
-        """So much of a run is done; one that was resumed counts from where it was."""
-        self.began = self.began or time.monotonic()  # without what it takes to start
+        """Show which fraction of a run is done; a resumed run counts from where it was."""
+        self.began = self.began or time.monotonic()  # the time to start does not count
         self.done[run.key] = run.cost * part
         self.before.setdefault(run.key, run.cost * part)
-        told = f"{run.label}: {note}" if note else run.label
+        text = f"{run.label}: {note}" if note else run.label
         if self.live:
-            self.bar.update(self.task, completed=sum(self.done.values()), description=told, left=self._left())
+            self.bar.update(self.task, completed=sum(self.done.values()), description=text, left=self._left())
         elif self.show and time.monotonic() - self.said > max(QUIET, 6 * self.every):
-            self._say(f"{told}  ({self._left()})")
+            self._say(f"{text}  ({self._left()})")
 
-    def on_ill(self, run: Costly, text: str) -> None:
-        """Something ails a run."""
+    def on_warning(self, run: Costly, text: str) -> None:
         if self.show:
             self._say(f"{run.label}: {text}", "yellow")
 
     def on_done(self, run: Costly, note: str = "", bad: bool = False) -> None:
-        """A run is done; one that ended badly is named also on a terminal."""
+        """Count a finished run; one that diverged is named also on a terminal."""
         self.began = self.began or time.monotonic()
         self.runs, self.done[run.key] = self.runs + 1, run.cost
         self.before.setdefault(run.key, run.cost)
         if self.live:
             self.bar.update(self.task, completed=sum(self.done.values()), description=run.label, left=self._left())
         if self.show and (bad or (not self.live and time.monotonic() - self.said >= self.every)):
-            told = f"{run.label}: {note}" if note else self.title
-            self._say(told if self.live else f"{told}  ({self._left()})", "red" if bad else None)
+            text = f"{run.label}: {note}" if note else self.title
+            self._say(text if self.live else f"{text}  ({self._left()})", "red" if bad else None)
 
     def on_failed(self, run: Costly, why: str) -> None:
-        """A run failed: said also where nothing else is."""
+        """Print why a run failed, also with --quiet."""
         sys.stderr.write(f"fedspeed: {run.label}: {why}\n")
 
     def _left(self) -> str:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ..runs.replay import Replay
 
 EPILOG = """\
-Runs the rounds since the nearest checkpoint (else all before it) again, then this client's turn by the run's own
-arithmetic, and compares its upload with the digest that the run noted. The run directory is only read. The last round
-to ask for is the one after those that RUN has: where it diverged, for example.
-Exit code: 0 if the upload is the same or none was noted, 1 if it differs or the client failed, 2 for bad input.
+Repeats the rounds since the nearest checkpoint (or from round 0), then this client's turn with the run's own
+arithmetic, and compares its upload with the digest that the run stored. The run directory is only read. T may be at
+most one more than the rounds that RUN has: the round in which it diverged, for example.
+Exit code: 0 if the upload is the same or has no stored digest, 1 if it differs or the client failed, 2 for bad input.
 
 examples:
   fedspeed replay runs/NAME --round 417 --client 12
@@ -27,23 +27,23 @@ examples:
 """
 
 SHOWN = 12
-"""Steps that are printed at each end of a long turn."""
+"""Number of steps that are printed at each end of a long turn."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which turn, and how to look at it."""
+    """Add the turn, the back end and the format."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
-    parser.add_argument("--round", type=int, required=True, metavar="T", help="1 is the first")
-    parser.add_argument("--client", type=int, required=True, metavar="I", help="one of the round's cohort")
-    about = "where the rounds before it are run; default as the run"
+    parser.add_argument("--round", type=int, required=True, metavar="T", help="the round; 1 is the first")
+    parser.add_argument("--client", type=int, required=True, metavar="I", help="a client of the round's cohort")
+    about = "back end of the rounds before it; default the run's"
     parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help=about)
     options.allow_code(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Say what the client did, and whether it is what the run counted."""
+    """Print the client's steps, and whether its upload is the one that the run counted."""
     from ..runs.replay import replay
     from .progress import Live
 

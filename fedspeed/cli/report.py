@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..report.run_files import Row
 
 FORMATS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv", "png": "png", "svg": "svg", "pdf": "pdf"}
-"""Formats, and how their files end."""
+"""Formats, and the suffixes of their files."""
 EPILOG = """\
-One file that opens without a network: who wins, by how much, is it real, at what cost, on which split. Runs that go on,
-were interrupted or are damaged are shown as far as they came, and have no part in the tables. For papers the same
-numbers as md, latex, csv; the curves (and beside them the differences) as png, svg, pdf.
+One file that needs no network: ranking, differences with intervals and p-values, costs, splits. Runs that are running,
+interrupted or damaged are shown with their rounds so far and left out of the tables. For papers: the same numbers as
+md, latex or csv; the curves (and the differences in a second file) as png, svg or pdf.
 
 examples:
   fedspeed report runs/first -o report.html
@@ -32,20 +32,20 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which runs, and where to."""
+    """Add the runs, the output file and the baseline."""
     parser.epilog = EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders of them")
     parser.add_argument("-o", "--out", metavar="FILE", help="the file to write; default report.html")
-    about = "default as the file's name says, else html"
+    about = "default from the file's name, else html"
     parser.add_argument("--format", choices=tuple(FORMATS), metavar="|".join(FORMATS), help=about)
-    parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
+    parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     about = "accuracies to reach; default those of the runs, else what the baseline ends with, rounded down"
     parser.add_argument("--targets", metavar="A,B", type=options.accuracies, help=about)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Read, compare, write one file (two of figures)."""
+    """Read and compare runs; write one file, or two figures."""
     from ..report.comparison import Comparison, targets_of
     from ..report.page_sections import warnings
     from ..report.run_files import collect, finished
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     found = Comparison(done, args.targets or targets_of(done, args.baseline), args.baseline)
     written = _write(out, kind, rows, found, left_out)
     if not args.quiet:
-        for text in warnings(rows, left_out):  # on the page too, but not in tables and figures
+        for text in warnings(rows, left_out):  # the page has them too, tables and figures do not
             console.print(text, style="yellow")
         for path in written:
             console.print(f"report: {path}")
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _output(args: argparse.Namespace) -> tuple[Path, str]:
-    """The file and its format, one from the other where only one is said."""
+    """Return the file and its format; each has a default that follows from the other."""
     by_suffix = {suffix: kind for kind, suffix in FORMATS.items()}
     out = Path(args.out or f"report.{FORMATS[args.format or 'html']}")
     if out.is_dir():

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
+from ..experiments.grid import parse_value
 from . import method_syntax
+from .output import width
 from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
@@ -24,10 +26,9 @@ if TYPE_CHECKING:
     from ..reproduce.verdicts import Verdict
 
 EPILOG = """\
-Runs that are done are not made again: they are known by config, data and the version of the results, and kept in
-OUT/runs.jsonl.gz. A command that was stopped, or killed, continues where it stopped. Nothing is downloaded: cells whose
-data are not on this machine are not run (`fedspeed data fetch NAME` gets them), and a page that has numbers for them
-stays as it is.
+Finished runs are kept in OUT/runs.jsonl.gz and not repeated; config, data and results version identify them. A command
+that was stopped or killed continues when it is repeated. Nothing is downloaded: cells whose data are not on this
+machine are not run (`fedspeed data fetch NAME` downloads them), and a page that has numbers for them stays unchanged.
 
 examples:
   fedspeed reproduce list
@@ -40,13 +41,13 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `reproduce`."""
+    """Add the recipes, the preset, and which of their runs are made."""
     parser.epilog = EPILOG
     parser.add_argument("names", nargs="+", metavar="NAME", help="table1, fig2, ..., several of them, `all`, or `list`")
     parser.add_argument(
         "--preset", default="cnn", help="the scale: paper (a GPU), cnn, mlp (two cores), smoke; default cnn"
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds, 0..N-1; default: the recipe's")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds, 0..N-1; default: the recipe's")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default results/iclr2023/PRESET")
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="runs side by side; default: one per core where runs are small"
@@ -57,19 +58,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", action="append", default=[], metavar="SPLIT", help="make the runs of this split only, such as iid"
     )
-    about = (
-        "a config key on top of every run, such as device=cuda or rounds=20; other runs are kept beside the stored ones"
-    )
+    about = "a config key for every run, such as device=cuda or rounds=20; these runs are kept beside the stored ones"
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
-    parser.add_argument("--again", action="store_true", help="make every run again elsewhere and compare the numbers")
+    parser.add_argument("--again", action="store_true", help="repeat every run elsewhere and compare the numbers")
     parser.add_argument("--render", action="store_true", help="run nothing: tables and figures from the stored runs")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Make what is missing, then tables, figures and verdicts."""
+    """Make the missing runs, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
-    from ..reproduce.page import index, judged, lost, render
     from ..reproduce.progress import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
 
@@ -99,26 +97,35 @@ def main(args: argparse.Namespace, console: Console) -> int:
             console.print("stopped; finished work is kept: repeat the command to continue")
             return 130
     work.store.pack()
-    told = []
+    lines = _write_pages(work, chosen, out, console)
+    if not args.quiet:
+        lines.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
+        console.print("\n" + "\n\n".join(lines), markup=False, no_wrap=True, overflow="ignore", crop=False)
+    return 0
+
+
+def _write_pages(work: Reproduction, chosen: list[Recipe], out: Path, console: Console) -> list[str]:
+    """Write the page of every recipe, the progress page and the index; return what to print about them."""
+    from ..reproduce.page import index, judged, lost, render
+    from ..reproduce.progress import write_progress
+
+    lines: list[str] = []
     for recipe in chosen:
         sheet, verdicts = judged(work, recipe)
         gone = {cell.tables["data"]["name"]: None for cell in lost(work, sheet)}
         if gone:
-            told.append(f"{out / recipe.name}.md is left as it is: {', '.join(gone)} not on this machine; "
-                        f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
+            lines.append(f"{out / recipe.name}.md is left as it is: {', '.join(gone)} not on this machine; "
+                         f"`fedspeed data fetch {next(iter(gone))}` fetches it")  # fmt: skip
             continue
         render(work, recipe, sheet, verdicts)
-        told.append(_shown(sheet, verdicts, out, console.width if console.is_terminal else 10_000))
+        lines.append(_shown(sheet, verdicts, out, width(console)))
     for name in _absent(work, chosen):
-        told.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
+        lines.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
     if page := write_progress(work):
-        told.append(f"runs are under way: {page}")
+        lines.append(f"runs are in progress: {page}")
     if index(work) is None:
-        told.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
-    if not args.quiet:
-        told.append(f"{time.monotonic() - began:.0f} s for this command; tables, figures and verdicts: {out}")
-        console.print("\n" + "\n\n".join(told), markup=False, no_wrap=True, overflow="ignore", crop=False)
-    return 0
+        lines.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
+    return lines
 
 
 def _absent(work: Reproduction, chosen: list[Recipe]) -> list[str]:
@@ -140,7 +147,7 @@ def _check_selection(chosen: list[Recipe], args: argparse.Namespace) -> None:
 
 
 def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> str:
-    """The primary table in the room there is, what it does not say, the verdicts, and where the whole page is."""
+    """Return the primary table as wide as fits, its notes, the verdicts, and the path of the whole page."""
     from ..report.tables import fit
     from ..reproduce.page import caption, notes, primary, said
 
@@ -151,25 +158,25 @@ def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> s
     more += [textwrap.shorten(note, 160, placeholder=" ...") for note in notes(sheet)]
     more += [f"{verdict.verdict}: {said(verdict)}" for verdict in verdicts]
     about = [textwrap.fill(text, wide, subsequent_indent="  ") for text in (sheet.title, f"{caption(sheet)}:")]
-    told = [textwrap.fill(text, wide, initial_indent="- ", subsequent_indent="  ") for text in more]
-    return "\n".join([*about, "", table, "", *told, f"page: {out / sheet.name}.md"])
+    below = [textwrap.fill(text, wide, initial_indent="- ", subsequent_indent="  ") for text in more]
+    return "\n".join([*about, "", table, "", *below, f"page: {out / sheet.name}.md"])
 
 
 def _overrides(given: list[str]) -> dict[str, Any]:
-    """`rounds=20`, `data.shrink=1` -> tables of config keys."""
+    """Parse `rounds=20`, `data.shrink=1` into tables of config keys."""
     tables: dict[str, Any] = {}
     for text in given:
         path, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
         target, dot, key = path.partition(".")
         if dot:
-            tables.setdefault(target, {})[key] = method_syntax.parse_value(value)
+            tables.setdefault(target, {})[key] = parse_value(value)
         else:
-            tables[target] = method_syntax.parse_value(value)
+            tables[target] = parse_value(value)
     return tables
 
 
 def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> None:
-    """The runs that are missing, in the recipes' order; those with tuned settings when their grids are done."""
+    """Make the missing runs in the recipes' order; those with tuned settings after their grids."""
     title = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} recipes"
 
     def wanted(cell: Cell) -> bool:
@@ -200,7 +207,7 @@ def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namesp
 
 
 def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, console: Console) -> int:
-    """Make runs that are stored a second time and compare every number but the times."""
+    """Repeat the stored runs and compare every number except times; return the exit code."""
     import tempfile
 
     from ..reproduce import Reproduction
@@ -230,7 +237,7 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
 
 
 def _cpu(result: Any) -> str:
-    """On what kind of processor a run was made, by which sums are rounded."""
+    """Return the processor on which a run was made; it decides how sums are rounded."""
     return str(((result or {}).get("summary", {}).get("environment") or {}).get("cpu", "not recorded"))
 
 
@@ -243,18 +250,18 @@ def _list(console: Console) -> None:
     for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
         table.add_column(title)
     for recipe in recipes().values():
-        scales = ", ".join(f"{name} {_told(minutes_of(recipe, name))}" for name in recipe.presets)
+        scales = ", ".join(f"{name} {_digits(minutes_of(recipe, name))}" for name in recipe.presets)
         table.add_row(recipe.name, recipe.title, scales)
     console.print(table)
     console.print("\nMinutes are those of the runs that no recipe above makes, computed from counted pictures.")
     console.print("next: fedspeed reproduce table7 --preset smoke")
 
 
-def _told(minutes: float) -> str:
+def _digits(minutes: float) -> str:
     """Return minutes with two digits.
 
     Example:
-        >>> _told(0.123), _told(1234.0)
+        >>> _digits(0.123), _digits(1234.0)
         ('0.12', '1200')
     """
     return f"{float(f'{minutes:.2g}'):g}"

@@ -16,7 +16,7 @@ from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir
 from ..runs.launch import resume, run_config
 from ..runs.summary import final_summary
-from . import method_syntax, options, preset_line
+from . import method_syntax, options
 from .progress import Live
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ examples:
   fedspeed run --method fedspeed --set method.rho=0.05 --set method.lam=100
   fedspeed run --warmup lr=10,rho=10                       rate and perturbation rise over ten rounds
   fedspeed run --follow-lr rho                             rho decays as the rate does: rho = eta_l in every round
-  fedspeed run --stop-at accuracy=0.9 --max-time 2h        no longer than it takes; `resume` can go on
+  fedspeed run --stop-at accuracy=0.9 --max-time 2h        stop early; `resume` can continue
   fedspeed run experiment.toml --seed 1                    a file, with one option changed
   fedspeed run runs/NAME/config.toml --out again           repeat a run: the same bits
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `run`."""
+    """Add the config file, --method, --resume and an option per config key."""
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config; options given here override it")
     parser.add_argument(
@@ -53,24 +53,24 @@ def main(args: argparse.Namespace, console: Console) -> int:
     out = options.output_folder(args, f"{config.method.label}-{config.data.label}-s{config.seed}")
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
-    going_on = args.resume == "auto" and RunDir(out).config_file.exists()
-    own = going_on and trusted(RunDir(out).config(), config)
-    if going_on and not (own and same_run(read_config(out, True), config)):
+    continues = args.resume == "auto" and RunDir(out).config_file.exists()
+    own = continues and trusted(RunDir(out).config(), config)
+    if continues and not (own and same_run(read_config(out, True), config)):
         raise UserError(
             f"{out} holds a run of another config, or of other code; choose another --out, or continue it as it is: "
             f"`fedspeed resume {out}`"
         )
     show = not (args.quiet or args.json)
-    if show and (line := preset_line.preset_line(tables)):
+    if show and (line := options.preset_line(tables)):
         console.print(line)
-    if going_on and show:
-        tell_done(console, config, out)
+    if continues and show:
+        print_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
         watch: dict[str, Any] = {
-            "observers": [live, WarnObserver(live.on_ill), *args.log],
+            "observers": [live, WarnObserver(live.on_warning), *args.log],
             "progress": live.on_progress,
         }
-        if going_on:
+        if continues:
             given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
             given |= {"rounds": config.rounds, "placement": placement(config)}
             summary = resume(out, allow_code=True, **given, **watch)
@@ -80,8 +80,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def tell_done(console: Console, config: Config, out: Path) -> None:
-    """Says so if a run that is to go on is over."""
+def print_done(console: Console, config: Config, out: Path) -> None:
+    """Print a line if a run that is to continue is over."""
     done = final_summary(RunDir(out), config)
     if done is not None and done["status"] == "finished":
         console.print(f"{out} is finished already; nothing to do (--rounds N gives it more)")
@@ -90,7 +90,7 @@ def tell_done(console: Console, config: Config, out: Path) -> None:
 
 
 def report(args: argparse.Namespace, console: Console, config: Config, summary: dict[str, Any], out: Path) -> None:
-    """The outcome of a run, and what to do next."""
+    """Print the result of a run and the next command."""
     if args.json:
         console.print_json(json.dumps({"out": str(out), **summary}))
     elif not args.quiet:
@@ -98,17 +98,17 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
         if str(summary["status"]).startswith("stopped: "):
             flag = {"patience": "--patience 0"}.get(by := summary["stopped"]["by"], f"--{by.replace('_', '-')} none")
             how = shlex.join(["fedspeed", "resume", str(out), *flag.split()])
-            console.print(f"{summary['status']}, of {config.rounds}; `{how}` goes on without the rule")
+            console.print(f"{summary['status']}, of {config.rounds}; `{how}` continues without the rule")
         console.print(f"run directory: {out}")
         hint = _next(config)
         if summary.get("illnesses"):
-            console.print(f"next: {shlex.join(['fedspeed', 'explain', str(out)])}   (what ails it, and what to try)")
+            console.print(f"next: {shlex.join(['fedspeed', 'explain', str(out)])}   (what is wrong, and what to try)")
         elif hint:
             console.print(f"next: {hint}   (is the difference real?)")
 
 
 def _next(config: Config) -> str:
-    """The command that compares the run's method with another in the same setting; nothing if it cannot be written."""
+    """Return the command that compares the run's method with another in the same setting; "" if there is none."""
     method = method_syntax.as_text(config.method) if not config.until else None
     rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
     given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]

@@ -20,13 +20,13 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which run."""
+    """Add the run."""
     parser.epilog = EPILOG
-    parser.add_argument("run", metavar="RUN", help="a run directory, of a run that is over or under way")
+    parser.add_argument("run", metavar="RUN", help="a run directory, finished or in progress")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """What it is, how it ended, what it cost, and its curves."""
+    """Print the run's settings, status, cost and curves."""
     from ..report.figures import chart
     from ..report.run_files import Row, RunFiles, Source
     from ..runs.directory import RunDir
@@ -44,14 +44,14 @@ def main(args: argparse.Namespace, console: Console) -> int:
     console.print(f"{status}, {len(rounds)} of {_of(run, 'rounds')} rounds{_cost(rounds)}")
     if why:
         console.print(why)
-    told = RunFiles(run.path, rounds, {}, run.config)
-    accuracies = [value for _, value in told.curve()]
+    files = RunFiles(run.path, rounds, {}, run.config)
+    accuracies = [value for _, value in files.curve()]
     if accuracies:
         last5 = fmean(accuracies[-5:])
         console.print(f"accuracy last {accuracies[-1]:.2%}, best {max(accuracies):.2%}, mean of last 5 {last5:.2%}")
-        console.print(chart([Row(run.tags["method"], [told])], console.width))
+        console.print(chart([Row(run.tags["method"], [files])], console.width))
     for name in ("test_loss", "train_loss"):
-        values = [value for _, value in told.curve(name)]
+        values = [value for _, value in files.curve(name)]
         if values:
             console.print(f"{name.replace('_', ' '):>10} {spark(values)} {values[0]:.4g} to {values[-1]:.4g}")
     return 0
@@ -70,7 +70,7 @@ def _cost(rounds: list[dict[str, Any]]) -> str:
 
 
 def spark(values: list[float], width: int = 60) -> str:
-    """Values as bars, thinned to a width.
+    """Return values as a line of bars, thinned to a width.
 
     Example:
         >>> spark([3.0, 2.0, 1.0])

@@ -23,66 +23,66 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
-Nothing is run here: --out gets slurm/job.sh, a config per run beside it, and later the runs, as `sweep` lays them out.
-Several configs, seeds or points are an array with a task per run; --nodes 2 and more give every task a Ray cluster over
-its nodes. A task that is stopped, by its time limit, a preemption or a node that fails, is queued again and goes on
-where it was, with the same bits. Configs, and code that they name, are copied: later edits change no job that waits.
+Nothing is run here: --out gets slurm/job.sh, a config per run beside it, and later the runs, laid out as by `sweep`.
+Several configs, seeds or points make an array with a task per run; with --nodes 2 or more every task is a Ray cluster
+over its nodes. A task that is stopped by its time limit, a preemption or a failed node is queued again and continues
+with the same bits. Configs, and the code that they name, are copied, so later edits do not change a waiting job.
 
 examples:
   fedspeed slurm experiment.toml --seeds 5 --time 4:00:00 --cpus 4 --mem 8G --out runs/seeds
   fedspeed slurm experiment.toml --grid lr=0.05,0.1 --grid lam=1,10 --time 2:00:00 --at-once 8 --out runs/lr --submit
   fedspeed slurm fedavg.toml fedspeed.toml --seeds 3 --time 60 --out runs/two
   fedspeed slurm big.toml --nodes 4 --cpus 16 --time 1-0:00 --setup 'module load python' --out runs/big
-  sbatch runs/big/slurm/job.sh                             on the cluster; again, if tasks failed
-  fedspeed compare runs/lr                                 table, figure and differences of what is done
+  sbatch runs/big/slurm/job.sh                             on the cluster; repeat it if tasks failed
+  fedspeed compare runs/lr                                 table, figure and differences of the finished runs
 """
 
 OF_JOB = ("nodes", "cpus", "gpus", "mem", "time", "partition", "account", "grace", "at_once", "setup")
-"""Options that are fields of a `Job` of the same name."""
+"""Options that are fields of a `Job`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `slurm`."""
+    """Add the configs, the points, the job, and an option per config key."""
     parser.epilog = EPILOG
     parser.add_argument(
         "files", nargs="*", metavar="CONFIG", help="configs (FILE.toml); options given here override them"
     )
     parser.add_argument("--method", metavar="NAME", help="method, or file.py:Class; default fedspeed")
-    about = "how many seeds (0..N-1), or which; default: each config's own"
+    about = "number of seeds (0..N-1), or a list; default: each config's own"
     parser.add_argument("--seeds", metavar="N|A,B,..", help=about)
     points(parser)
     job = parser.add_argument_group("the job")
     job.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="of every task; from 2 on a Ray cluster; default 1"
+        "--nodes", type=int, default=1, metavar="N", help="nodes per task; 2 or more form a Ray cluster; default 1"
     )
     job.add_argument("--cpus", type=int, default=1, metavar="N", help="cores per node, for worker processes; default 1")
     job.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs per node; default none")
     job.add_argument("--mem", default="", metavar="SIZE", help="memory per node, 16G; default the site's")
-    job.add_argument("--time", default="", metavar="TIME", help="limit of one stretch, H:MM:SS; default the site's")
+    job.add_argument("--time", default="", metavar="TIME", help="time limit of a task, H:MM:SS; default the site's")
     grace = "seconds before that limit at which a run is stopped and queued again; default 120"
     job.add_argument("--grace", type=int, default=120, metavar="N", help=grace)
-    job.add_argument("--at-once", type=int, default=0, metavar="N", help="tasks of an array side by side; default all")
-    job.add_argument("--partition", default="", metavar="NAME", help="where to queue; default the site's")
-    job.add_argument("--account", default="", metavar="NAME", help="whom to charge; default the site's")
+    job.add_argument("--at-once", type=int, default=0, metavar="N", help="most tasks side by side; default all")
+    job.add_argument("--partition", default="", metavar="NAME", help="partition; default the site's")
+    job.add_argument("--account", default="", metavar="NAME", help="account to charge; default the site's")
     more = "any other option of sbatch, --sbatch=--qos=long; may be repeated"
     job.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=more)
-    setup = "a line of shell that comes first: 'module load python', 'source env/bin/activate'; may be repeated"
+    setup = "a line of shell to begin with: 'module load python', 'source env/bin/activate'; may be repeated"
     job.add_argument("--setup", action="append", default=[], metavar="LINE", help=setup)
     python = "the interpreter that has fedspeed there; default this one, or `python` where --setup is given"
     job.add_argument("--python", default="", metavar="FILE", help=python)
-    job.add_argument("--submit", action="store_true", help="hand the script to sbatch, and print the job's number")
+    job.add_argument("--submit", action="store_true", help="pass the script to sbatch, and print the job's number")
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Write configs and script of what is not done yet, and submit them if asked to."""
+    """Write configs and script of the runs that are not done; submit them with --submit."""
     if args.submit:
         require_sbatch()
     if args.overwrite:
         raise UserError(
-            "--overwrite: tasks of a job go on with what is there; choose another --out, or remove the runs"
+            "--overwrite: tasks of a job continue the runs in --out; choose another --out, or remove the runs"
         )
-    Observers(args.log)  # refuses what cannot be made
+    Observers(args.log)  # raises for an unknown observer
     out = options.output_folder(args, "slurm").absolute()
     tasks = _tasks(args, out)
     left = unfinished(tasks)
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     configs = {task.folder.name: Config.from_dict(task.tables) for task in left}
     for name, config in configs.items():
         if args.nodes > 1 and config.backend not in ("auto", "ray"):
-            raise UserError(f"--nodes: {name} has backend {config.backend}, which is of one machine; leave it out")
+            raise UserError(f"--nodes: {name} has backend {config.backend}, which uses one machine; leave it out")
     job = Job(
         out,
         list(configs),
@@ -115,7 +115,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def _tasks(args: argparse.Namespace, out: Path) -> list[RunTask]:
-    """A run per config, or point of the one config, and seed."""
+    """Return a task per seed of every config, or of every point of the one config."""
     seeds = many_runs.parse_seeds(args.seeds) if args.seeds else []
     if args.grid or args.point or args.points:
         if len(args.files) > 1:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..experiments.batch import one_command
-from ..experiments.grid import Point, points_of
+from ..experiments.grid import Point, parse_value, points_of
 from ..experiments.sweep import MOST_RUNS, outcome, plan, tasks_of
 from ..utils.environment import cores
-from . import many_runs, method_syntax, options, preset_line
+from . import many_runs, method_syntax, options
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from ..report.sweep import Swept
 
 EPILOG = """\
-Any field of a config: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
-Several --grid give all combinations; a --point is one set of values, and a file of points has a table [[points]] for
-each. Values that hold commas are put in quotes or brackets: --grid 'model.hidden=[32],[64,64]'.
+Config fields: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
+Several --grid give all combinations; a --point is one set of values, and a file of points has one table
+[[points]] for each. Put values that contain commas in quotes or brackets: --grid 'model.hidden=[32],[64,64]'.
 
-A command that was stopped, or killed, continues when it is repeated with the same --out: finished runs are kept, and
-more values, points and seeds join what is there. The bits are those of single runs.
+A command that was stopped or killed continues when it is repeated with the same --out: finished runs are kept, and
+more values, points and seeds can be added. The bits are those of single runs.
 
 examples:
   fedspeed sweep --grid lr=0.01,0.03,0.1,0.3 --data digits --clients 50 --active 5 --out runs/lr
@@ -38,7 +39,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `sweep`."""
+    """Add the config file, --method, the points, and an option per config key."""
     parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config for all points; options override it")
     parser.add_argument("--method", metavar="NAME", help="method of all points, or file.py:Class; default fedspeed")
@@ -48,18 +49,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def points(parser: argparse.ArgumentParser) -> None:
-    """The options that say which points."""
+    """Add the options that choose the points."""
     grid = "a field and its values, lr=0.05,0.1; several give all combinations"
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=A,B,..", help=grid)
     point = "one point, lr=0.1,rho=0.05; may be repeated"
     parser.add_argument("--point", action="append", default=[], metavar="FIELD=A,..", help=point)
-    parser.add_argument("--points", metavar="FILE.toml", help="points from a file, a table [[points]] each")
-    most = f"refuse to make more, so that no slip costs a night; default {MOST_RUNS}"
+    parser.add_argument("--points", metavar="FILE.toml", help="a file with one table [[points]] per point")
+    most = f"largest number of runs, a guard against typing errors; default {MOST_RUNS}"
     parser.add_argument("--max-runs", type=int, default=MOST_RUNS, metavar="N", help=most)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run every point with every seed, as far as that is not done; then table, figure and page."""
+    """Run every point with every seed that is not done; write table, figure and page."""
     show = not (args.quiet or args.json)
     base, seeds = options.tables(args), many_runs.parse_seeds(args.seeds or "3")
     many_runs.check(args)
@@ -68,7 +69,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     planned = plan(base, given, seeds, out, overwrite=args.overwrite, log=args.log)
     tasks = tasks_of(planned)
     if show:
-        preset_line.tell_presets(console, [("all points", base)])
+        options.print_presets(console, [("all points", base)])
         jobs = min(args.jobs or cores(), len(tasks))
         side = f", {jobs} side by side" if jobs > 1 else ""
         console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
@@ -88,7 +89,7 @@ def _many(things: list[Any], what: str) -> str:
 
 
 def given_points(args: argparse.Namespace, seeds: int) -> list[Point]:
-    """What --grid, --point and --points ask for."""
+    """Return the points of --grid, --point or --points."""
     given = [
         name for name, value in (("--grid", args.grid), ("--point", args.point), ("--points", args.points)) if value
     ]
@@ -100,7 +101,7 @@ def given_points(args: argparse.Namespace, seeds: int) -> list[Point]:
 
 
 def parse_grid(given: list[str]) -> dict[str, list[Any]]:
-    """`["lr=0.05,0.1", "method.lam=1,10"]` -> fields and their values."""
+    """Parse `["lr=0.05,0.1", "method.lam=1,10"]` into fields and their values."""
     found: dict[str, list[Any]] = {}
     for text in given:
         name, values = method_syntax.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
@@ -113,13 +114,13 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
 
 
 def _value(name: str, text: str) -> Any:
-    """A value of a field; a method may have fields and wrappers, `fedspeed:rho=0+topk:0.1`."""
-    value = method_syntax.parse_value(text)
+    """Parse the value of a field; a method may have fields and wrappers, `fedspeed:rho=0+topk:0.1`."""
+    value = parse_value(text)
     return method_syntax.parse_method(value) if name == "method" and isinstance(value, str) else value
 
 
 def parse_point(text: str) -> Point:
-    """`lr=0.1,rho=0.05` -> a point."""
+    """Parse `lr=0.1,rho=0.05` into a point."""
     point: Point = {}
     for part in split(text, text):
         name, value = method_syntax.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
@@ -132,7 +133,7 @@ def parse_point(text: str) -> Point:
 
 
 def split(text: str, whole: str) -> list[str]:
-    """At commas that are not in quotes or brackets.
+    """Split at commas that are not in quotes or brackets.
 
     Example:
         >>> split("[32],[64,64]", "")
@@ -153,17 +154,6 @@ def split(text: str, whole: str) -> list[str]:
 
 
 def _show(found: Swept, console: Console, out: Path) -> None:
-    """Table, best point and files, as wide as the terminal."""
-    from ..report import tables
-
-    wide = console.width if console.is_terminal else 10_000
-    text, dropped = tables.fit(*found.table, found.keep, wide)
-    parts = [text, ""]
-    if dropped:
-        parts.append(textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide))
-    parts.append(textwrap.fill(found.note, wide))
-    parts += [""] * bool(found.verdict)
-    parts += [textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict]
+    verdict = [textwrap.fill(line, width(console), subsequent_indent="  ") for line in found.verdict]
     files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
-    parts += ["", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
-    console.print("\n" + "\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
+    many_runs.print_table(console, found.table, found.keep, [found.note], [""] * bool(verdict) + verdict, files, out)

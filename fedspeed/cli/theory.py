@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ACTION = "check"
 ACTIONS = {
-    "check": "does the theorem cover a setting, with which bound, and which setting near it (the default)",
+    "check": "check whether the theorem covers a setting, with its bound and a near setting that it covers (default)",
     "rate": "measure the O(1/T) rate under the conditions of each form, and plot it",
-    "errata": "what the published analysis gets wrong, by number",
+    "errata": "list the errors of the published analysis by number",
 }
 SETTING: tuple[tuple[str, Any, str], ...] = (
     ("eta", float, "local rate eta_l; default 0.1"),
@@ -40,9 +40,9 @@ SETTING: tuple[tuple[str, Any, str], ...] = (
 )
 PROVED = {"printed": False, "consistent": False, "corrected": True, "tracking": True}
 EPILOG = """\
-The theorem has four forms: printed (as published), consistent (its slips of algebra corrected), corrected (its route,
+The theorem has four forms: printed (as published), consistent (its algebra corrected), corrected (the same route with
 every step proved) and tracking (another route, which keeps O(1/T)); docs/explanation/theory.md derives the last two.
-Options without an action are those of `fedspeed theory check`.
+Without an action the options are those of `fedspeed theory check`.
 
 examples:
   fedspeed theory --eta 0.1 --lam 10 --K 50 --L 1
@@ -67,12 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--gap", type=float, default=1.0, metavar="X", help="F(x^0) - F*; default 1")
     about = "mean_i ||grad F_i(x^0)||^2; default 2 L gap + sigma_g^2, which it cannot exceed"
     check.add_argument("--gradients", type=float, metavar="X", help=about)
-    check.add_argument("--verbose", action="store_true", help="every condition with value and slack")
+    check.add_argument("--verbose", action="store_true", help="print every condition with value and slack")
     check.add_argument("--from", dest="run", metavar="RUN", help="take the setting from a run directory")
     rate = made["rate"]
     rate.add_argument("--problem", default="logistic", metavar="logistic|quadratic", help="default %(default)s")
     rate.add_argument("--rounds", default="32,64,128,256", metavar="T,T,..", help="default %(default)s")
-    whose = "whose: printed, corrected, tracking; free takes --free-lam; default all four"
+    whose = "conditions of these forms: printed, corrected, tracking; free uses --free-lam; default all four"
     rate.add_argument("--conditions", default="printed,corrected,tracking,free", metavar="A,B", help=whose)
     for flag, value, about in (
         ("m", 8, "clients"),
@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Do what was asked."""
+    """Run the action."""
     try:
         {"check": check, "rate": rate, "errata": errata}[args.action](args, console)
     except OverflowError:
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 
 def check(args: argparse.Namespace, console: Console) -> None:
-    """Print conditions with slack, bounds, what to change."""
+    """Print conditions with slack, bounds, and what to change."""
     given = {name: value for name, _, _ in SETTING if (value := getattr(args, name)) is not None}
     if args.normalise is not None:
         given["normalise"] = args.normalise
@@ -137,7 +137,7 @@ def check(args: argparse.Namespace, console: Console) -> None:
 
 
 def _verdict(setting: Setting, found: RunSetting | None) -> str:
-    """Say whether what is proved covers this setting."""
+    """Return whether a proved form covers this setting."""
     if found and any(fact.holds is False for fact in found.facts):
         return "no proof covers this run"
     proved = [f"`{form}`" for form in PROVED if PROVED[form] and th.form_at(setting, form).holds]
@@ -221,7 +221,7 @@ def _as_json(setting: Setting, start: Start, found: RunSetting | None, known: bo
 
 
 def rate(args: argparse.Namespace, console: Console) -> None:
-    """Measure the O(1/T) rate, print it, and draw it if a folder was named."""
+    """Measure the O(1/T) rate, print it, and draw it if --out is given."""
     if args.problem not in ("logistic", "quadratic"):
         raise UserError(f"theory rate: --problem must be logistic or quadratic, got {args.problem!r}")
     problem = (
@@ -254,7 +254,7 @@ def rate(args: argparse.Namespace, console: Console) -> None:
         console.print(about + "\nslopes of log average on log T, with two standard errors (line and seeds); last two: "
                       "between the two largest T; tail: over the last quarter of the rounds")  # fmt: skip
     if args.out:
-        from ..theory.figures import rate_figure
+        from ..theory.experiment import rate_figure
 
         path = rate_figure(found, Path(args.out) / f"rate-{args.problem}-{args.distance:g}", title=about)
         if not args.json:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..experiments.tune import FIRST
 from ..experiments.tune.strategies import STRATEGIES
-from . import many_runs, options, preset_line
+from . import many_runs, options
 from .compare import base_tables, expand
 from .method_syntax import parse_method
+from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from ..experiments.tune.tuner import Tuning
 
 EPILOG = """\
-Every method may spend the same number of gradients on its trials: one with two gradients per step has half as many
-trials. They are scored on data that nobody trains on, --validation: 0.2 of every client by default, or clients:0.2 for
-clients that do not train, and never see the test set. The chosen points then run with fresh --seeds, trained on all
-that is for training and scored on the test set.
+Every method may spend the same number of gradients on its trials: one with two gradients per step gets half as many
+trials. Trials are scored on held-out data, --validation: 0.2 of every client by default, or clients:0.2 for clients
+that do not train; they never read the test set. The chosen points then run with fresh --seeds, train on all training
+data and are scored on the test set.
 
-What is tried: lr, and the fields that a method declares (lam, mu and alpha of prox terms, rho of ascent steps, eta_g of
-adaptive servers); --dry-run shows it. A field that is given a value, by --lr 0.1 or fedspeed:rho=0, is not tuned.
+Tuned are lr and the fields that a method declares (lam, mu and alpha of prox terms, rho of ascent steps, eta_g of
+adaptive servers); --dry-run lists them. A field with a value, from --lr 0.1 or fedspeed:rho=0, is not tuned.
   --space fedspeed.lam=1,10,100        these values          --space lr=0.01..1:log       a range, for all methods
 
-strategies: random (the usual point first), halving (many points for few rounds, the better third continues in the runs
+strategies: random (the defaults first), halving (many points for few rounds, the better third continues in the runs
 it has), optuna (its TPE; pip install 'fedspeed[optuna]'). For a grid of values: fedspeed sweep --grid.
 
-A command that was stopped continues when it is repeated with the same --out: trials are run directories.
+A command that was stopped continues when it is repeated with the same --out, because trials are run directories.
 
 examples:
   fedspeed tune fedavg fedspeed --budget 1e5 --data digits --clients 50 --active 5 --rounds 60 --batch-size 10
@@ -48,26 +49,24 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `tune`."""
+    """Add the methods, the budget, the search and an option per config key."""
     parser.epilog = EPILOG
     parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,... or `all`")
-    parser.add_argument("--budget", required=True, metavar="N", help="gradients that each method's trials may take")
+    parser.add_argument("--budget", required=True, metavar="N", help="gradients for the trials of each method")
     parser.add_argument("--strategy", default="random", metavar="|".join(STRATEGIES), help="default random")
-    about = "what to try; may be repeated"
+    about = "values to try; may be repeated"
     parser.add_argument("--space", action="append", default=[], metavar="[METHOD.]FIELD=VALUES", help=about)
-    about = f"how many seeds trials have ({FIRST}, {FIRST + 1}, ...), or which; default 1"
+    about = f"number of seeds of a trial ({FIRST}, {FIRST + 1}, ...), or a list; default 1"
     parser.add_argument("--tune-seeds", metavar="N|A,B,..", default="1", help=about)
-    parser.add_argument("--baseline", metavar="METHOD", default="", help="whom to compare with; default the first")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show what would be tried and what it costs; run nothing"
-    )
+    parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
+    parser.add_argument("--dry-run", action="store_true", help="print the search spaces and costs; run nothing")
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
     many_runs.configure(parser)
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Tune, judge, and say what was used for what."""
+    """Tune, judge, and print the result."""
     from ..experiments.tune import finish
 
     many_runs.check(args)
@@ -82,8 +81,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     out = Path(args.out or "runs") if args.dry_run else options.output_folder(args, "tune")
     tuning = _tuning(args, base, texts, out)
     if show:
-        preset_line.tell_presets(console, tables)
-        _tell_plan(tuning, console)
+        options.print_presets(console, tables)
+        _print_plan(tuning, console)
     if args.dry_run:
         if args.json:
             from ..experiments.tune.result import used
@@ -104,7 +103,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse(args: argparse.Namespace) -> None:
     if args.overwrite:
-        raise UserError("--overwrite: tune goes on with what is there, so it has no use; choose another --out")
+        raise UserError("--overwrite: tune always continues the runs in its folder; choose another --out")
     if args.test_set is not None:
         raise UserError("--test-set: trials never see the test set, judged runs always do; leave it out")
 
@@ -125,8 +124,8 @@ def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], ou
     return Tuning(methods, base, budget, args.strategy, args.space, seeds, judges, out)
 
 
-def _tell_plan(tuning: Tuning, console: Console) -> None:
-    """What will be tried, on what, and at what cost."""
+def _print_plan(tuning: Tuning, console: Console) -> None:
+    """Print the search spaces, the data and the costs."""
     from rich.table import Table
 
     table = Table("method", "gradients of a run", "runs in the budget", box=None, pad_edge=False)
@@ -141,11 +140,11 @@ def _tell_plan(tuning: Tuning, console: Console) -> None:
 
 
 def _data(tuning: Tuning) -> str:
-    """Which data and seeds are for what."""
+    """Return the text that says which data and seeds are for tuning and for judging."""
     kind, _, amount = tuning.held_out.rpartition(":")
     held = f"{amount} of the clients" if kind else f"{amount} of every client"
     return (
-        f"tuned on {held}, which nobody trains on, seeds {_seeds(tuning.tune_seeds)}; the test set is for judging, "
+        f"tuned on {held}, which no client trains on, seeds {_seeds(tuning.tune_seeds)}; the test set is for judging, "
         f"seeds {_seeds(tuning.seeds)}"
     )
 
@@ -155,7 +154,7 @@ def _seeds(seeds: Any) -> str:
 
 
 def _report(found: Tuned, console: Console) -> None:
-    """The chosen points, what they cost, who is best at which budget, and how they were judged."""
+    """Print the chosen points, their cost, the best method by budget, and the judged runs."""
     from rich.table import Table
 
     from ..experiments.tune.space import point_text
@@ -184,12 +183,15 @@ def _report(found: Tuned, console: Console) -> None:
     for one in found.judged:
         shown = _loss if "loss" in one["metric"] else "{:.2%}".format
         interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
-        told = f"{one['diverged']} diverged" if one["diverged"] else interval
+        spread = f"{one['diverged']} diverged" if one["diverged"] else interval
         table.add_row(
-            one["method"], "-" if one["mean"] is None else shown(one["mean"]), told, f"{one['gradients']:,.0f}"
+            one["method"],
+            "-" if one["mean"] is None else shown(one["mean"]),
+            spread,
+            f"{one['gradients']:,.0f}",
         )
     console.print(table, soft_wrap=False)
-    wide = console.width if console.is_terminal else 10_000
+    wide = width(console)
     if found.comparison is not None and found.comparison.gaps:
         console.print("\n" + textwrap.fill(f"{found.comparison.question}:", wide))
         console.print(tables.fit(*found.comparison.gap_table, tables.GAP_KEEP, wide)[0], no_wrap=True, crop=False)
@@ -199,7 +201,7 @@ def _report(found: Tuned, console: Console) -> None:
 
 
 def _score(value: float) -> str:
-    """An accuracy; a score below 0 is minus a loss."""
+    """Return a score as text: an accuracy, or a loss if it is negative."""
     return f"{value:.2%}" if value >= 0 else f"loss {-value:.4g}"
 
 
@@ -208,6 +210,6 @@ def _loss(value: float) -> str:
 
 
 def _filled(curve: list[tuple[float, float]], last: float) -> list[tuple[float, float]]:
-    """Steps as a line of marks."""
+    """Return a step curve at 36 equally spaced places, to be drawn."""
     places = [last * i / 35 for i in range(36)]
     return [(x, max(y for at, y in curve if at <= x)) for x in places if x >= curve[0][0]]

@@ -26,17 +26,17 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which run, and how much of it."""
+    """Add the run and how much of it is checked."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
-    parser.add_argument("--all", action="store_true", help="run every round again, from round 0")
-    parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help="where; default as the run")
+    parser.add_argument("--all", action="store_true", help="repeat every round, from round 0")
+    parser.add_argument("--backend", metavar="|".join(BACKENDS), default="", help="back end; default the run's")
     options.allow_code(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Say what holds, what does not, and where it was checked."""
+    """Print what holds, what does not, and on which machine it was checked."""
     from ..runs.verify import verify
 
     with console.status(f"verifying {args.run}"):

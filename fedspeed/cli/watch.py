@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ..report.live import Standing
 
 EPILOG = """\
-The page of `fedspeed report`, with a table of who is running, how far and how long still. It shows new rounds,
-is served to this machine only, and can be read and nothing else; runs are not disturbed. A folder may still be empty.
-Ctrl-C ends it.
+The page of `fedspeed report`, with a table of the runs in progress: rounds done and time left. It updates itself, is
+served to this machine only, is read-only and does not disturb runs. The folder may still be empty. Ctrl-C ends it.
 
 examples:
   fedspeed watch runs/first
@@ -38,16 +37,16 @@ STYLES = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Which folder, and where to look."""
+    """Add the folder, the port and the kind of view."""
     parser.epilog = EPILOG
     parser.add_argument("runs", metavar="RUNS_DIR", help="a folder of run directories, or one of them")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of the page; default any that is free")
-    about = "a view on the terminal in place of the page; into a pipe or a file once"
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port of the page; default any free one")
+    about = "show a table in the terminal instead; into a pipe or a file once"
     parser.add_argument("--terminal", action="store_true", help=about)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Show until Ctrl-C."""
+    """Show the runs until Ctrl-C."""
     folder = Path(args.runs)
     try:
         if args.terminal:
@@ -88,7 +87,7 @@ def _terminal(folder: Path, console: Console) -> None:
 
 
 def view(found: Sequence[Standing], left_out: Sequence[str], width: int, most: int = 10**6) -> Group:
-    """A line per run, those under way first; as many lines and columns as there is room for."""
+    """Return a table with a line per run, those in progress first; as many lines and columns as fit."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -1,5 +1,5 @@
-"""Audit of a user's implementation: it runs beside our own method on small quadratics, and the first vector that
-differs is named, with the line of the method's box that computes it."""
+"""Audit of a user's implementation: it runs beside our method on small quadratics, and the first vector that differs is
+reported, with the line of the method's pseudo-code that computes it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ..utils.registry import file_of, load_code, require_part
 
 @dataclass(frozen=True)
 class Setting(Params):
-    """The small federation: heterogeneous quadratics, full gradients, a rate that decays, some clients absent.
+    """A small federation: heterogeneous quadratics, full gradients, a rate that decays, partial participation.
 
-    Nothing is 1 or equal by chance where a slip could hide behind it: S, N, K and d are different numbers.
+    S, N, K and d are different numbers greater than 1, so that a mistake cannot hide behind equal ones.
 
     Example:
         >>> setting = Setting(rounds=3)
@@ -182,7 +182,7 @@ class Reference:
         return up
 
     def serve(self, ups: list[Any], t: int) -> None:
-        """Run the server's part of a round, and what clients do once the mean is known."""
+        """Run the server's part of a round, and the clients' `settle`."""
         method, K, N = self.method, self.setting.local_steps, self.setting.clients
         means = (torch.stack(vectors).mean(0) for vectors in zip(*map(tree_leaves, ups), strict=True))
         mean = tree_map(lambda _: next(means), ups[0])
@@ -341,7 +341,7 @@ class Audit:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the method's box that compute what differs first; the whole box if none can be told."""
+        """The lines of the method's pseudo-code that compute the first difference; all lines if none matches."""
         if self.first is None:
             return []
         box = (inspect.getdoc(type(self.method)) or "").split("\n\n")[1:2]  # the paragraph after the first line

@@ -1,12 +1,12 @@
-"""Many configs -> run directories, for all commands that make several runs: what is done is kept, what was stopped is
-continued, the rest is started; one after another, or side by side in processes (`pool`).
+"""Batches of runs, for all commands that make several: finished runs are kept, stopped ones are continued, the rest are
+started; one after another, or side by side in processes (`pool`).
 
     tasks = [RunTask.of(config, out / name, label) for ...]
     with one_command(out):
-        failed = make_runs(unfinished(tasks), jobs=2)     # why, by label; the others are done
+        failed = make_runs(unfinished(tasks), jobs=2)     # label -> reason; all other runs are done
 
-A command that is killed at any instant and repeated goes on where it was: all that is known is in the run directories.
-The bits are those of single runs.
+A command that was killed continues when it is repeated, because its whole state is in the run directories. The bits
+are those of single runs.
 """
 
 from __future__ import annotations
@@ -37,23 +37,21 @@ if TYPE_CHECKING:
     from ..server.simulation import Simulation
 
 LONGEST = 230
-"""Bytes of a label that are a folder's name as they are; a seed is added to it."""
+"""Longest folder name, in bytes, that is the label itself; a seed is appended to it."""
 BLINK = 0.2
-"""Seconds between two words about what goes on inside a round."""
-
-
+"""Seconds between two progress reports inside a round."""
 SAMPLES = {"digits": 1_437, "tinyimagenet": 100_000}
-"""Training samples of data sets that do not have 50,000, for estimates."""
+"""Training samples of the data sets that do not have 50,000; used for estimates."""
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run to make or to continue; its config as tables, for a class from a user's file cannot be sent.
+    """A run to make or to continue; it holds tables, because a class from a user's file cannot be pickled.
 
     Args:
-        label: what to call it, another for every task.
-        cost: about how much work it is beside the others.
-        overwrite: replace what the folder holds.
+        label: the name in messages, different for every task.
+        cost: approximate amount of work, relative to the other tasks.
+        overwrite: replace the run that the folder holds.
         log: names of observers.
     """
 
@@ -68,17 +66,17 @@ class RunTask:
     def of(
         cls, config: Config, folder: Path, label: str, *, overwrite: bool = False, log: Iterable[str] = ()
     ) -> RunTask:
-        """The task of a config."""
+        """Return the task of a config."""
         return cls(folder, label, config.to_dict(), cost_of(config), overwrite, tuple(log))
 
     @property
     def key(self) -> str:
-        """Its folder."""
+        """The folder, which identifies the task."""
         return str(self.folder)
 
 
 def folder_name(label: str) -> str:
-    """What a run is called, as a folder's name; a long one ends in a digest.
+    """Return a label as the name of a folder; a long one is cut and ends in a digest.
 
     Example:
         >>> folder_name("fedspeed:rho=0.1,lam=10")
@@ -106,27 +104,24 @@ def pictures_of(config: Config) -> float:
 
 @contextmanager
 def one_command(out: Path) -> Iterator[None]:
-    """Keep other commands out of a folder of runs until the end, and leave no empty folder behind.
-
-    Two of them would take turns at the same runs and write the same tables.
-    """
+    """Lock a folder of runs, so that no second command writes the same tables; remove it if it stays empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         with exclusive(out):
             yield
     finally:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # the folder is not empty
             for folder in made:
                 folder.rmdir()
 
 
 def unfinished(tasks: Iterable[RunTask]) -> list[RunTask]:
-    """Those with something left to do; a folder that holds another run is refused before anything is made."""
+    """Return the tasks that are not done; raise before any run is made if a folder holds a run of another config."""
     return [task for task in tasks if task.overwrite or not is_done(task.folder, Config.from_dict(task.tables))]
 
 
 def is_done(folder: Path, config: Config) -> bool:
-    """Whether a folder holds this run, with nothing left to do; another run there is refused."""
+    """Return whether a folder holds this run, complete; raise if it holds a run of another config."""
     run = RunDir(folder)
     if not run.existing():
         return False
@@ -134,7 +129,7 @@ def is_done(folder: Path, config: Config) -> bool:
         run.refuse_a_run(overwrite=False)
     tables, given = run.config(), as_stored(config)
     stored = read_config(folder, bool(named_code(tables))) if trusted(tables, config) else None
-    if stored is None or not same_run(stored, replace(config, targets=stored.targets)):  # which change no bit
+    if stored is None or not same_run(stored, replace(config, targets=stored.targets)):  # targets change no bit
         raise UserError(
             f"{folder} holds a run of another config ({_differing(tables, given)}); choose another --out, repeat the "
             f"command that made it, or --overwrite it"
@@ -144,7 +139,7 @@ def is_done(folder: Path, config: Config) -> bool:
 
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
-    """The keys that make it another run, at most three."""
+    """Return the keys that make it another run, at most three."""
     a, b = flat(stored), flat(given)
     keys = [key for key in {**a, **b} if a.get(key) != b.get(key) and key not in (*PLACEMENT, "engine", "targets")]
     if keys == ["augment"]:
@@ -153,49 +148,49 @@ def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
 
 
 class Progress:
-    """What is told while runs are made; this one tells nobody."""
+    """Progress callbacks; the base class does nothing."""
 
     def on_part(self, run: Any, part: float, note: str = "") -> None:
-        """So much of a run is done."""
+        """Report which fraction of a run is done."""
 
-    def on_ill(self, run: Any, text: str) -> None:
-        """Something ails a run."""
+    def on_warning(self, run: Any, text: str) -> None:
+        """Report a diagnosis of a run."""
 
     def on_done(self, run: Any, note: str = "", bad: bool = False) -> None:
-        """A run is done, or has diverged (`bad`)."""
+        """Report that a run is done, or has diverged (`bad`)."""
 
     def on_failed(self, run: Any, why: str) -> None:
-        """A run failed; the others go on."""
+        """Report that a run failed; the others continue."""
 
 
 def make_runs(
     tasks: Sequence[RunTask], jobs: int = 1, shown: Progress | None = None, traceback: bool = False
 ) -> dict[str, str]:
-    """Make or continue runs, `jobs` at a time; why it failed, by the label, for every run that did.
+    """Make or continue runs, `jobs` at a time; return label -> reason for every run that failed.
 
-    A run that diverges is done, and says so in its summary. An input that no run can start with is raised at once.
-    Ctrl-C is raised when all processes are gone; the same call then continues.
+    A run that diverges is done, and its summary says so. Input that no run can start with is raised at once. Ctrl-C is
+    raised after all processes have ended; the same call then continues.
 
     Args:
-        traceback: give the whole traceback of a failure, not its last line.
+        traceback: return the whole traceback of a failure instead of its last line.
     """
     shown = shown or Progress()
     failed: dict[str, str] = {}
     by_itself = jobs == 1 or len(tasks) == 1
     begun = False
 
-    def told(task: RunTask, what: tuple[float, str] | str) -> None:
+    def report(task: RunTask, news: tuple[float, str] | str) -> None:
         nonlocal begun
-        if isinstance(what, str):
-            shown.on_ill(task, what)
+        if isinstance(news, str):
+            shown.on_warning(task, news)
             return
-        begun = begun or what[0] > 0
-        shown.on_part(task, *what)
+        begun = begun or news[0] > 0
+        shown.on_part(task, *news)
 
     def done(task: RunTask, ended: str) -> None:
         nonlocal begun
         begun = True
-        shown.on_done(task, ended or _came_to(task.folder), bad=bool(ended))
+        shown.on_done(task, ended or _result_line(task.folder), bad=bool(ended))
 
     def fail(task: RunTask, why: str) -> None:
         why = why if traceback else why.strip().splitlines()[-1]
@@ -205,12 +200,12 @@ def make_runs(
         shown.on_failed(task, why)
 
     work = partial(_work, not by_itself)
-    pool.run_tasks(tasks, work, jobs, on_told=told, on_done=done, on_failed=fail, here=by_itself)
+    pool.run_tasks(tasks, work, jobs, on_report=report, on_done=done, on_failed=fail, here=by_itself)
     return failed
 
 
-def _came_to(folder: Path) -> str:
-    """A run in a line."""
+def _result_line(folder: Path) -> str:
+    """Return the result of a run as one line."""
     summary = RunFiles.read(folder).summary
     accuracy = summary["last_accuracy"]
     score = f"accuracy {accuracy:.2%}, " if accuracy is not None else ""
@@ -218,11 +213,11 @@ def _came_to(folder: Path) -> str:
     return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s{stopped}"
 
 
-def _work(beside_others: bool, task: RunTask, tell: pool.Tell) -> str:
-    """One run; how it ended if not well. Tells what part is done and how it goes, and what ails it."""
+def _work(beside_others: bool, task: RunTask, tell: pool.Report) -> str:
+    """Make one run, report its progress and diagnoses, and return why it diverged, or ""."""
     config = Config.from_dict(task.tables)
     if beside_others and config.backend == "auto":
-        config = replace(config, backend="serial")  # the same bits
+        config = replace(config, backend="serial")  # the back end changes no bit
     watch = ProgressObserver(config.rounds, tell)
     observers: list[Observer | str] = [watch, WarnObserver(tell), *task.log]
     return make_run(config, task.folder, observers, watch.on_progress, overwrite=task.overwrite)
@@ -236,7 +231,7 @@ def make_run(
     *,
     overwrite: bool = False,
 ) -> str:
-    """One run, new or from where it was stopped; how it ended if it diverged, else ""."""
+    """Make one run, or continue it from its last checkpoint; return why it diverged, or ""."""
     from ..runs.launch import resume, run_config
 
     calls: dict[str, Any] = {"observers": observers, "progress": progress}
@@ -253,16 +248,16 @@ def make_run(
 
 
 class ProgressObserver(Observer):
-    """Turns what a run says into (part done, words)."""
+    """Observer that reports a run as (fraction done, text)."""
 
-    def __init__(self, rounds: int, tell: pool.Tell) -> None:
+    def __init__(self, rounds: int, tell: pool.Report) -> None:
         self.rounds, self.tell = rounds, tell
         self.rounds_done = 0
         self.score = ""
         self.said = time.monotonic()
 
     def started(self, run: Simulation, config: dict[str, Any]) -> None:
-        self.rounds_done = run.t  # it may go on where it was stopped
+        self.rounds_done = run.t  # a resumed run does not start at round 0
 
     def round(self, record: Record, run: Simulation) -> None:
         self.rounds_done = record.round
@@ -276,7 +271,7 @@ class ProgressObserver(Observer):
             self._say(self.rounds_done + done / total, now)
 
     def on_progress(self, what: str, done: int, total: int) -> None:
-        """Something slow before round 1."""
+        """Report a download or a decoding before round 1."""
         if time.monotonic() - self.said > BLINK:
             self._say(0, f"{what} {100 * done // total if total else 0}%")
 

@@ -1,6 +1,6 @@
-"""Points: values of some fields of a config, `{"lr": 0.1, "method.lam": 10}`; a grid is all combinations of values.
+"""Points of a sweep: values of some fields of a config, `{"lr": 0.1, "method.lam": 10}`; a grid is all combinations.
 
-Any field of a config: `lr`, `split`, `method`, `method.rho` (or `rho` where the config has no such field), `model`,
+Any field can be named: `lr`, `split`, `method`, `method.rho` (or `rho` if the config has no such field), `model`,
 `model.hidden`, `data`, `data.alpha`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -31,7 +32,7 @@ def points_of(
     seeds: int,
     most: int,
 ) -> list[Point]:
-    """The points that were asked for, by a grid, a list or a file; too many are refused before they are made."""
+    """Return the points of a grid, a list or a file; raise for too many before they are built."""
     if (grid is None) == (points is None):
         both = "both; leave one out" if grid is not None else "neither: lr=0.05,0.1 as a grid for example"
         raise UserError(f"sweep: expected a grid or points, got {both}")
@@ -45,13 +46,13 @@ def points_of(
 
 
 def require_few(runs: int, most: int) -> None:
-    """Raise for more runs than somebody has said they mean."""
+    """Raise for more runs than the limit."""
     if runs > most:
         raise UserError(f"sweep: expected at most {most} runs, got {runs}; if all are meant: --max-runs {runs}")
 
 
 def read_points(path: Path) -> list[Point]:
-    """The points of a TOML file, a table `[[points]]` each; files and folders that they name start from its own."""
+    """Return the points of a TOML file, one table `[[points]]` each; relative paths start at the file's folder."""
     tables = read_toml(path)
     points = tables.pop("points", None)
     if tables:
@@ -62,7 +63,7 @@ def read_points(path: Path) -> list[Point]:
 
 
 def combinations(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
-    """Every combination of the values of fields; the last field changes fastest.
+    """Return every combination of the values of fields; the last field changes fastest.
 
     Example:
         >>> combinations({"lr": [0.1, 0.2], "method.lam": [1]})
@@ -83,11 +84,11 @@ def _values(name: str, values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def named(base: Tables, point: Mapping[str, Any]) -> Point:
-    """A point with its fields by their full names, in which names of method, model and data come before their fields.
+def qualify(base: Tables, point: Mapping[str, Any]) -> Point:
+    """Return a point with full field names, sorted so that method, model and data come before their own fields.
 
     Example:
-        >>> named({}, {"rho": 0.1, "method": "fedsam"})
+        >>> qualify({}, {"rho": 0.1, "method": "fedsam"})
         {'method': 'fedsam', 'method.rho': 0.1}
     """
     if not isinstance(point, Mapping) or not all(isinstance(name, str) for name in point):
@@ -100,7 +101,7 @@ def named(base: Tables, point: Mapping[str, Any]) -> Point:
             flat[name.removesuffix(".name") if name.removesuffix(".name") in TABLES else name] = value
     if not flat:
         raise UserError("sweep: expected a point such as lr=0.1,rho=0.05, got an empty one")
-    method = at(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
+    method = apply(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
     found: Point = {}
     for name in sorted(flat, key=lambda name: name not in TABLES):
         path = _path(name, method)
@@ -111,17 +112,17 @@ def named(base: Tables, point: Mapping[str, Any]) -> Point:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and tuples as TOML has them."""
+    """Return a value with NumPy numbers and tuples replaced by TOML's types."""
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
 
 
 def _path(name: str, method: Any) -> str:
-    """The full name of a field that can be swept over."""
+    """Return the full name of a field; raise if it cannot be swept over."""
     if name == "seed":
         raise UserError(
-            "sweep: seeds are no points, their results are averaged; give them as --seeds 5,7 (seeds=[5, 7])"
+            "sweep: `seed` cannot be swept over, results are averaged over seeds; give --seeds 5,7 (seeds=[5, 7])"
         )
     if name in (*PLACEMENT, "targets"):
         raise UserError(f"sweep: {name} has no effect on results: there is nothing to sweep over; give it as an option")
@@ -135,11 +136,11 @@ def _path(name: str, method: Any) -> str:
     raise unknown("field", name, [*TABLES, *PLAIN, *(f"method.{key}" for key in own)])
 
 
-def at(base: Tables, point: Point) -> Tables:
-    """The tables of a config at a point; another name drops the fields of the one it replaces.
+def apply(base: Tables, point: Point) -> Tables:
+    """Return the tables of a config at a point; another name drops the fields of the one it replaces.
 
     Example:
-        >>> at({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
+        >>> apply({"method": {"name": "fedspeed", "rho": 0.1}, "lr": 1}, {"method.lam": 10, "lr": 0.5})
         {'method': {'name': 'fedspeed', 'rho': 0.1, 'lam': 10}, 'lr': 0.5}
     """
     tables = dict(base)
@@ -162,17 +163,25 @@ def at(base: Tables, point: Point) -> Tables:
 
 
 def _table(value: Any) -> Tables:
-    """A copy of a table; a name is one."""
+    """Return a copy of a table, or the table of a name."""
     return dict(value) if isinstance(value, dict) else {"name": value}
 
 
+def parse_value(text: str) -> Any:
+    """Parse a TOML value; anything else, such as a bare word, is a string."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except ValueError:
+        return text.strip()
+
+
 def label_of(point: Point) -> str:
-    """What a point is called: `lr=0.1,lam=10`."""
-    return ",".join(f"{short(name)}={_text(value)}" for name, value in point.items())
+    """Return the label of a point: `lr=0.1,lam=10`."""
+    return ",".join(f"{short_name(name)}={_text(value)}" for name, value in point.items())
 
 
-def short(name: str) -> str:
-    """A field as people call it: a method's own without `method.`, where nothing else has its name."""
+def short_name(name: str) -> str:
+    """Return a field's name without `method.`, unless something else has the short name."""
     own = name.removeprefix("method.")
     return name if own in (*TABLES, *PLAIN, "name", "preset") else own
 

@@ -5,7 +5,7 @@
 
 @setup@
 set -u
-# every process computes with one thread, so that bits do not depend on the machine; cores are for processes
+# Every process computes with one thread, so that bits do not depend on the machine; cores are for processes.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 python=@python@
@@ -17,8 +17,8 @@ name=${runs[${SLURM_ARRAY_TASK_ID:-0}]}
 run=$out/$name
 
 # [ray
-# a Ray cluster of this job alone, which only those who know its token can use: the head on the first node, where this
-# script runs, and a member on each other node. The head's address is the one that the last node sees.
+# A Ray cluster of this job alone, protected by a token: the head on the first node, where this script runs, and a
+# member on each other node. The head's address is the one that the last node sees.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[-1]}" getent ahostsv4 "${nodes[0]}" | awk 'NR == 1 { print $1 }')
 port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
@@ -36,7 +36,7 @@ member() {
   members+=($!)
 }
 
-joined() {  # waits until so many members are there; a member that ends meanwhile ends it all
+joined() {  # waits for the given number of members; fails if a member ends meanwhile
   "$python" - "$head" "$port" "$1" <<'END' &
 import socket, sys, time
 
@@ -86,22 +86,22 @@ saved() {  # the round of the newest checkpoint
   find "$run/checkpoints" -name '*.json' -printf '%f\n' 2>/dev/null | sed 's/[.]json$//' | sort -n | tail -n 1
 }
 
-stop() {  # as Ctrl-C does: the run keeps what is done
+stop() {  # interrupts the run as Ctrl-C does; it keeps its checkpoint
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
 child=
 again=
 task=$SLURM_JOB_ID
-# of an array's tasks the last has the whole array's number
+# The last task of an array has the number of the whole array.
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || task=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 before=$(saved)
-trap 'again=yes; stop' USR1  # the time is nearly up
-trap stop TERM               # somebody cancels the job, or Slurm takes its place, and queues it again by itself
+trap 'again=yes; stop' USR1  # the time limit is near
+trap stop TERM               # the job is cancelled, or preempted: then Slurm itself queues it again
 
 @command@ &
 child=$!
 while kill -0 "$child" 2>/dev/null; do
-  wait "$child"  # returns early when a signal comes
+  wait "$child"  # returns early on a signal
 done
 wait "$child"
 code=$?

@@ -1,4 +1,4 @@
-"""Tasks done one after another, here or side by side in processes; a process that dies is replaced."""
+"""A pool of processes that run tasks side by side and report progress; a process that dies is replaced."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from ..errors import UserError
 from ..utils.processes import end_with_parent, in_main_thread, safe_path
 
 ATTEMPTS = 3
-"""How often a task whose process dies is taken up again."""
+"""How many processes may die on one task before it counts as failed."""
 
-Tell = Callable[[Any], None]
+Report = Callable[[Any], None]
 
 
 class Task(Protocol):
-    """Something to do, with a key of its own; it must be possible to send it to another process."""
+    """A picklable piece of work with a unique key."""
 
     @property
-    def key(self) -> str:
-        """What it is known by."""
-        ...
+    def key(self) -> str: ...
 
 
 T = TypeVar("T", bound=Task)
@@ -35,10 +33,10 @@ T = TypeVar("T", bound=Task)
 
 def run_tasks(
     tasks: Sequence[T],
-    work: Callable[[T, Tell], Any],
+    work: Callable[[T, Report], Any],
     jobs: int,
     *,
-    on_told: Callable[[T, Any], None],
+    on_report: Callable[[T, Any], None],
     on_done: Callable[[T, Any], None],
     on_failed: Callable[[T, str], None],
     here: bool = False,
@@ -46,26 +44,24 @@ def run_tasks(
     """Run tasks, `jobs` at a time in processes of their own.
 
     Args:
-        work: does one; what it tells on the way goes to `on_told`, its result to `on_done`.
-        on_failed: called with what a task raised (one line of a `UserError`, else a traceback), or that its process
-            died; the others continue unless this raises.
-        here: one after another in this process.
+        work: runs one task; its reports on the way are passed to `on_report`, its result to `on_done`.
+        on_failed: called with the error of a task (one line of a `UserError`, otherwise a traceback), or with a
+            message that its process died; the other tasks continue unless `on_failed` raises.
+        here: run the tasks one after another in this process.
     """
     if here:
         for task in tasks:
-            _settle(task, *_attempt(work, task, partial(on_told, task)), on_done, on_failed)
+            _settle(task, *_attempt(work, task, partial(on_report, task)), on_done, on_failed)
     elif tasks:
-        _Processes(tasks, work, on_told, on_done, on_failed).run(jobs)
+        _Processes(tasks, work, on_report, on_done, on_failed).run(jobs)
 
 
 class _Processes:
-    """The processes that are at work, each with the task that it has."""
+    """The running processes, each with its current task."""
 
-    def __init__(self, tasks: Sequence[Any], work: Any, on_told: Any, on_done: Any, on_failed: Any) -> None:
+    def __init__(self, tasks: Sequence[Any], work: Any, on_report: Any, on_done: Any, on_failed: Any) -> None:
         self.waiting, self.work = list(tasks), work
-        self.on_told = on_told
-        self.on_done = on_done
-        self.on_failed = on_failed
+        self.on_report, self.on_done, self.on_failed = on_report, on_done, on_failed
         self.tries = dict.fromkeys((task.key for task in tasks), 0)
         self.running: dict[Connection, tuple[Any, Any]] = {}
 
@@ -79,7 +75,7 @@ class _Processes:
                     self.hear(pipe)
         finally:
             for process, _ in self.running.values():
-                process.kill()  # a run can be killed at any instant; one that is stopped would not hear a gentler word
+                process.kill()  # a run survives SIGKILL at any instant; a suspended process would not react to SIGTERM
             for process, _ in self.running.values():
                 process.join()
 
@@ -94,7 +90,7 @@ class _Processes:
         self.hand_over(here)
 
     def hand_over(self, pipe: Connection) -> None:
-        """The next task to a process; one that has none left ends."""
+        """Send the next task to a process, or end the process if no task is left."""
         task = self.waiting.pop(0) if self.waiting else None
         process, _ = self.running[pipe]
         self.running[pipe] = (process, task)
@@ -103,13 +99,14 @@ class _Processes:
             self.running.pop(pipe)[0].join()
         else:
             self.tries[task.key] += 1
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has died, which is heard next
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process died; `hear` finds out next
                 pipe.send(task)
 
     def hear(self, pipe: Connection) -> None:
+        """Handle one message of a process, or its death."""
         process, task = self.running[pipe]
         try:
-            kind, told = pipe.recv()
+            kind, news = pipe.recv()
         except (EOFError, ConnectionResetError):
             self.running.pop(pipe)
             process.join()
@@ -124,21 +121,21 @@ class _Processes:
             if self.waiting:
                 self.start()
             return
-        if kind == "told":
-            self.on_told(task, told)
+        if kind == "report":
+            self.on_report(task, news)
         elif kind == "warning":
-            warnings.warn(told, stacklevel=1)
+            warnings.warn(news, stacklevel=1)
         else:
-            _settle(task, kind, told, self.on_done, self.on_failed)
+            _settle(task, kind, news, self.on_done, self.on_failed)
             self.hand_over(pipe)
 
 
-def _settle(task: Any, kind: str, told: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
-    (on_done if kind == "done" else on_failed)(task, told)
+def _settle(task: Any, kind: str, news: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
+    (on_done if kind == "done" else on_failed)(task, news)
 
 
-def _attempt(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> tuple[str, Any]:
-    """`done` with the result, or `failed` with what was raised."""
+def _attempt(work: Callable[[Any, Report], Any], task: Any, tell: Report) -> tuple[str, Any]:
+    """Return `done` with the result, or `failed` with the error."""
     try:
         return "done", work(task, tell)
     except UserError as error:
@@ -149,15 +146,15 @@ def _attempt(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> tuple[s
         return "failed", traceback.format_exc()
 
 
-def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], kernel: bool) -> None:
-    """A process that does tasks; it ends when whoever gives them does."""
+def _serve(pipe: Connection, work: Callable[[Any, Report], Any], kernel: bool) -> None:
+    """Run tasks in a process of the pool; it ends with its parent."""
     end_with_parent(kernel)
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
 
-    def tell(told: Any) -> None:
+    def tell(news: Any) -> None:
         try:
-            pipe.send(("told", told))
-        except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+            pipe.send(("report", news))
+        except (BrokenPipeError, ConnectionResetError):  # the parent has ended
             raise KeyboardInterrupt from None
 
     try:
@@ -169,7 +166,7 @@ def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], kernel: bool) -> 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, also not while they import: whoever started them decides."""
+    """Block SIGINT in processes started inside, also while they import: on Ctrl-C the parent ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

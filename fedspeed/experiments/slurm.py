@@ -44,17 +44,17 @@ class Job:
 
     Args:
         out: the folder of the runs; absolute.
-        names: of their folders, a task each; configs are `out/slurm/NAME.toml`.
-        nodes: of every task; more than one are a Ray cluster.
-        cpus: cores on every node.
-        gpus: on every node.
+        names: the folders of the runs, one task each; configs are `out/slurm/NAME.toml`.
+        nodes: nodes per task; more than one form a Ray cluster.
+        cpus: cores per node.
+        gpus: GPUs per node.
         mem, time, partition, account: as sbatch takes them; "" for the site's default.
         grace: seconds before the end of the time limit at which a run is stopped and queued again.
-        at_once: tasks that run side by side at most; 0 for as many as there is room for.
+        at_once: the largest number of tasks side by side; 0 for no limit.
         more: other options of sbatch, such as `--qos=long`.
         setup: lines of shell that come first, such as `module load python`.
         python: the interpreter that has fedspeed.
-        options: of `fedspeed run`.
+        options: further options of `fedspeed run`.
         workers: whether the number of workers is taken from the allocation.
     """
 
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where script, configs and logs are."""
+        """The folder of script, configs and logs."""
         return self.out / FOLDER
 
     @property
@@ -130,7 +130,7 @@ def script(job: Job) -> str:
         "runs": "\n".join(f"  {shlex.quote(name)}" for name in job.names),
         "command": _command(job),
     }
-    # one pass, so that an @name@ in what the user gave stays text; a line that has nothing to say is left out
+    # One pass, so that an @name@ in the user's text stays text; an empty line is left out.
     return re.sub(r"@(\w+)@(\n?)", lambda at: filled[at[1]] + at[2] * bool(filled[at[1]]), text)
 
 
@@ -172,8 +172,10 @@ def _command(job: Job) -> str:
 
 
 def prepare(job: Job, configs: Mapping[str, Config]) -> Path:
-    """Write the configs of the runs, with copies of the code that they name, and the script; return its path. A config
-    that is there already stays what it is, but for where it is computed: a waiting job may be about to read it."""
+    """Write the configs of the runs, with copies of the code that they name, and the script; return its path.
+
+    Raise if an existing config would get other results: a waiting job may be about to read it.
+    """
     for name in job.names:
         path = job.folder / f"{name}.toml"
         if path.exists() and _bits(read_toml(path)) != _bits(tomllib.loads(tomli_w.dumps(as_stored(configs[name])))):
@@ -198,7 +200,7 @@ def submit(path: Path) -> str:
     """Hand a script to Slurm and return the number of the job."""
     done = subprocess.run([require_sbatch(), "--parsable", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
             f"sbatch refused {path}: {why}; correct it and submit it with `sbatch {shlex.quote(str(path))}`"
         )
@@ -206,7 +208,7 @@ def submit(path: Path) -> str:
 
 
 def require_sbatch() -> str:
-    """Return where sbatch is; raise if it is not installed."""
+    """Return the path of sbatch; raise if it is not installed."""
     found = shutil.which("sbatch")
     if found is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Sweeps: a config at many points (`points`), with several seeds each.
+"""Sweeps: a config at many points (`grid`), with several seeds each.
 
     planned = plan(base, combinations({"lr": [0.05, 0.1], "method.lam": [1, 10]}), [0, 1, 2], Path("runs/lr"))
     failed = make_runs(unfinished(tasks_of(planned)), jobs=2)
@@ -28,10 +28,10 @@ from ..runs.config_file import as_stored
 from ..server.observers import Observers
 from ..utils.environment import cores
 from .batch import RunTask, folder_name, make_runs, one_command, unfinished
-from .grid import Point, Tables, at, label_of, named, points_of
+from .grid import Point, Tables, apply, label_of, points_of, qualify
 
 MOST_RUNS = 200
-"""Runs of a sweep beyond which one must say how many are meant."""
+"""Largest number of runs that a sweep makes without `--max-runs`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def plan(
     overwrite: bool = False,
     log: Iterable[str] = (),
 ) -> list[Planned]:
-    """The runs of a sweep, all checked before any is made: `out/LABEL-sSEED` each.
+    """Return the runs of a sweep, `out/LABEL-sSEED` each; raise for a bad one before any is made.
 
     Args:
         base: the config of all points, as tables.
@@ -65,9 +65,9 @@ def plan(
     known: dict[str, str] = {}
     folders: dict[str, str] = {}
     for given in points:
-        point = named(base, given)
+        point = qualify(base, given)
         label = label_of(point)
-        tables = at(base, point)
+        tables = apply(base, point)
         try:
             configs = {seed: Config.from_dict({**tables, "seed": seed}) for seed in seeds}
         except UserError as error:
@@ -101,28 +101,33 @@ def seed_tasks(label: str, configs: Mapping[int, Config], out: Path, **how: Any)
 
 
 def tasks_of(planned: Sequence[Planned]) -> list[RunTask]:
-    """All runs, seed by seed: a stopped sweep has all points for the first seeds."""
+    """Return all runs, seed by seed, so that a stopped sweep has all points for the first seeds."""
     seeds = dict.fromkeys(seed for one in planned for seed in one.tasks)
     return [one.tasks[seed] for seed in seeds for one in planned if seed in one.tasks]
 
 
 def _kind(config: Config) -> str:
-    """What makes a run another one."""
+    """Return the text of everything in a config that can change a run's results."""
     tables = as_stored(config)
     return json.dumps({key: tables[key] for key in tables if key not in (*PLACEMENT, "targets")}, default=str)
 
 
 def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxyType({})) -> Swept:
-    """What the runs of a sweep came to, without those that failed."""
-    points, rows = [], []
-    for one in planned:
-        runs = [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed]
-        if runs:
-            points.append(one.point)
-            rows.append(Row(one.label, runs))
-    if not rows:
-        raise UserError(f"sweep: every run failed; the first: {next(iter(failed.values()))}")
-    return Swept(points, rows, configured_targets(rows))
+    """Read the runs of a sweep, without those that failed."""
+    rows = rows_of("sweep", planned, failed)
+    points = {one.label: one.point for one in planned}
+    return Swept([points[row.label] for row in rows], rows, configured_targets(rows))
+
+
+def rows_of(command: str, planned: Sequence[Planned], failed: Mapping[str, str]) -> list[Row]:
+    """Read the runs that did not fail, a row per label that has one; raise if every run failed."""
+    rows = [
+        Row(one.label, [RunFiles.read(task.folder) for task in one.tasks.values() if task.label not in failed])
+        for one in planned
+    ]
+    if not any(row.runs for row in rows):
+        raise UserError(f"{command}: every run failed; the first: {next(iter(failed.values()))}")
+    return [row for row in rows if row.runs]
 
 
 def sweep(
@@ -139,17 +144,18 @@ def sweep(
 ) -> Any:
     """Make the runs of a sweep, as far as they are not done, and return them as a pandas frame. Needs pandas.
 
-    A row per run: the fields of its point, `seed`, `status`, `score` (what points are judged by) and all numbers of its
-    summary; `frame.attrs["best"]` has the best point. The folder gets what `fedspeed sweep` writes: run directories,
-    table, figure and report page. Stopped and called again it goes on. Runs that fail are told in a warning.
+    The frame has a row per run: the fields of its point, `seed`, `status`, `score` (by which points are ranked) and all
+    numbers of its summary; `frame.attrs["best"]` is the best point. The folder gets what `fedspeed sweep` writes: run
+    directories, table, figure and report page. A call that was stopped continues when it is repeated. A run that fails
+    gives a warning.
 
     Args:
         base: the config of all points, or its tables such as `{"data": "digits", "clients": 50}`.
         out: the folder.
         grid: values of fields, all combinations of which are run: `{"lr": [0.05, 0.1], "method.lam": [1, 10]}`.
         points: or the points themselves, `[{"lr": 0.1, "rho": 0.05}, ...]`, or a TOML file of them.
-        seeds: how many (0, 1, ...), or which.
-        jobs: runs side by side, 0 for one per core; a script then needs `if __name__ == "__main__":`.
+        seeds: the number of seeds (0, 1, ...), or a list of them.
+        jobs: the number of runs side by side, 0 for one per core; a script then needs `if __name__ == "__main__":`.
         log: names of observers of every run.
         max_runs: raise if there would be more.
     """
@@ -171,7 +177,7 @@ def run_sweep(
     log: Sequence[str] = (),
     max_runs: int = MOST_RUNS,
 ) -> Swept:
-    """`sweep` without pandas."""
+    """Run `sweep` without pandas and return what it found."""
     if base is not None and not isinstance(base, Config | Mapping):
         raise UserError(f"sweep: expected a Config or its tables as base, got {base!r}")
     tables = base.to_dict() if isinstance(base, Config) else dict(base or {})

@@ -81,11 +81,11 @@ def make(
         raise UserError(f"{run.label}: {error}")
 
     work = partial(_work, store.out, store.read_at)
-    pool.run_tasks(runs, work, jobs, on_told=report, on_done=keep, on_failed=stop)
+    pool.run_tasks(runs, work, jobs, on_report=report, on_done=keep, on_failed=stop)
     return others
 
 
-def _work(out: Path, since: float, run: Run, tell: pool.Tell) -> Result | None:
+def _work(out: Path, since: float, run: Run, tell: pool.Report) -> Result | None:
     """Make and store a result; return None if another command is making it."""
     store = Store(out)
     with store.claim(run.key) as ours:

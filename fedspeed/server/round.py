@@ -33,6 +33,7 @@ from .states import settle
 if TYPE_CHECKING:
     import torch
 
+    from ..backends import Backend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
     from .simulation import Simulation

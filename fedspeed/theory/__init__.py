@@ -1,8 +1,8 @@
-"""The convergence analysis as a tool: conditions, bounds, experiments. NumPy only, and a leaf: only cli imports it.
+"""The convergence theorem as a calculator: conditions, bounds, experiments. Uses NumPy only; only `cli` imports it.
 
-The theorem comes in four named forms (`FORMS`): as printed, made consistent, corrected, and by another route that
-keeps the O(1/T). `docs/explanation/theory.md` says what is proved. Names are resolved when first used, so that
-importing this does not import NumPy.
+The theorem has four named forms (`FORMS`): printed, consistent, corrected, and another route that keeps the O(1/T).
+`docs/explanation/theory.md` says what is proved. Names are imported on first use, so that `import fedspeed.theory` does
+not import NumPy.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from .setting import Setting
 
 
 class Start(NamedTuple):
-    """Where the average over rounds starts: what the bound needs to know of that point.
+    """The start of the average over rounds: the quantities of that point in the bound.
 
     The paper sums from t = 1, with z^1 and the corrections g_hat_i^0 of round 0. From t = 0, z^0 = x^0 and every
     correction is 0, so only `gap` and `tracking` = mean_i ||grad F_i(x^0)||^2 are left.
@@ -43,15 +43,15 @@ class Bound(NamedTuple):
 
 
 def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
-    """The right side of the theorem.
+    """Return the right side of the theorem.
 
         printed     2 gap/(lam kappa T) + 64 eta L^2 K/(kappa T) mean||g_hat_i^0||^2
                     + 32 lam^2 L^2/(kappa T) ||mean g_hat_i^0||^2 + Phi
 
-    and the other forms with their own coefficients (`forms.py`). Infinite where kappa <= 0.
+    The other forms have their own coefficients (`forms.py`). Infinite if kappa <= 0.
 
     Args:
-        start: of the round from which the average is taken.
+        start: the quantities at the first round of the average.
         form: one of `FORMS`; only `corrected` and `tracking` are proved.
 
     Example:
@@ -71,18 +71,21 @@ def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
 
 
 def phi(setting: Setting, form: str = "printed") -> float:
-    """Phi, the part that does not fall with T.
+    """Return Phi, the part that does not fall with T.
 
     Example:
         >>> s = Setting(eta=0.001, lam=0.1, K=200, sigma_g=1.0)
-        >>> round(phi(s, "printed") / phi(s, "consistent"), 12)   # the surplus lambda of erratum 4
+        >>> round(phi(s, "printed") / phi(s, "consistent"), 12)   # the additional lambda of erratum 4
         0.1
     """
     return math.fsum(form_at(setting, form).floor.values())
 
 
 def largest(holds: Callable[[float], bool], high: float = 1e9) -> float:
-    """The largest value up to `high` for which something that holds near 0 still holds, to 1e-9 of it; 0 if none."""
+    """Return the largest value up to `high` at which a condition that holds near 0 still holds; 0 if there is none.
+
+    The relative error is at most 1e-9.
+    """
     low, top = 0.0, high
     value = top
     while value > 1e-30 and not holds(value):
@@ -97,7 +100,7 @@ def largest(holds: Callable[[float], bool], high: float = 1e9) -> float:
 
 
 def largest_L(setting: Setting, form: str) -> float:
-    """The largest smoothness constant with which a form's conditions hold; 0 where they fail for every L.
+    """Return the largest smoothness constant at which a form's conditions hold; 0 if they fail for every L.
 
     Example:
         >>> setting = Setting(eta=0.001, lam=0.1, K=200)
@@ -108,10 +111,10 @@ def largest_L(setting: Setting, form: str) -> float:
 
 
 def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
-    """A setting near the given one that meets a form: the lam, not above the given one, with the least bound.
+    """Return a setting near the given one that meets a form: the lam, at most the given one, with the least bound.
 
-    eta = c lam/K with c = eta K/lam as before but at least 1, so that K >= lam/eta; rho is lowered where it must be.
-    None where no lam will do for this K (form `consistent` needs eta >= lam/2, for one).
+    eta = c lam/K with c = eta K/lam as before but at least 1, so that K >= lam/eta; rho is lowered if necessary.
+    None if no lam meets the form for this K (form `consistent` needs eta >= lam/2, for example).
 
     Example:
         >>> near = suggest(Setting(), "tracking", Start(gap=1.0, tracking=2.0))
@@ -133,18 +136,18 @@ def suggest(setting: Setting, form: str, start: Start) -> Setting | None:
 
 
 def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: int = 1, base: int = 0) -> Setting:
-    """The corollary's schedule for setting.T rounds: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T).
+    """Return the corollary's schedule for setting.T rounds: K = per_round T, eta = lam/K, rho = rho_0/sqrt(T).
 
-    lam is a share of the largest that the form's conditions allow, the same for every T, except under `corrected`,
-    whose floor does not fall with T: there lam = lam_0 T^{-1/3} balances 1/(lam T) and lam^2, for a bound of order
+    lam is a fraction of the largest that the form's conditions allow, the same for every T. Only `corrected` has a
+    floor that does not fall with T: there lam = lam_0 T^{-1/3} balances 1/(lam T) and lam^2, for a bound of order
     T^{-2/3}. Under `free` lam is the setting's own, and nothing is proved.
 
     Args:
-        setting: gives T, L, alpha, m, the sigmas, and rho as rho_0; its eta and K play no part.
-        form: whose conditions: `printed`, `corrected`, `tracking` or `free`.
-        fraction: of the largest lam allowed.
+        setting: has T, L, alpha, m, the sigmas, and rho as rho_0; its eta and K are not used.
+        form: the form whose conditions hold: `printed`, `corrected`, `tracking` or `free`.
+        fraction: the fraction of the largest lam.
         per_round: K/T.
-        base: the smallest T of an experiment: what holds there holds for larger T. 0: setting.T.
+        base: the smallest T of an experiment; conditions that hold there hold for larger T. 0: setting.T.
 
     Example:
         >>> a, b = (schedule(Setting(T=T, rho=0.1), "printed", base=32) for T in (32, 128))
@@ -175,5 +178,5 @@ def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: i
 
 
 def _times(coefficient: float, value: float) -> float:
-    """0 times infinity is 0 here: a term that is absent."""
+    """Return the product, with 0 times infinity = 0: such a term is absent."""
     return coefficient * value if value else 0.0

@@ -1,10 +1,11 @@
-"""The O(1/T) experiment: FedSpeed under a form's own conditions for growing T, with K = O(T), beside its bound."""
+"""The O(1/T) experiment: FedSpeed under the conditions of a form for growing T, with K = O(T), beside the bound."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,16 +16,18 @@ from .runs import NAMES, run
 from .setting import Setting
 
 CONDITIONS = ("printed", "corrected", "tracking", "free")
+TITLES = {"fedspeed": "FedSpeed at z", "fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
+STYLES = {"fedspeed": ("C3", "o", "-"), "fedavg": ("C0", "s", "-"), "scaffold": ("C2", "^", "--")}
 
 
 class Fit(NamedTuple):
-    """log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
+    """The fit log value = slope log T + constant; `error` is two standard errors, of the line and over the seeds."""
 
     slope: float
     error: float
 
     def includes(self, slope: float) -> bool:
-        """Whether a slope lies inside the error bar."""
+        """Return whether a slope lies inside the error bar."""
         return abs(self.slope - slope) <= self.error
 
 
@@ -50,12 +53,12 @@ class Rate(NamedTuple):
         return np.array([s.T for s in self.settings])
 
     def fit(self, method: str, tail: bool = False) -> Fit:
-        """The measured slope of a method."""
+        """Return the measured slope of a method."""
         curve = next(c for c in self.curves if c.method == method)
         return power_law(self.T, curve.tail if tail else curve.average)
 
     def last(self, method: str) -> float:
-        """The slope between the two largest T, where least is left of the start."""
+        """Return the slope between the two largest T, where the start has the least influence."""
         curve = next(c for c in self.curves if c.method == method)
         return power_law(self.T[-2:], curve.average[-2:]).slope
 
@@ -72,12 +75,12 @@ class Rate(NamedTuple):
 
 
 def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
-    """Least squares of log mean(values) on log T, with error bar.
+    """Fit log mean(values) to log T by least squares, with an error bar.
 
-    The error joins the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
+    The error combines the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
 
     Args:
-        T: (n,), at least two different ones.
+        T: (n,), at least two different numbers.
         values: (n, seeds), positive.
 
     Example:
@@ -128,12 +131,12 @@ def rate(
     t = 1..T-1 and is divided by T as printed; otherwise over t = 0..T-1.
 
     Args:
-        form: whose conditions and whose bound: `printed`, `corrected` or `tracking`; `free` takes lam as given and
+        form: the form of conditions and bound: `printed`, `corrected` or `tracking`; `free` uses the given lam and
             has no bound.
         T: numbers of rounds.
-        distance: of x^0 from x*; 0 leaves nothing but noise and heterogeneity to be seen.
-        batch: minibatch size, 0 for full batches (then one seed says it all).
-        fraction: of the largest lam that the conditions allow.
+        distance: the distance of x^0 from x*; at 0 only noise and heterogeneity remain.
+        batch: minibatch size, 0 for full batches (one seed is then enough).
+        fraction: the fraction of the largest lam that the conditions allow.
         per_round: K/T.
         rho: rho_0 in units of 1/(alpha L); the step is rho_0/sqrt(T).
         lam: for `free`, in units of 1/L.
@@ -186,7 +189,7 @@ def _check(problem: Problem, form: str, rounds: list[int], alpha: float) -> None
 
 
 def start_at(problem: Problem, x0: np.ndarray) -> Start:
-    """The start t = 0: z^0 = x^0 and no corrections yet."""
+    """Return the start t = 0, where z^0 = x^0 and all corrections are 0."""
     g = problem.gradient(np.broadcast_to(x0, (problem.m, problem.d)))
     return Start(float(problem.value(x0)) - problem.minimum, tracking=float(np.square(g).sum(-1).mean()))
 
@@ -210,3 +213,43 @@ def _direction(d: int, seed: int) -> np.ndarray:
     v = np.random.default_rng([seed, 11]).normal(size=d)
     unit: np.ndarray = v / np.linalg.norm(v)
     return unit
+
+
+def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
+    """Draw one panel per form: the average of ||grad F||^2 against T on log axes, beside the bound; return the path."""
+    from ..report.figures import new_figure, save
+
+    figure, first = new_figure(4.0 * len(rates), 3.9)
+    first.remove()
+    for i, rate in enumerate(rates):
+        axes = figure.add_subplot(1, len(rates), i + 1)
+        for curve in rate.curves:
+            colour, marker, line = STYLES[curve.method]
+            mean, seeds = curve.average.mean(1), curve.average.shape[1]
+            error = 2 * curve.average.std(1, ddof=1) / seeds**0.5 if seeds > 1 else None
+            fit = rate.fit(curve.method)
+            label = f"{TITLES[curve.method]}: {fit.slope:.2f} ± {fit.error:.2f}"
+            axes.errorbar(rate.T, mean, error, color=colour, marker=marker, linestyle=line, ms=4, lw=1.2, label=label)
+        if rate.bounds:
+            bounds = [b.total for b in rate.bounds]
+            axes.plot(rate.T, bounds, "k:", label=f"bound: {rate.bound_fit.slope:.2f}")
+        top = rate.curves[0].average.mean(1)[0]
+        axes.plot(rate.T, top * rate.T[0] / rate.T, color="0.7", lw=0.8, label="slope -1")
+        _log_axes(axes, rate.T)
+        lams = [s.lam * s.L for s in rate.settings]
+        shown = f"{lams[0]:.2g}" if lams[0] == lams[-1] else f"{lams[0]:.2g} to {lams[-1]:.2g}"
+        axes.set(xlabel="rounds T (K = O(T))", title=f"conditions `{rate.form}`, lam L = {shown}")
+        axes.title.set_fontsize(9)
+        axes.legend(frameon=False, fontsize=7, title="slope on log axes", title_fontsize=7)
+        if i == 0:
+            axes.set_ylabel("average of ||grad F||^2")
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return save(figure, stem, ["png"])[0]
+
+
+def _log_axes(axes: Any, T: Any) -> None:
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(T, [str(t) for t in T])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)

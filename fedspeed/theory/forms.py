@@ -1,10 +1,10 @@
-"""The four forms of the theorem as numbers: conditions with their slack, kappa, and what multiplies what.
+"""The four forms of the theorem as numbers: conditions with their slack, kappa, and the coefficients of the bound.
 
-Every form says: if its conditions hold, then
+Every form states: if its conditions hold, then
 
     (1/T) sum_t E||grad F(z^t)||^2  <=  (a gap + b mean_i||g_hat_i||^2 + c ||mean_i g_hat_i||^2 + e delta) / T + floor
 
-with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 taken where the sum starts.
+with gap = F(z) - F*, g_hat and delta = mean_i ||g_hat_i - grad F_i(z)||^2 at the start of the sum.
 `docs/explanation/theory.md` derives the two forms that are proved (`corrected`, `tracking`).
 """
 
@@ -21,7 +21,7 @@ from .setting import FORMS, P, Setting
 
 
 class Condition(NamedTuple):
-    """`value <= limit` (or `>=` with at_least); errata are those of docs/explanation/theory.md that touch it."""
+    """A condition `value <= limit` (`>=` with at_least), and the numbers of the errata that concern it."""
 
     name: str
     value: float
@@ -33,17 +33,17 @@ class Condition(NamedTuple):
 
     @property
     def slack(self) -> float:
-        """How far inside, in the condition's own units; negative where it fails."""
+        """The distance to the limit in the condition's own units; negative if it fails."""
         return self.value - self.limit if self.at_least else self.limit - self.value
 
     @property
     def holds(self) -> bool:
-        """Whether it holds (NaN does not)."""
+        """Whether the condition holds (NaN does not)."""
         return self.slack > 0 if self.strict else self.slack >= 0
 
 
 class Form(NamedTuple):
-    """One form for one setting."""
+    """One form of the theorem at one setting."""
 
     conditions: tuple[Condition, ...]
     kappa: float
@@ -64,7 +64,7 @@ def _common(s: Setting) -> Condition:
 
 
 def _plain(s: Setting) -> tuple[Condition, ...]:
-    """The theorem's rho is a plain step; a normalised one moves gradients by a fixed length instead."""
+    """Return the condition that rho is a plain step; a normalised one moves gradients by a fixed length instead."""
     if not s.normalise or s.alpha * s.rho == 0:
         return ()
     return (Condition("rho is not normalised", 1.0, 0.0, "use normalise=false; form `tracking` covers both", (15,)),)
@@ -81,7 +81,7 @@ def _positive(kappa: float, advice: str, errata: tuple[int, ...]) -> Condition:
 
 
 def _interval(s: Setting) -> Condition:
-    """K >= lam/eta, with room for the rounding of a quotient."""
+    """Return the condition K >= lam/eta, with tolerance for the rounding of the quotient."""
     least = s.lam / s.eta * (1 - 1e-12)
     return Condition(
         "K >= lam/eta", s.K, least, f"raise K to {math.ceil(least)}, or eta to {s.lam / s.K:.3g}", (18,), at_least=True
@@ -89,7 +89,7 @@ def _interval(s: Setting) -> Condition:
 
 
 def printed(s: Setting) -> Form:
-    """The theorem as published, with its own conditions: not proved (errata 4, 5, 7-13)."""
+    """Return the theorem as published, with its own conditions; it is not proved (errata 4, 5, 7-13)."""
     q, x = s.q, s.eta**2 * s.L**2 * s.K
     kappa = 0.5 - 3 * q - 1536 * x
     limit = 1 / (32 * math.sqrt(3 * s.K) * s.L)
@@ -116,7 +116,7 @@ def printed(s: Setting) -> Form:
 
 
 def consistent(s: Setting) -> Form:
-    """The printed derivation without its slips of algebra (errata 2, 4, 5, 6, 8, 10); errata 11-13 and 15 stay open."""
+    """Return the printed derivation with correct algebra (errata 2, 4, 5, 6, 8, 10); errata 11-13 and 15 remain."""
     base = printed(s)
     q = s.q
     x = s.eta**2 * s.L**2 * s.K
@@ -146,11 +146,11 @@ def consistent(s: Setting) -> Form:
 
 
 def drift_factor(s: Setting) -> float:
-    """Theta: c^t <= Theta {...}, the drift of the local models, by Young's inequality with the best a > 0.
+    """Return Theta in c^t <= Theta {...}, the drift of the local models, by Young's inequality with the best a > 0.
 
     c_{k+1} <= beta c_k + (1 + 1/a) eta^2 {...}, beta = (1+a)(1-s)^2 + 16 (1+1/a) eta^2 L^2. For beta <= 1 the
     weighted mean of the c_k is at most (1 + 1/a) eta^2 min(sum_k k gamma_k/gamma, 1/(1-beta)) {...}. Every a > 0
-    is allowed, so the least is taken over a grid (the paper's a = 1 needs s >= 1/2: erratum 13).
+    is allowed, so this is the minimum over a grid (the paper's a = 1 needs s >= 1/2: erratum 13).
     """
     a = np.geomspace(max(s.s, 1e-9) / 100, 1e4, 4001)
     beta = (1 + a) * (1 - s.s) ** 2 + 16 * (1 + 1 / a) * (s.eta * s.L) ** 2
@@ -161,7 +161,7 @@ def drift_factor(s: Setting) -> float:
 
 
 def corrected(s: Setting) -> Form:
-    """The paper's route with every step proved; docs/explanation/theory.md derives its conditions and constants."""
+    """Return the paper's route with every step proved; docs/explanation/theory.md derives conditions and constants."""
     q = s.q
     r2 = (s.L * s.shift) ** 2
     g = s.gamma
@@ -201,15 +201,15 @@ def corrected(s: Setting) -> Form:
 
 
 def tracking(s: Setting) -> Form:
-    """Another route: g_hat_i tracks grad F_i, so the drift shrinks with it and sigma_g leaves the floor.
+    """Return the other route: g_hat_i tracks grad F_i, so the drift shrinks and the floor does not contain sigma_g.
 
-    Needs lam L below a constant and eta <= lam only; with eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
+    It only needs lam L below a constant and eta <= lam. With eta = O(1/K), K = O(T), rho = O(1/sqrt(T)) it is O(1/T)
     for a fixed lam, which is the corollary's claim. Derived in docs/explanation/theory.md.
     """
     g = s.gamma
     lL = s.lam * s.L
     noisy = 2 if s.sigma_l else 1
-    groups = 3 if s.sigma_l else 2  # how many parts Young's inequality splits
+    groups = 3 if s.sigma_l else 2  # number of parts that Young's inequality splits
     q = s.q
     ell = 1.0 if q == 0 else 2.0 if s.normalise else 2 + 4 * q
     mu = max(g, abs(s.tau), abs(g + s.tau))
@@ -250,7 +250,7 @@ _FORMS: dict[str, Callable[[Setting], Form]] = dict(zip(FORMS, (printed, consist
 
 
 def form_at(setting: Setting, form: str) -> Form:
-    """A form by name.
+    """Return a form at a setting, by name.
 
     Example:
         >>> setting = Setting(eta=0.001, lam=0.1, K=200, L=1.0)
@@ -263,7 +263,7 @@ def form_at(setting: Setting, form: str) -> Form:
 
 
 def kappa(setting: Setting, form: str = "printed") -> float:
-    """kappa of a form; printed: 1/2 - 3 alpha^2 L^2 rho^2 - 1536 eta^2 L^2 K.
+    """Return kappa of a form; printed: 1/2 - 3 alpha^2 L^2 rho^2 - 1536 eta^2 L^2 K.
 
     Example:
         >>> round(kappa(Setting(eta=0.001, lam=0.1, K=100)), 12)

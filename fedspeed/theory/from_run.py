@@ -1,4 +1,4 @@
-"""A finished run's setting, read from its directory: which of the theorem's assumptions it meets."""
+"""The setting of a run, read from its directory, and which assumptions of the theorem it meets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..runs.directory import RunDir
 from ..utils.files import read_text, read_toml
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
-"""Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them too."""
+"""Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them."""
 
 
 class Fact(NamedTuple):
-    """Something the theorem assumes of a run; `holds` is None where the files do not say."""
+    """An assumption of the theorem about a run; `holds` is None if the files do not say."""
 
     name: str
     holds: bool | None
@@ -24,19 +24,19 @@ class Fact(NamedTuple):
 
 
 class RunSetting(NamedTuple):
-    """The fields of `Setting` that a run fixes (L, sigmas and gap are not among them), and what else is assumed."""
+    """The fields of `Setting` that a run determines (not L, sigmas and gap), and the assumptions."""
 
     fields: dict[str, Any]
     facts: tuple[Fact, ...]
-    L: float | None  # the largest curvature at the run's last model, if `fedspeed inspect` was there
+    L: float | None  # the largest curvature at the run's last model, if `fedspeed inspect` measured it
     sigma_g: float | None  # the clients' dissimilarity there
 
 
 def read_run(path: Path, K: int | None = None) -> RunSetting:
-    """Read `config.toml`, and `rounds.jsonl` and `inspect.json` where they help.
+    """Read the setting of a run from `config.toml`, `rounds.jsonl` and `inspect.json`.
 
     Args:
-        K: local steps, if the files cannot tell (a config with local_epochs and no finished round).
+        K: local steps, if the files do not contain them (a config with local_epochs and no finished round).
     """
     try:
         return _read(path, K)
@@ -72,11 +72,14 @@ def _read(path: Path, K: int | None) -> RunSetting:
         "T": _rounds(path, config),
     }
     seen = _inspected(path)
-    return RunSetting(fields, _facts(config, alpha * rho), seen.get("eigenvalue"), _root(seen.get("dissimilarity")))
+    spread = seen.get("dissimilarity")
+    return RunSetting(
+        fields, _facts(config, alpha * rho), seen.get("eigenvalue"), None if spread is None else float(spread) ** 0.5
+    )
 
 
 def _rounds(path: Path, config: dict[str, Any]) -> int:
-    """T: all rounds, or those that a run has which a rule stopped."""
+    """Return T: all rounds, or the finished ones of a run that a rule stopped."""
     summary = RunDir(path).summary()
     return int(summary["rounds"] if str(summary.get("status")).startswith("stopped: ") else config["rounds"])
 
@@ -146,7 +149,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
-    """K: given, or from the gradients that the first round counted."""
+    """Return K: the given one, or computed from the gradients of the first round."""
     if config["local_steps"]:
         return int(config["local_steps"])
     try:
@@ -159,14 +162,10 @@ def _steps(path: Path, config: dict[str, Any], gradients: float) -> int:
 
 
 def _inspected(path: Path) -> dict[str, float]:
-    """What `fedspeed inspect` measured; only numbers a norm or an eigenvalue bound can be."""
+    """Return the measurements of `fedspeed inspect`; only finite numbers >= 0."""
     try:
         found = json.loads(read_text(path / "inspect.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     numbers = found.items() if isinstance(found, dict) else ()
     return {key: value for key, value in numbers if type(value) in (int, float) and 0 <= value < 1e300}
-
-
-def _root(value: float | None) -> float | None:
-    return None if value is None else float(value) ** 0.5

@@ -1,7 +1,7 @@
 """FedSpeed, FedAvg and SCAFFOLD in NumPy, all clients and all seeds at once: a long experiment takes seconds.
 
-This is a second implementation on purpose, straight from the algorithm boxes: `test_numpy_runs.py` holds it
-against `simulate` to rounding. It runs what the theorem assumes: full participation, a constant rate, minibatches
+This is a second implementation on purpose, written from the pseudo-code; `test_numpy_runs.py` compares it with
+`simulate` up to rounding. It runs under the theorem's assumptions: full participation, a constant rate, minibatches
 drawn with replacement, no weight decay.
 """
 
@@ -17,15 +17,15 @@ from .setting import Setting
 
 NAMES = ("fedspeed", "fedavg", "scaffold")
 CHUNK = 256
-"""How many steps' minibatches are drawn at once."""
+"""Number of steps whose minibatches are drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a run left behind; axis R is the repetition (seed).
+    """The models of a run; axis R is the repetition (seed).
 
     Args:
-        setting: with which it was run.
+        setting: the setting of the run.
         x: server models, (T+1, R, d).
         xK: last local models, (T, R, m, d), or only their mean (T, R, 1, d) without `keep`.
         ghat: FedSpeed's corrections after every round, (T, R, m, d), with `keep`.
@@ -51,7 +51,7 @@ class Trace:
 
 
 def auxiliary(x0: np.ndarray, xK: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
+    """Return u and z: u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
 
     The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1).
 
@@ -77,12 +77,12 @@ def run(
     keep: bool = False,
     steps: bool = False,
 ) -> Trace:
-    """setting.T rounds of setting.K local steps from x0; the setting's L and sigmas play no part.
+    """Run setting.T rounds of setting.K local steps from x0; the setting's L and sigmas are not used.
 
     Args:
         method: `fedspeed`, `fedavg` or `scaffold` (server rates 1).
         batch: minibatch size, 0 for full batches.
-        seeds: repetitions that differ in their minibatches only; `seed` names the first.
+        seeds: the number of repetitions, which differ in their minibatches only; `seed` is the first.
         keep: keep every client's last models and corrections.
         steps: keep every local model and quasi-gradient as well (small runs only).
 
@@ -102,10 +102,7 @@ def run(
     kept, c = np.zeros(shape), np.zeros_like(x)  # g_hat_i, or c_i and c of SCAFFOLD
     streams = [np.random.default_rng([seed + r, 7]) for r in range(seeds)]
     xs = [x[:, 0]]
-    ends = []
-    ghats = []
-    points = []
-    quasi = []
+    ends, ghats, points, quasi = [], [], [], []
     for t in range(s.T):
         y = np.broadcast_to(x, shape).copy()
         for k in range(s.K):
@@ -116,20 +113,8 @@ def run(
             if steps:
                 points.append(y)
                 quasi.append(g)
-            if method == "fedspeed":
-                g = g - kept + (y - x) / s.lam
-            elif method == "scaffold":
-                g = g - kept + c
-            y = y - s.eta * g
-        D = y - x
-        if method == "fedspeed":
-            kept = kept - D / s.lam
-            x = (y - s.lam * kept).mean(1, keepdims=True)
-        else:
-            x = y.mean(1, keepdims=True)
-        if method == "scaffold":
-            kept = kept - c - D / (s.K * s.eta)
-            c = kept.mean(1, keepdims=True)
+            y = y - s.eta * _direction(method, g, y, x, kept, c, s)
+        x, kept, c = _round_end(method, y, x, kept, c, s)
         xs.append(x[:, 0])
         ends.append(y if keep else y.mean(1, keepdims=True))
         if keep and method == "fedspeed":
@@ -147,8 +132,30 @@ def run(
     )
 
 
+def _direction(
+    method: str, g: np.ndarray, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
+) -> np.ndarray:
+    """Return the direction of a local step at y with the (quasi-)gradient g."""
+    pull: np.ndarray = (y - x) / s.lam if method == "fedspeed" else c
+    return g if method == "fedavg" else g - kept + pull
+
+
+def _round_end(
+    method: str, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the server model, the clients' vectors and the server's c after a round that ended at the models y."""
+    D = y - x
+    if method == "fedspeed":
+        kept = kept - D / s.lam
+        return (y - s.lam * kept).mean(1, keepdims=True), kept, c
+    if method == "scaffold":
+        kept = kept - c - D / (s.K * s.eta)
+        c = kept.mean(1, keepdims=True)
+    return y.mean(1, keepdims=True), kept, c
+
+
 def _quasi_gradient(x: np.ndarray, grad: Grad, s: Setting) -> np.ndarray:
-    """g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)), on one minibatch; rho/(||g|| + 1e-7) if normalised."""
+    """Return g_tilde = (1-alpha) g(x) + alpha g(x + rho g(x)), on one minibatch; rho/(||g|| + 1e-7) if normalised."""
     g1 = grad(x)
     if s.alpha * s.rho == 0:
         return g1

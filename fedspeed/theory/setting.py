@@ -1,4 +1,4 @@
-"""One setting of the convergence theorem, and the quantities that every form of it shares."""
+"""A setting of the convergence theorem, and the quantities that all its forms share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setting(Params):
     Args:
         eta, lam, K: local rate, penalty parameter (1/w), local steps; eta <= lam (erratum 8).
         L: smoothness of every F_i (A1); with noise and a perturbation also of every minibatch loss (erratum 15).
-        alpha, rho: weight and step of the ascent; plain rho unless `normalise`, which only form `tracking` covers.
+        alpha, rho: weight and step of the ascent; rho is a plain step unless `normalise`, which only `tracking` covers.
         m, T: clients (all of them active) and rounds.
         sigma_l, sigma_g: noise of a minibatch gradient (A2) and heterogeneity (A3, mean over clients).
 
@@ -48,17 +48,17 @@ class Setting(Params):
         super().__post_init__()
         if self.eta > self.lam:
             raise UserError(
-                f"Setting: eta must be at most lam, got eta {self.eta:g} and lam {self.lam:g}; above lam the weights "
-                f"gamma_k alternate in sign and no form of the theorem holds (erratum 8): lower eta or raise lam"
+                f"Setting: eta must be at most lam, got eta {self.eta:g} and lam {self.lam:g}; above lam no form "
+                f"of the theorem holds (erratum 8): lower eta or raise lam"
             )
 
     def but(self, **changes: Any) -> Self:
-        """The same setting with some fields changed."""
+        """Return the setting with some fields changed."""
         return replace(self, **changes)
 
     @property
     def s(self) -> float:
-        """s = eta / lam, in (0, 1]: the share of a step that goes to the prox centre."""
+        """s = eta / lam, in (0, 1]: the relative step towards the prox centre."""
         return self.eta / self.lam
 
     @property
@@ -68,7 +68,7 @@ class Setting(Params):
 
     @property
     def tau(self) -> float:
-        """(1 - 2 gamma) / gamma: x^t - z^t = lam tau mean_i g_hat_i^{t-1}."""
+        """tau = (1 - 2 gamma) / gamma, so that x^t - z^t = lam tau mean_i g_hat_i^{t-1}."""
         return (1 - 2 * self.gamma) / self.gamma
 
     @property
@@ -83,12 +83,12 @@ class Setting(Params):
 
     @property
     def W(self) -> float:
-        """sum_k (gamma_k/gamma)^2 = s (2 - gamma) / ((2 - s) gamma), between 1/K and 1: what noise averages to."""
+        """W = sum_k (gamma_k/gamma)^2 = s (2 - gamma) / ((2 - s) gamma), in [1/K, 1]: the factor of averaged noise."""
         return self.s * (2 - self.gamma) / ((2 - self.s) * self.gamma)
 
 
 def gamma(eta: float, lam: float, K: int) -> float:
-    """gamma = 1 - (1 - eta/lam)^K, accurate for small eta/lam as well.
+    """Return gamma = 1 - (1 - eta/lam)^K, accurate also for small eta/lam.
 
     Example:
         >>> round(gamma(0.1, 10.0, 50), 3)
@@ -99,7 +99,7 @@ def gamma(eta: float, lam: float, K: int) -> float:
 
 
 def gamma_k(eta: float, lam: float, K: int) -> np.ndarray:
-    """gamma_k = (eta/lam) (1 - eta/lam)^{K-1-k} for k = 0..K-1; they add up to gamma and increase with k.
+    """Return gamma_k = (eta/lam) (1 - eta/lam)^{K-1-k} for k = 0..K-1; they add up to gamma and increase with k.
 
     For lam < eta < 2 lam, which the printed theorem allows, they alternate in sign (erratum 8).
 
@@ -121,7 +121,7 @@ def _ratio(eta: float, lam: float, K: int) -> float:
 
 
 def P(setting: Setting, form: str = "corrected") -> float:
-    """1/P = 1 - 24 lam^2 L^2 (1 - 2 gamma)^2 / gamma^2; infinite where the right side is not positive.
+    """Return P from 1/P = 1 - 24 lam^2 L^2 (1 - 2 gamma)^2 / gamma^2; infinite if the right side is not positive.
 
     The last display of the paper's proof prints (1 - 2 gamma^2) instead: form="slip" (erratum 2).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pty
@@ -15,12 +16,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from quick_runs import MODULE, QUICK
 
-from fedspeed import Config, FedAvg, __version__
-from fedspeed.cli import COMMANDS, main, options
-
-QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
-MODULE = [sys.executable, "-c", "import sys; from fedspeed.cli import main; sys.exit(main())"]
+from fedspeed import Config, FedAvg, __version__, cli
+from fedspeed.cli import COMMANDS, GROUPS, MODULES, main, options
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +94,7 @@ BAD = [
     ("run --batch 5", "did you mean --batch-size? see"),
     ("run --output x", "did you mean --out? see"),
     ("run --rho 0.1", "--rho; it is a field of a method: --set method.rho=VALUE; see"),
-    ("run --momentum 0.9", "clients have none unless their method gives it to them: --method fedcm; see"),
+    ("run --momentum 0.9", "clients have no momentum unless their method adds it: --method fedcm; see"),
     ("run --device gpu", "error: device: expected auto, cpu, cuda, cuda:N or mps, found 'gpu'\n"),
     (
         "compare fedavg --seed 3",
@@ -470,3 +469,37 @@ def test_a_reader_that_stops_reading_is_no_error():
     argv = " ".join([f"'{sys.executable}'", "-c", "'from fedspeed.cli import main; main()'", "methods fedspeed"])
     done = subprocess.run(f"{argv} | head -1", shell=True, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+def imported(*words: str) -> set[str]:
+    """The modules that a command line has loaded when it ends."""
+    code = f"import sys\nfrom fedspeed.cli import main\ntry: main({list(words)!r})\nfinally: print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return set(ast.literal_eval(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], []], ids=str)
+def test_neither_numpy_nor_a_command_is_imported_before_one_is_chosen(words):
+    found = imported(*words)
+    assert not found & {"numpy", "torch", "rich"}
+    assert {name for name in found if name.startswith("fedspeed.cli")} == {"fedspeed.cli", "fedspeed.cli.output"}
+
+
+def test_only_the_module_of_the_chosen_command_is_imported():
+    found = {name for name in imported("diff", "--help") if name.startswith("fedspeed.cli")}
+    assert found == {"fedspeed.cli", "fedspeed.cli.output", "fedspeed.cli.diff"}
+
+
+def test_help_shows_five_groups_with_all_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert list(GROUPS) == ["run", "compare", "look", "paper", "scale"]
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == [*GROUPS, "options", "examples"]
+    parts = re.split(r"^(\w+):$", shown, flags=re.MULTILINE)
+    for group, part in zip(parts[1::2], parts[2::2], strict=True):
+        if group in GROUPS:
+            assert re.findall(r"^  (\w+) +(.+)$", part, re.MULTILINE) == list(GROUPS[group].items())
+    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} | set(MODULES)
+    assert set(COMMANDS) < files  # every command has a module
+    assert not {about.split()[0] for about in COMMANDS.values()} & {"what", "a", "an", "the", "how", "which", "whether"}

@@ -7,12 +7,12 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
 
 import pytest
+from quick_runs import MODULE, QUICK, bits
 from test_cli import in_a_terminal
 
 from fedspeed import Config
@@ -21,8 +21,6 @@ from fedspeed.experiments import batch
 from fedspeed.methods import FAMILIES
 from fedspeed.report.run_files import RunFiles
 
-QUICK = "--clients 10 --active 2 --rounds 3 --local-steps 1 --model linear --backend serial".split()  # noqa: SIM905
-MODULE = [sys.executable, "-c", "import sys; from fedspeed.cli import main; sys.exit(main())"]
 TITLES = ("method", "last %", "best %", "last-5 mean %", "train loss", "MB sent", "gradients", "seconds")
 OWN = """
 from dataclasses import dataclass
@@ -44,16 +42,6 @@ class Broken(FedAvg):
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def bits(folder: str) -> dict[str, tuple[bytes, list]]:
-    """Model and rounds without times of every run in a folder."""
-    found = {}
-    for path in sorted(Path(folder).glob("*/config.toml")):
-        rounds = [json.loads(line) for line in (path.parent / "rounds.jsonl").read_text().splitlines()]
-        timeless = [{k: v for k, v in r.items() if "seconds" not in k} for r in rounds]
-        found[path.parent.name] = ((path.parent / "model.safetensors").read_bytes(), timeless)
-    return found
 
 
 def test_compare_prints_a_table_a_chart_and_where_the_files_are(capsys):
@@ -165,7 +153,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     assert main([*given, "--quiet", "--out", "whole"]) == 0
     seen = 0
 
-    def stop(self, record, run, on_round=batch.Watch.round):
+    def stop(self, record, run, on_round=batch.ProgressObserver.round):
         nonlocal seen
         seen += 1
         if seen == 10:  # round 4 of the second run
@@ -173,7 +161,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
         on_round(self, record, run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch.Watch, "round", stop)
+        patched.setattr(batch.ProgressObserver, "round", stop)
         assert main([*given, "--quiet", "--out", "c", "--overwrite"]) == 130
     again = " ".join([*given, "--quiet", "--out", "c"])
     assert capsys.readouterr().err == f"fedspeed: interrupted; what was done is kept, `fedspeed {again}` continues it\n"
@@ -181,8 +169,10 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
     kept = Path("c/fedavg-s0/summary.json").stat().st_mtime_ns
     rounds = []
     with monkeypatch.context() as patched:
-        on_round = batch.Watch.round
-        patched.setattr(batch.Watch, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run)))
+        on_round = batch.ProgressObserver.round
+        patched.setattr(
+            batch.ProgressObserver, "round", lambda self, r, run: (rounds.append(r.round), on_round(self, r, run))
+        )
         assert main([*given, "--out", "c"]) == 0
     assert "1 of 4 runs are done already and kept" in capsys.readouterr().out
     assert rounds == [5, 6, *range(1, 7), *range(1, 7)]
@@ -191,7 +181,7 @@ def test_the_same_command_goes_on_and_ends_with_the_bits_of_one_that_was_not_sto
 
 
 def test_without_out_the_message_names_the_folder(monkeypatch, capsys):
-    monkeypatch.setattr(batch.Watch, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(batch.ProgressObserver, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["compare", "fedavg", *QUICK, "--quiet"]) == 130
     (folder,) = Path("runs").iterdir()
     assert f"--quiet --out {folder}` continues it\n" in capsys.readouterr().err

@@ -275,7 +275,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["data", "show", "digits", "--clients", "8", "--validation", "clients:2", "--no-figures"]) == 0
     shown = capsys.readouterr().out
     assert "over 6 clients" in shown
-    assert "training samples, which nobody trains on" in shown
+    assert "training samples, which no client trains on" in shown
 
 
 def test_load_data_is_the_same_door() -> None:

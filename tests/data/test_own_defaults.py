@@ -16,7 +16,7 @@ from fedspeed.cli import main
 from fedspeed.config.config import OWN_DATA, Config, Spec
 from fedspeed.data import CARDS, Samples, federate, from_arrays, from_torch, load
 from fedspeed.data.augment import Augmentation, Pipeline
-from fedspeed.experiments.grid import at
+from fedspeed.experiments.grid import apply
 from fedspeed.runs.config_file import read_config
 from fedspeed.runs.directory import RunDir
 from fedspeed.runs.launch import load_federation, prepare, resume, run_config
@@ -86,9 +86,9 @@ def test_the_other_ways_to_the_same_data_do_not_augment_either(mine: Path) -> No
     few = ["--rounds", "1", "--clients", "4", "--active", "2", "--split", "iid"]
     assert main([*command, *few, "--out", str(mine / "run")]) == 0
     assert RunDir(mine / "run").config()["augment"] == "none", "digits' own augmentation is not taken over"
-    swept = at(Config().to_dict(), {"data": "arrays"})
+    swept = apply(Config().to_dict(), {"data": "arrays"})
     assert Config.from_dict(swept).augment == "none"
-    assert Config.from_dict(at(Config().to_dict(), {"data": "arrays", "augment": "flip"})).augment == "flip"
+    assert Config.from_dict(apply(Config().to_dict(), {"data": "arrays", "augment": "flip"})).augment == "flip"
 
 
 def test_sets_of_this_package_and_augmentation_of_the_users_own_stay() -> None:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_compare import QUICK, bits
+from quick_runs import QUICK, bits
 
 from fedspeed.cli import main
 from fedspeed.experiments.slurm import Job, script
@@ -199,8 +199,8 @@ REFUSED = {
     "--partition: expected a name": ["--partition", "a b"],
     "--sbatch: expected an option of sbatch such as --qos=long": ["--sbatch", "qos"],
     "--setup: expected one line of text": ["--setup", "a\nb"],
-    "--overwrite: tasks of a job go on": ["--overwrite"],
-    "backend serial, which is of one machine": ["--nodes", "2", "--backend", "serial"],
+    "--overwrite: tasks of a job continue": ["--overwrite"],
+    "backend serial, which uses one machine": ["--nodes", "2", "--backend", "serial"],
     "expected one config for --grid, --point and --points, got 2": ["exp.toml", "--grid", "lr=1,2"],
     "got exp-s0 twice": ["exp.toml"],
     "expected at most 200 runs, got 300": ["--seeds", "300"],

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 from made_runs import made_run
-from test_compare import MODULE, QUICK, bits
+from quick_runs import MODULE, QUICK, bits
 
 import fedspeed
 from fedspeed import Config, UserError
 from fedspeed.cli import main
 from fedspeed.cli.sweep import parse_grid, parse_point
 from fedspeed.experiments.batch import folder_name, one_command
-from fedspeed.experiments.grid import at, combinations, label_of, named, read_points
+from fedspeed.experiments.grid import apply, combinations, label_of, qualify, read_points
 from fedspeed.experiments.sweep import plan, run_sweep
 from fedspeed.report.figures import draw_sweep
 from fedspeed.report.run_files import Row, RunFiles
@@ -165,7 +165,7 @@ REFUSED = {
     "expected different points, got lr=0.1 twice": ["--grid", "lr=0.1,0.10"],
     "got lr=1 and lr=1,rho=0.1, which are one run": ["--point", "lr=1", "--point", "lr=1,rho=0.1"],
     "expected one value for method.rho, got 0.1 and 0.2": ["--grid", "rho=0.1", "--grid", "method.rho=0.2"],
-    "seeds are no points": ["--grid", "seed=1,2", "--seeds", "3"],
+    "`seed` cannot be swept over": ["--grid", "seed=1,2", "--seeds", "3"],
     "expected different seeds, got [1, 1]": ["--grid", "lr=1", "--seeds", "1,1"],
     "sweep: backend has no effect on results": ["--grid", "backend=serial,process"],
     "expected local_epochs or local_steps, got both": ["--grid", "local_epochs=1,2"],
@@ -198,7 +198,7 @@ def test_points_from_words_and_files():
     Path("d").mkdir()
     Path("d/p.toml").write_text("[[points]]\nlr = 0.1\nmethod.rho = 0.0\n[[points]]\nmethod = 'own.py:Mine'\n")
     first, second = read_points(Path("d/p.toml"))
-    assert named({}, first) == {"lr": 0.1, "method.rho": 0.0}
+    assert qualify({}, first) == {"lr": 0.1, "method.rho": 0.0}
     assert second["method"]["name"] == f"{Path('d/own.py').resolve()}:Mine"
 
 
@@ -237,11 +237,11 @@ def test_methods_have_fields_and_wrappers_as_everywhere(words):
 
 def test_a_point_on_top_of_a_config():
     base = {"method": {"name": "fedspeed", "rho": 0.5}, "lr": 1.0, "model": "linear"}
-    kept = at(base, named(base, {"lam": 2, "lr": 0.5}))
+    kept = apply(base, qualify(base, {"lam": 2, "lr": 0.5}))
     assert kept == {**base, "method": {"name": "fedspeed", "rho": 0.5, "lam": 2}, "lr": 0.5}
-    assert at(base, {"method": "fedavg"})["method"] == {"name": "fedavg"}
-    assert at(base, named(base, {"mu": 1, "method": "fedprox"}))["method"] == {"name": "fedprox", "mu": 1}
-    inner = at({"method": {"name": "fedinit", "base": "fedsam"}}, {"method.base.rho": 0.2})
+    assert apply(base, {"method": "fedavg"})["method"] == {"name": "fedavg"}
+    assert apply(base, qualify(base, {"mu": 1, "method": "fedprox"}))["method"] == {"name": "fedprox", "mu": 1}
+    inner = apply({"method": {"name": "fedinit", "base": "fedsam"}}, {"method.base.rho": 0.2})
     assert inner["method"] == {"name": "fedinit", "base": {"name": "fedsam", "rho": 0.2}}
     assert base["method"] == {"name": "fedspeed", "rho": 0.5}
 

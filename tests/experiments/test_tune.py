@@ -194,7 +194,7 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_end(tmp_path: Path, strate
 
 
 BAD = [
-    ("fedavg fedspeed --budget 10", "expected at least 108 gradients, one run of fedspeed with 1 tuning seed, got 10"),
+    ("fedavg fedspeed --budget 10", "expected at least 108 gradients, one run of fedspeed per tuning seed, got 10"),
     ("fedavg --budget 1e12", "expected at most 10000 runs per method"),
     ("fedavg --budget many", "expected a number of gradients such as 1e5, got 'many'"),
     ("fedavg --budget 1e3 --strategy best", "unknown strategy 'best'"),
@@ -272,7 +272,7 @@ def test_a_dry_run_shows_the_spaces_and_runs_nothing(tmp_path: Path, capsys: Any
     said = capsys.readouterr().out
     assert "lam 1,10,100" in said
     assert "lr 0.01..1:log" in said
-    assert "tuned on 0.2 of every client, which nobody trains on, seeds 1000" in said
+    assert "tuned on 0.2 of every client, which no client trains on, seeds 1000" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Tuning: the same budget of gradients for every method, on held-out data; judged with fresh seeds."""
+"""Tuning: every method gets the same budget of gradients on held-out data, and is then judged with fresh seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .tuner import Make, Tuning
 
 FIRST = 1000
-"""The first seed of trials where none is named: runs by hand, and comparisons, begin at 0."""
+"""Default first seed of trials; it is far from 0, where comparisons and single runs begin."""
 
 
 def tune(
@@ -32,20 +32,20 @@ def tune(
 ) -> Tuned:
     """Tune methods with equal budgets on held-out data, then judge the chosen points with fresh seeds.
 
-    The test set is read by the judged runs only. Stopped at any instant, the same call continues: trials are
-    run directories in `out`.
+    Only the judged runs read the test set. A call that was stopped at any instant continues when it is repeated,
+    because trials are run directories in `out`.
 
     Args:
-        methods: names, tables such as `{"name": "fedspeed", "rho": 0.0}` or methods; a field that a table names, or
-            that a method has another value of than by default, is not tuned.
+        methods: names, tables such as `{"name": "fedspeed", "rho": 0.0}` or methods; a field that a table sets, or
+            that differs from its default in a method, is not tuned.
         budget: gradients of minibatches for each method.
         strategy: `random`, `halving` or `optuna` (which needs the package).
-        space: what to try where fields do not say, or otherwise: `{"lr": "0.01..1:log", "fedspeed.lam": [1, 10]}`.
-        seeds: that judge, or how many (0, 1, ...).
-        tune_seeds: of the trials, or how many (1000, 1001, ...).
-        jobs: runs side by side; 0 for one per core.
-        baseline: whom the judged methods are compared with; the first by default.
-        settings: config keys for all runs; one that is given is not tuned. `validation` says what is held out: `0.2`
+        space: values to try beside or instead of the declared ones: `{"lr": "0.01..1:log", "fedspeed.lam": [1, 10]}`.
+        seeds: the seeds of the judged runs, or their number (0, 1, ...).
+        tune_seeds: the seeds of the trials, or their number (1000, 1001, ...).
+        jobs: the number of runs side by side; 0 for one per core.
+        baseline: the method that the others are compared with; the first by default.
+        settings: config keys of all runs; a key that is given is not tuned. `validation` is the held-out part: `0.2`
             of every client by default, or `"clients:0.2"`.
 
     Example:
@@ -76,7 +76,7 @@ def tune(
 
 
 def finish(tuning: Tuning, make: Make, baseline: str = "") -> Tuned:
-    """Search, judge, and write down what it came to."""
+    """Search, judge the chosen points, and write the result."""
     from ..batch import one_command
     from .result import result
 
@@ -91,7 +91,7 @@ def finish(tuning: Tuning, make: Make, baseline: str = "") -> Tuned:
 
 
 def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[str, dict[str, Any]]:
-    """What a method is called in all that is said of it, and its table with the fields that are not to be tuned.
+    """Return the label of a method, and its table with the fields that are not tuned.
 
     Example:
         >>> from fedspeed import FedSpeed
@@ -114,14 +114,14 @@ def labelled(method: str | Mapping[str, Any] | Method | type[Method]) -> tuple[s
 
 
 def _unusual(method: Method) -> dict[str, Any]:
-    """A method's table without the fields that are as usual, and so that of the method inside it."""
+    """Return a method's table without the fields that have their defaults; also inside a wrapper."""
     usual = type(method).from_fields({}).to_dict()
     table = {k: v for k, v in method.to_dict().items() if k in ("name", "code", "origin") or v != usual.get(k)}
     return table | ({"base": _unusual(getattr(method, "base"))} if "base" in table else {})  # noqa: B009
 
 
 def _label(table: Mapping[str, Any]) -> str:
-    """`fedspeed:rho=0`, or `fedspeed:rho=0+topk:fraction=0.1`."""
+    """Return `fedspeed:rho=0`, or `fedspeed:rho=0+topk:fraction=0.1`."""
     from .space import point_text
 
     base = table.get("base")
@@ -131,7 +131,7 @@ def _label(table: Mapping[str, Any]) -> str:
 
 
 def _text(axis: Any) -> str:
-    """An axis of a table as `--space` takes it."""
+    """Return an axis in the notation of `--space`."""
     from .space import shown
 
     if isinstance(axis, str):

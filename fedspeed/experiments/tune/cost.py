@@ -1,4 +1,4 @@
-"""What a run will cost, in gradients of minibatches, before it is run: what its records will count."""
+"""Cost of a run in minibatch gradients, computed before it is run; equal to what its records will count."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...utils.random import cohort, dropped, straggler_steps
 
 
 def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
-    """After every round, the gradients so far of a run that does not diverge.
+    """Return the gradients up to every round of a run that does not diverge.
 
     Args:
-        sizes: how many samples each client trains on.
+        sizes: the number of training samples of each client.
     """
 
     @cache
@@ -43,7 +43,7 @@ def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
 
 
 def per_step(method: Method, rows: int) -> float:
-    """How many gradients of a minibatch of so many rows one local step takes, by calling it once on a small vector."""
+    """Return how many gradients of a minibatch of `rows` rows one local step takes, by running it on a small vector."""
     import torch
 
     from ...client.distillation import PASSES

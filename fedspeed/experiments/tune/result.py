@@ -1,4 +1,4 @@
-"""What tuning came to: the chosen points, every trial, what they cost, and how the points were judged."""
+"""The result of tuning: chosen points, all trials with their cost, and the judged runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ...report.tables import csv_text
 from ...report.trackers import need
 from ...utils.files import write
 from .space import Point, point_text
+from .strategies import mean_score
 from .tuner import Tuning
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the budget, after which the best method is named."""
+"""Shares of the budget at which the best method is reported."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,15 @@ class Tuned:
     """The outcome of `fedspeed.tune`.
 
     Args:
-        out: the folder with everything: `tune.json`, `trials.csv`, `budget.png`, the runs.
-        used: what was used: strategy, budget, held-out data, seeds, spaces.
-        chosen: every method's point, the fields that were tuned.
-        scores: of the chosen points on held-out data.
-        spent: gradients that every method's trials took, counted from their records.
-        rows: all trials, in order, as plain tables; `trials` is the same as a frame.
-        judged: of every method the mean over fresh seeds with a 95% interval, on the test set.
-        comparison: the judged runs as `fedspeed compare` has them; None if none was made.
-        failed: why a judged run failed, by its label.
+        out: the folder of all results: `tune.json`, `trials.csv`, `budget.png`, the runs.
+        used: the settings: strategy, budget, held-out data, seeds, spaces.
+        chosen: method -> its chosen point, the tuned fields only.
+        scores: method -> held-out score of its chosen point.
+        spent: method -> gradients of its trials, counted from their records.
+        rows: all trials in order, as dicts; `trials` is the same as a frame.
+        judged: per method the mean over fresh seeds with a 95% interval, on the test set.
+        comparison: the judged runs as in `fedspeed compare`; None if none was made.
+        failed: label of a judged run -> the reason of its failure.
     """
 
     out: Path
@@ -55,7 +56,7 @@ class Tuned:
 
     @property
     def best_so_far(self) -> dict[str, list[tuple[float, float]]]:
-        """Of every method (gradients spent, held-out score of the best point so far)."""
+        """Method -> list of (gradients spent, held-out score of the best point so far)."""
         found: dict[str, list[tuple[float, float]]] = {label: [] for label in self.chosen}
         scores: dict[tuple[str, str, int], list[float]] = {}
         for row in self.rows:
@@ -70,11 +71,11 @@ class Tuned:
 
     @property
     def even(self) -> bool:
-        """Whether every method has spent the budget but for less than one of its points."""
+        """Whether every method has spent the budget up to less than the price of one point."""
         return all(self.used["budget"] - spent < self.used["one_point"][label] for label, spent in self.spent.items())
 
     def leaders(self) -> list[tuple[float, str, float]]:
-        """(share of the budget, the best method by then, its held-out score)."""
+        """Return a list of (share of the budget, best method by then, its held-out score)."""
         found = []
         for share in SHARES:
             by_then = {
@@ -88,7 +89,7 @@ class Tuned:
         return found
 
     def data(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the content of `tune.json`."""
         leaders = [{"share": share, "method": label, "score": score} for share, label, score in self.leaders()]
         return {
             "used": self.used,
@@ -101,7 +102,7 @@ class Tuned:
         }
 
     def write(self) -> None:
-        """The files beside the runs."""
+        """Write the files beside the runs."""
         self.out.mkdir(parents=True, exist_ok=True)
         write(self.out / "tune.json", json.dumps(self.data(), indent=1) + "\n")
         write(self.out / "trials.csv", csv_text(self.rows))
@@ -117,7 +118,7 @@ def result(
     failed: Mapping[str, str],
     baseline: str = "",
 ) -> Tuned:
-    """What all runs came to."""
+    """Collect the result of all runs."""
     rows = trial_rows(tuning)
     made = [Row(label, list(found)) for label, found in runs.items() if found]
     comparison = Comparison(made, (), baseline if baseline in [row.label for row in made] else "") if made else None
@@ -125,7 +126,7 @@ def result(
         out=tuning.out,
         used=used(tuning),
         chosen={label: dict(point) for label, point in chosen.items()},
-        scores={label: _score(rows, label, point, tuning.rounds) for label, point in chosen.items()},
+        scores={label: _score(tuning, label, point) for label, point in chosen.items()},
         spent={label: sum(row["gradients"] for row in rows if row["method"] == label) for label in tuning.methods},
         rows=rows,
         judged=[_judged(row, measured(made)) for row in made],
@@ -135,7 +136,7 @@ def result(
 
 
 def used(tuning: Tuning) -> dict[str, Any]:
-    """What was used for what, in words and numbers."""
+    """Return the settings of a search, for `tune.json` and `--dry-run --json`."""
     further = {seed for known in tuning.known.values() for _, seed, _ in known} - set(tuning.tune_seeds)
     return {
         "strategy": tuning.strategy,
@@ -154,7 +155,7 @@ def used(tuning: Tuning) -> dict[str, Any]:
 
 
 def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
-    """Every trial with what it added to the cost; those of halving that went on have a row per rung."""
+    """Return a row per trial with the gradients it added; a run that halving continued has a row per rung."""
     found: list[dict[str, Any]] = []
     for label, known in tuning.known.items():
         before: dict[tuple[Point, int], float] = {}
@@ -179,10 +180,10 @@ def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
     return found
 
 
-def _score(rows: Sequence[Mapping[str, Any]], label: str, point: Point, rounds: int) -> float:
-    """The mean over all seeds that a point was tried with."""
-    own = [row for row in rows if (row["method"], row["point"], row["rounds"]) == (label, point_text(point), rounds)]
-    return statistics.fmean(row["score"] for row in own)
+def _score(tuning: Tuning, label: str, point: Point) -> float:
+    """Return the mean held-out score of a point over all seeds that it was tried with."""
+    known = tuning.known[label]
+    return mean_score(known, [trial for trial in known if (trial.point, trial.rounds) == (point, tuning.rounds)])
 
 
 def _judged(row: Row, key: str) -> dict[str, Any]:
@@ -202,8 +203,10 @@ def _judged(row: Row, key: str) -> dict[str, Any]:
 
 
 def draw(tuned: Tuned, stem: Path) -> list[Path]:
-    """Write the figure "best method at budget B", and beside it how the chosen points were judged: `stem`.png, .svg and
-    .pdf, the same bytes every time."""
+    """Write the figure "best method at budget B" beside the judged scores, as `stem`.png, .svg and .pdf.
+
+    The files have the same bytes every time.
+    """
     from ...report.figures import MARKERS, new_figure, save, style
 
     figure, first = new_figure(9.4, 4.0)

@@ -1,21 +1,20 @@
-"""Search spaces: which values of which fields are tried. No torch.
+"""Search spaces: the values of fields that tuning tries. Imports no torch.
 
-A field says what is tried where its class declares it, `param(10.0, "(0, inf)", "...", tune="1..100:log")`, and
-`--space` says otherwise. `1,10,100` are values, `0.01..1` and `0.01..1:log` ranges.
+The class of a field declares its values, `param(10.0, "(0, inf)", "...", tune="1..100:log")`; `--space` overrides them.
+`1,10,100` are values, `0.01..1` and `0.01..1:log` are ranges.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...config.config import Config
 from ...errors import UserError, unknown
 from ...methods import build, class_of
-from ..grid import at
+from ..grid import apply, parse_value
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
 LOCAL = ("model and local work", "clipping and fidelity")
@@ -24,21 +23,21 @@ FIELDS = tuple(
     for f in dataclasses.fields(Config)
     if f.metadata.get("group") in LOCAL and f.name not in ("model", "warmup", "follow_lr")
 )
-"""Settings beside a method's own fields that can be tuned: none that changes data, seeds, scores or faults."""
+"""Settings that can be tuned besides a method's own fields; none of them changes data, seeds, scores or faults."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """These and no others."""
+    """A list of values."""
 
     values: tuple[Any, ...]
 
     def at(self, u: float) -> Any:
-        """The value at a place u in [0, 1)."""
+        """Return the value at position u in [0, 1)."""
         return self.values[int(u * len(self.values))]
 
     def holds(self, value: Any) -> bool:
-        """Whether it is one of them."""
+        """Return whether a value is one of them."""
         return value in self.values
 
     def __str__(self) -> str:
@@ -47,7 +46,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """All numbers from low to high, to three digits; evenly in their logarithms if `log`.
+    """All numbers from low to high with three digits, drawn uniformly, or log-uniformly if `log`.
 
     Example:
         >>> Range(0, 10, whole=True).at(0.5), Range(0.01, 1, log=True).at(0.25)
@@ -60,13 +59,13 @@ class Range:
     whole: bool = False
 
     def at(self, u: float) -> Any:
-        """The value at a place u in [0, 1)."""
+        """Return the value at position u in [0, 1)."""
         value = self.low * (self.high / self.low) ** u if self.log else self.low + (self.high - self.low) * u
         value = min(max(float(f"{value:.3g}"), self.low), self.high)
         return round(value) if self.whole else value
 
     def holds(self, value: Any) -> bool:
-        """Whether it lies in the range."""
+        """Return whether a value lies in the range."""
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -75,13 +74,13 @@ class Range:
 
 Axis = Values | Range
 Space = dict[str, Axis]
-"""By the name of a field: a method's own if it has one of that name, else the config's."""
+"""Field name -> axis; a name is a method's own field if it has one, else a config key."""
 Point = tuple[tuple[str, Any], ...]
 """Names and values, in the order of the space."""
 
 
 def parse_axis(name: str, text: str, default: Any = None) -> Axis:
-    """`1,10,100`, `0.01..1` or `0.01..1:log`; whole numbers for a field whose default is one.
+    """Parse `1,10,100`, `0.01..1` or `0.01..1:log`; a field whose default is an integer gets whole numbers.
 
     Example:
         >>> parse_axis("lam", "1..100:log"), parse_axis("server", "all,active")
@@ -89,7 +88,7 @@ def parse_axis(name: str, text: str, default: Any = None) -> Axis:
     """
     given, _, how = text.partition(":") if ".." in text else (text, "", "")
     if ".." not in text:
-        parts = [_value(part) for part in text.split(",") if part.strip()]
+        parts = [parse_value(part) for part in text.split(",") if part.strip()]
         values = tuple(float(v) if isinstance(default, float) and type(v) is int else v for v in parts)
         if not values:
             raise UserError(f"space: {name} is empty; {EXPECTED}")
@@ -112,12 +111,12 @@ def parse_axis(name: str, text: str, default: Any = None) -> Axis:
 def spaces(
     methods: Mapping[str, dict[str, Any]], base: Mapping[str, Any], given: Iterable[str] = ()
 ) -> dict[str, Space]:
-    """The space of every method: what its fields declare, without what was given a value, with `given` on top.
+    """Return the space of every method: the axes that its fields declare, without fixed fields, with `given` on top.
 
     Args:
-        methods: every method's table by its label, `fedspeed` or `fedspeed:rho=0`; what stands in it is not tuned.
-        base: config keys that were given a value, for example `lr`, which are not tuned either.
-        given: `[METHOD.]FIELD=VALUES`; without a method, for all that have the field.
+        methods: label -> table, for example `fedspeed:rho=0`; a field in the table is not tuned.
+        base: config keys with a value, for example `lr`; they are not tuned either.
+        given: entries `[METHOD.]FIELD=VALUES`; without METHOD, for every method that has the field.
 
     Example:
         >>> found = spaces({"fedavg": {"name": "fedavg"}, "fedprox": {"name": "fedprox"}}, {}, ["lr=0.1,0.2"])
@@ -141,20 +140,20 @@ def spaces(
 
 
 def _fields(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
-    """What can be tuned: `lr` first, then the method's own fields, then other settings."""
+    """Return the fields that can be tuned: `lr`, then the method's own fields, then other settings."""
     own = _own(table)
     settings = {field.name: field for field in dataclasses.fields(Config) if field.name in FIELDS}
     return {"lr": settings["lr"], **own, **{name: f for name, f in settings.items() if name not in own}}
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
-    """A method's own fields, and those of the method inside it, `base.rho`."""
+    """Return a method's own fields, and those of the method that it wraps, `base.rho`."""
     own = {field.name: field for field in dataclasses.fields(class_of(dict(table))[0])}
     return own | {f"base.{name}": field for name, field in (_own(_base(table)) if "base" in table else {}).items()}
 
 
 def _given(table: Mapping[str, Any]) -> set[str]:
-    """The fields that a method's table has a value of."""
+    """Return the fields that a method's table sets."""
     return {*table, *(f"base.{name}" for name in (_given(_base(table)) if "base" in table else ()))}
 
 
@@ -164,7 +163,7 @@ def _base(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The text of the values that an entry of `--space` gives, and the field's name by the labels it is for."""
+    """Return the values of an entry of `--space` as text, and the field's name by the label of each method."""
     owners = sorted({*known, *names.values()}, key=len, reverse=True)
     owner = next((one for one in owners if text.strip().startswith(f"{one}.")), "")
     name, equals, values = text.strip().removeprefix(f"{owner}." if owner else "").partition("=")
@@ -183,7 +182,7 @@ def _entry(text: str, known: Mapping[str, Mapping[str, Any]], names: Mapping[str
 
 
 def check(label: str, method: Mapping[str, Any], space: Space) -> None:
-    """Raise for a value, or the end of a range, that its field does not take."""
+    """Raise for a value, or the end of a range, that its field refuses."""
     own = _own(method)
     for name, axis in space.items():
         for value in axis.values if isinstance(axis, Values) else (axis.at(0.0), axis.at(1.0)):
@@ -196,26 +195,26 @@ def check(label: str, method: Mapping[str, Any], space: Space) -> None:
 
 
 def point_tables(base: Mapping[str, Any], method: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    """The tables of a config at a point."""
+    """Return the tables of a config at a point."""
     own = _own(method)
     full = {f"method.{name}" if name in own else name: value for name, value in point}
-    return at({**base, "method": dict(method)}, full)
+    return apply({**base, "method": dict(method)}, full)
 
 
 def usual_point(space: Space, method: Mapping[str, Any]) -> Point | None:
-    """The point of the defaults; None if the space does not hold it."""
+    """Return the point of the defaults; None if the space does not contain it."""
     defaults = {name: field.default for name, field in _fields(method).items()}
     point = tuple((name, defaults[name]) for name in space)
     return point if all(axis.holds(defaults[name]) for name, axis in space.items()) else None
 
 
 def size(space: Space) -> float:
-    """How many points there are."""
+    """Return the number of points."""
     return math.prod(len(axis.values) if isinstance(axis, Values) else math.inf for axis in space.values())
 
 
 def point_text(point: Point) -> str:
-    """A point as people read it, and folders are called.
+    """Return a point as text, which is also part of folder names.
 
     Example:
         >>> point_text((("lr", 0.1), ("lam", 10.0)))
@@ -224,15 +223,8 @@ def point_text(point: Point) -> str:
     return ",".join(f"{name}={shown(value)}" for name, value in point)
 
 
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except ValueError:
-        return text.strip()
-
-
 def shown(value: Any) -> str:
-    """A value as people write it, and `parse_axis` reads it."""
+    """Return a value in the notation that `parse_axis` reads."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,8 +1,8 @@
-"""Strategies: which trials to make next, as pure functions of what is known. Optuna is imported when it is asked for.
+"""Strategies: pure functions from the known trials to the trials to make next. Optuna is imported on demand.
 
-A strategy is asked with everything that was found so far and answers with trials that it wants and that are not found
-yet; none once it is done. So a search that was killed is the same search: it is asked again from the start, and what
-was found before is there. Costs are gradients; a trial that is not found yet counts with what it will cost at most.
+A strategy gets all results so far and returns the missing trials that it wants; none once it is done. A search that was
+killed therefore repeats itself from the start and finds the earlier results there. Costs are gradients; a trial that is
+not known yet counts with its largest possible cost.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .space import Axis, Point, Space, Values, size
 ETA = 3
 """Halving keeps one of this many points, and gives those it keeps this many times the rounds."""
 FIRST = 9
-"""Halving looks first after one of this many rounds; sooner a score says little of how a run ends."""
+"""Halving first compares points after this part of the rounds, 1/9: earlier scores predict little."""
 BEGIN = 10
-"""Points at random before Optuna's estimator has a say."""
+"""Number of random points before Optuna's estimator is used."""
 REPEATS = 64
-"""Draws that bring nothing new in a row, after which a space counts as exhausted."""
+"""Number of consecutive draws without a new point after which a space counts as exhausted."""
 
 
 class Trial(NamedTuple):
-    """A point, run with a seed for so many rounds; more rounds of the same point and seed go on with the same run."""
+    """A point, a seed and a number of rounds; more rounds of the same point and seed continue the same run."""
 
     point: Point
     seed: int
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of a trial: its score on held-out data, larger is better, None if it diverged; its gradients."""
+    """The result of a trial: held-out score (larger is better, None if it diverged) and gradients."""
 
     score: float | None
     gradients: float
@@ -48,19 +48,19 @@ Known = Mapping[Trial, Found]
 
 @dataclass(frozen=True)
 class Search:
-    """What one method may try, and at what cost.
+    """The search space of one method, its budget and its costs.
 
     Args:
-        space: of the method.
-        budget: in gradients.
-        rounds: of a whole run.
-        seeds: of every trial; its score is the mean over them.
-        further: seeds for the leaders where the space is exhausted before the budget is.
-        cost: gradients of a trial if it does not diverge.
-        draw: the i-th point at random, None if it cannot be run; the first may be the usual one.
+        space: the axes of the method.
+        budget: the largest number of gradients.
+        rounds: the rounds of a whole run.
+        seeds: the seeds of every point; its score is the mean over them.
+        further: i -> the i-th additional seed, for the leaders when budget is left.
+        cost: trial -> its gradients if it does not diverge.
+        draw: i -> the i-th random point, None if it cannot be run; the first may be the point of the defaults.
         valid: whether a point can be run.
-        every, least: rounds between scores, and the fewest of a run: halving stops at multiples of one, from the other.
-        sampling: the seed of a strategy that draws by itself.
+        every, least: halving compares points after multiples of `every` rounds (those with scores), from `least` on.
+        sampling: the seed of Optuna's own draws.
     """
 
     space: Space
@@ -76,19 +76,16 @@ class Search:
     sampling: int = 0
 
     def trials(self, point: Point, rounds: int) -> list[Trial]:
-        """A point with every seed."""
+        """Return the trials of a point, one per seed."""
         return [Trial(point, seed, rounds) for seed in self.seeds]
 
     def price(self, point: Point, rounds: int, known: Known) -> float:
-        """What a point costs with every seed: as counted where it is known."""
-        return sum(self.paid(trial, known) for trial in self.trials(point, rounds))
-
-    def paid(self, trial: Trial, known: Known) -> float:
-        """What a trial cost, or will."""
-        return known[trial].gradients if trial in known else self.cost(trial)
+        """Return the gradients of a point with every seed: counted ones where they are known."""
+        trials = self.trials(point, rounds)
+        return sum(known[trial].gradients if trial in known else self.cost(trial) for trial in trials)
 
     def points(self) -> Iterator[Point]:
-        """Points at random, each once; it ends where draws bring nothing new."""
+        """Yield random points, each once, until draws bring nothing new."""
         seen: set[Point] = set()
         repeats = 0
         for i in count():
@@ -104,23 +101,23 @@ class Search:
 
 
 def mean_score(known: Known, trials: list[Trial]) -> float:
-    """Return the mean score of trials; -inf where one diverged."""
+    """Return the mean score of trials; -inf if one diverged. It does not depend on their order (`fmean` is exact)."""
     scores = [known[trial].score for trial in trials]
     return -math.inf if None in scores else statistics.fmean(one for one in scores if one is not None)
 
 
 def ranked(scores: Mapping[Point, float]) -> list[Point]:
-    """Best first, those that diverged left out; of equals the earlier one first."""
+    """Return points, best first, without those that diverged; equal ones keep their order."""
     return sorted((point for point in scores if scores[point] > -math.inf), key=lambda point: -scores[point])
 
 
 def missing(trials: list[Trial], known: Known) -> list[Trial]:
-    """Those that are not found yet."""
+    """Return the trials that are not known yet."""
     return [trial for trial in trials if trial not in known]
 
 
 def random(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
-    """Return points at random while the budget pays for one more, and their trials that are not found yet."""
+    """Return random points while the budget pays for one more, and their missing trials."""
     spent, points, wanted = 0.0, [], []
     for point in search.points():
         spent += search.price(point, search.rounds, known)
@@ -132,21 +129,19 @@ def random(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
 
 
 def rungs(rounds: int, every: int = 1, least: int = 1) -> list[int]:
-    """After how many rounds halving looks, `least` or more, the last after all.
+    """Return the numbers of rounds after which halving compares points, `least` or more; the last is `rounds`.
 
     Example:
         >>> rungs(60), rungs(60, every=10), rungs(60, least=9), rungs(5)
         ([7, 20, 60], [10, 20, 60], [20, 60], [1, 2, 5])
     """
-    found = {rounds}
-    part = 1
-    while (part := part * ETA) <= FIRST:
-        found.add(every * math.ceil(rounds / part / every) if every > 1 else max(1, round(rounds / part)))
-    return sorted(r for r in found if least <= r <= rounds)
+    parts = [rounds / part for part in (ETA, FIRST)]
+    looks = [every * math.ceil(part / every) if every > 1 else max(1, round(part)) for part in parts]
+    return sorted({rounds, *(look for look in looks if least <= look <= rounds)})
 
 
 def kept(first: int, levels: int) -> list[int]:
-    """How many points every rung has.
+    """Return the number of points of every rung.
 
     Example:
         >>> kept(30, 4), kept(2, 3)
@@ -156,7 +151,7 @@ def kept(first: int, levels: int) -> list[int]:
 
 
 def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
-    """Many points for few rounds; the better third goes on, in the runs it has: what was run is never run again."""
+    """Try many points for few rounds; the better third continues in the same runs, so no round is run twice."""
     steps = rungs(search.rounds, search.every, search.least)
     points = _entrants(search, steps)
     numbers = kept(len(points), len(steps))
@@ -171,7 +166,7 @@ def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
 
 
 def _entrants(search: Search, steps: list[int]) -> list[Point]:
-    """As many points as the budget pays for, should the dearest go on."""
+    """Return as many points as the budget pays for if the most expensive ones continue."""
     points: list[Point] = []
     dearest = [0.0] * len(steps)
     begun = 0.0
@@ -189,7 +184,9 @@ def _entrants(search: Search, steps: list[int]) -> list[Point]:
 
 def optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
     """Let Optuna's tree-structured Parzen estimator suggest one point at a time, given the scores of those before it.
-    The study is rebuilt from what is known, so that a search that was killed continues in the same way."""
+
+    The study is rebuilt from the known trials, so that a search that was killed continues in the same way.
+    """
     package = need("optuna", "'fedspeed[optuna]'")
     package.logging.set_verbosity(package.logging.ERROR)
     sampler = package.samplers.TPESampler(seed=search.sampling, n_startup_trials=BEGIN)
@@ -217,7 +214,7 @@ def optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
         value = mean_score(known, search.trials(point, search.rounds)) if point in points else -math.inf
         if value > -math.inf:
             study.tell(trial, value)
-        else:  # counts as worse than all that have a score
+        else:  # Optuna ranks a pruned trial below all that have a score
             study.tell(trial, state=package.trial.TrialState.PRUNED)
     return points, []
 
@@ -237,11 +234,11 @@ def _rounded(axis: Axis, value: Any) -> Any:
     return min(max(float(f"{value:.3g}"), axis.low), axis.high)
 
 
-def again(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point, list[Trial]], list[Trial]]:
-    """What is left of the budget goes to the leaders, best first, each with a further seed, as often as it lasts.
+def further_seeds(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point, list[Trial]], list[Trial]]:
+    """Spend the rest of the budget on the leaders, best first: one more seed each per turn, as long as it lasts.
 
     Returns:
-        All whole trials of every point that were asked for, and those that are not found yet.
+        All whole trials of every point, and those of them that are missing.
     """
     asked = {point: search.trials(point, search.rounds) for point in points}
     longest = {(trial.point, trial.seed): trial for trial in sorted(known, key=lambda trial: trial.rounds)}
@@ -264,7 +261,7 @@ def again(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point
 
 
 def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Point:
-    """The best of the points that were tried with the most seeds, by the mean over them; of equals the earlier."""
+    """Return the best of the points that were tried with the most seeds; of equal ones the earlier."""
     most = max(map(len, asked.values()), default=0)
     best = ranked({point: mean_score(known, trials) for point, trials in asked.items() if len(trials) == most})
     if not best:
@@ -275,13 +272,13 @@ def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Poin
 
 
 def propose(name: str, search: Search, known: Known) -> tuple[dict[Point, list[Trial]], list[Trial]]:
-    """What a strategy, and after it the further seeds of the leaders, ask for next; nothing once the search is done.
+    """Return the trials that a strategy, and after it the further seeds of the leaders, need next.
 
     Returns:
-        When it is done the whole trials of every point that may be chosen; and what is not found yet.
+        The whole trials of every point that may be chosen, complete once the search is done; and the missing trials.
     """
     points, wanted = STRATEGIES[name](search, known)
-    return ({}, wanted) if wanted else again(search, known, points)
+    return ({}, wanted) if wanted else further_seeds(search, known, points)
 
 
 STRATEGIES: dict[str, Callable[[Search, Known], tuple[list[Point], list[Trial]]]] = {

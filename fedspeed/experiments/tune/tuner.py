@@ -1,4 +1,4 @@
-"""`Tuning`: every method's search in one loop. Trials are run directories, so what was found is never lost."""
+"""`Tuning`: the searches of all methods in one loop. Trials are run directories, so no result is lost."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from .space import Point, Space, check, point_tables, point_text, spaces, usual_
 from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
 
 HELD_OUT = "0.2"
-"""What is held out where nothing is said: this part of every client."""
+"""Default held-out part of every client."""
 LAST = 5
-"""A score is the mean over this many evaluated rounds, the last."""
+"""A score is the mean over the last LAST evaluated rounds."""
 MOST = 10_000
-"""Runs of one method beyond which a budget is a slip."""
+"""Largest number of runs per method; a larger budget is probably a typing error."""
 
 Make = Callable[[list[RunTask]], Mapping[str, str]]
-"""Makes or continues runs; why, by its label, for every one that failed."""
+"""Function that makes or continues runs; returns label -> reason for every one that failed."""
 
 
 class Tuning:
-    """The searches of all methods, each with the same budget, on data that nobody trains on.
+    """The searches of all methods, each with the same budget, scored on held-out data.
 
     Args:
-        methods: every method's table by its label; a field that stands in it is not tuned.
-        base: the config of all runs, as tables; `validation` says what is held out while tuning.
-        budget: gradients of minibatches that the trials of each method may take.
+        methods: label -> method's table; a field in the table is not tuned.
+        base: the config of all runs, as tables; `validation` is the held-out part.
+        budget: minibatch gradients that the trials of each method may take.
         strategy: one of `STRATEGIES`.
-        space: entries `[METHOD.]FIELD=VALUES` on top of what fields declare.
-        tune_seeds, seeds: of trials, and of the runs by which the chosen points are judged.
-        out: where all of it is kept.
+        space: entries `[METHOD.]FIELD=VALUES` that override what fields declare.
+        tune_seeds, seeds: the seeds of the trials, and of the judged runs.
+        out: the folder of all runs.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Tuning:
         self._require_budget()
 
     def config(self, label: str, point: Point, seed: int, judged: bool = False) -> Config:
-        """Of a trial, which never sees the test set; or of a judged run, which trains on all that is for training."""
+        """Return the config of a trial, which never reads the test set, or of a judged run, which holds nothing out."""
         base = dict(self.base)
         base |= shared(base, self._rivals[label], self._rivals.values())
         if not judged:
@@ -122,7 +122,7 @@ class Tuning:
         )
 
     def _draw(self, label: str, space: Space, i: int) -> Point | None:
-        """The usual point first; then every field by a stream of its own: methods share the draws of a field."""
+        """Return the i-th point: the defaults, then random ones. A field has one stream, which methods share."""
         usual = usual_point(space, self.methods[label])
         if i == 0 and usual is not None:
             return usual
@@ -135,7 +135,7 @@ class Tuning:
 
     def _valid(self, label: str, point: Point) -> bool:
         try:
-            with warnings.catch_warnings():  # a run says it again
+            with warnings.catch_warnings():  # the run will repeat the warning
                 warnings.simplefilter("ignore")
                 self.config(label, point, self.tune_seeds[0])
         except UserError:
@@ -143,7 +143,7 @@ class Tuning:
         return True
 
     def _further(self, turn: int) -> int:
-        """Seeds after those of the trials, without those that judge."""
+        """Return the additional seed of a turn: the seeds after those of the trials, without those of judged runs."""
         seed = max(self.tune_seeds)
         for _ in range(turn + 1):
             seed += 1
@@ -153,18 +153,18 @@ class Tuning:
 
     def _cost(self, label: str, trial: Trial) -> float:
         config = self.config(label, trial.point, trial.seed)
-        a_step = per_step(config.method, 1_000_003)  # another for another part of a batch
+        a_step = per_step(config.method, 1_000_003)  # a prime number of rows distinguishes fractions of a batch
         alike = (trial.seed, config.batch_size, config.local_epochs, config.local_steps, a_step)
         if alike not in self._costs:
             self._costs[alike] = gradients(config.method, config, self._sizes(trial.seed))
         return self._costs[alike][trial.rounds - 1]
 
     def _load_sizes(self, seed: int) -> np.ndarray:
-        """How much every client trains on: the same for all methods."""
+        """Return the number of training samples per client, which is the same for all methods."""
         return load_federation(self.config(next(iter(self.methods)), (), seed))[1].sizes
 
     def price(self, label: str) -> float:
-        """The gradients of a point: one whole run with every tuning seed."""
+        """Return the gradients of a point: one whole run with every tuning seed."""
         search = self.searches[label]
         first = next(search.points(), None)
         if first is None:
@@ -179,8 +179,8 @@ class Tuning:
         label = max(prices, key=lambda label: prices[label])
         if prices[label] > self.budget:
             raise UserError(
-                f"--budget: expected at least {math.ceil(prices[label])} gradients, one run of {label} with "
-                f"{_count(len(self.tune_seeds), 'tuning seed')}, got {self.budget:g}; raise it, or take fewer --rounds"
+                f"--budget: expected at least {math.ceil(prices[label])} gradients, one run of {label} per "
+                f"tuning seed, got {self.budget:g}; raise it, or take fewer --rounds"
             )
         if self.budget / min(prices.values()) > MOST:
             raise UserError(
@@ -189,10 +189,9 @@ class Tuning:
             )
 
     def search(self, make: Make) -> dict[str, Point]:
-        """Make all trials that the searches ask for, those of all methods together; the chosen points."""
+        """Make all trials that the searches need, those of all methods together; return the chosen points."""
         asked: dict[str, dict[Point, list[Trial]]] = {}
         while True:
-            tasks: dict[tuple[str, Trial], RunTask] = {}
             wanted: list[tuple[str, Trial]] = []
             for label, search in self.searches.items():
                 try:
@@ -202,9 +201,7 @@ class Tuning:
                 wanted += [(label, trial) for trial in new]
             if not wanted:
                 break
-            for label, trial in wanted:
-                if self.look(label, trial) is None:
-                    tasks[label, trial] = self._task(label, trial)
+            tasks = {key: self._task(*key) for key in wanted if self.look(*key) is None}
             failed = make(list(tasks.values())) if tasks else {}
             for label, trial in wanted:
                 found = self.look(label, trial)
@@ -215,21 +212,27 @@ class Tuning:
         return {label: choose(label, self.known[label], asked[label]) for label in self.methods}
 
     def folder(self, label: str, point: Point, seed: int, judged: bool = False) -> Path:
-        """The run of a point: by its values, whatever the strategy that asked for it."""
+        """Return the folder of a point's run; it depends on the values alone, so strategies share runs."""
         return self.out / ("judged" if judged else "trials") / f"{folder_name(f'{label},{point_text(point)}')}-s{seed}"
 
-    def _task(self, label: str, trial: Trial) -> RunTask:
+    def _trial(self, label: str, trial: Trial) -> tuple[Path, Config]:
+        """Return the folder and the config of a trial; a stored run with more rounds keeps them."""
         folder = self.folder(label, trial.point, trial.seed)
-        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
+        run = RunDir(folder)
+        stored = run.config().get("rounds", 0) if run.config_file.exists() else 0
+        rounds = max(trial.rounds, stored) if isinstance(stored, int) else trial.rounds
+        return folder, replace(self.config(label, trial.point, trial.seed), rounds=rounds)
+
+    def _task(self, label: str, trial: Trial) -> RunTask:
+        folder, config = self._trial(label, trial)
         return RunTask.of(config, folder, f"{label} {point_text(trial.point)} seed {trial.seed}")
 
     def look(self, label: str, trial: Trial) -> Found | None:
-        """What a trial's run directory says, as if it had ended after the trial's rounds; None if it is not done."""
-        folder = self.folder(label, trial.point, trial.seed)
+        """Return the result of a trial from its run directory, cut after the trial's rounds; None if it is not done."""
+        folder, config = self._trial(label, trial)
         run = RunDir(folder)
         if not run.config_file.exists():
             return None
-        config = _at_least(replace(self.config(label, trial.point, trial.seed), rounds=trial.rounds), folder)
         done = is_done(folder, config)
         records = run.records()
         if not done and (config.rounds == trial.rounds or len(records) < trial.rounds):
@@ -239,7 +242,7 @@ class Tuning:
         return Found(held_out_score(counted) if whole else None, sum(record.grad_evals for record in counted))
 
     def judge(self, make: Make, chosen: Mapping[str, Point]) -> tuple[dict[str, list[RunFiles]], dict[str, str]]:
-        """Runs of the chosen points with seeds that no trial had, on the test set; and why some failed."""
+        """Run the chosen points with fresh seeds on the test set; return the runs, and label -> reason of failures."""
         tasks = {
             (label, seed): RunTask.of(
                 self.config(label, point, seed, judged=True),
@@ -259,20 +262,15 @@ class Tuning:
 
 
 def held_out_score(records: Sequence[Record]) -> float | None:
-    """The mean held-out accuracy of the last evaluated rounds; minus the loss where there is no accuracy. Larger is
-    better; None where it is not finite."""
+    """Return the mean held-out accuracy of the last evaluated rounds, or minus the loss if there is no accuracy.
+
+    Larger is better; None if it is not finite.
+    """
     right = [r.validation_accuracy for r in records if r.validation_accuracy is not None]
     wrong = [-r.validation_loss for r in records if r.validation_loss is not None]
     scores = (right or wrong)[-LAST:]
     mean = statistics.fmean(scores) if scores else math.nan
     return mean if math.isfinite(mean) else None
-
-
-def _at_least(config: Config, folder: Path) -> Config:
-    """A config with the rounds that its run was given already, if those are more."""
-    run = RunDir(folder)
-    stored = run.config().get("rounds", 0) if run.config_file.exists() else 0
-    return replace(config, rounds=stored) if isinstance(stored, int) and stored > config.rounds else config
 
 
 def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
@@ -285,7 +283,3 @@ def _require_seeds(tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
             f"--seeds and --tune-seeds: expected none in common, got {both[0]} in both: points would be judged on what "
             f"they were tuned with; leave it out of one"
         )
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
