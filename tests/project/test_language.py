@@ -17,8 +17,8 @@ ROOT = Path(fedspeed.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "template" not in path.parts)
 FIRST = {"What", "Who", "Whose", "Of", "As", "Those", "That", "Whatever", "Where", "How"}
 WORDS = re.compile(
-    r"\b((?<!there )is no (?!longer|more)\w+|anew|somebody|somebody's|nobody|nobody's|everybody|anybody|whoever|is told|are told|was told"
-    r"|goes on|go on|going on|ails|illness|cure|cures|doctor|under way)\b",
+    r"\b((?<!there )is no (?!longer|more)\w+|anew|(some|no|every|any)body('s)?|whoever|(is|are|was) told"
+    r"|(goes|go|going) on|ails|illness|cures?|doctor|under way)\b",
     re.IGNORECASE,
 )
 
