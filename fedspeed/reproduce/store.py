@@ -103,7 +103,10 @@ class Store:
         return self.out / "runs" / f"{key}.json"
 
     def _new(self) -> list[Path]:
-        return sorted((self.out / "runs").glob("*.json"))
+        try:
+            return sorted((self.out / "runs").glob("*.json"))
+        except FileNotFoundError:  # another process packed the results and removed the folder meanwhile
+            return []
 
     def alone(self) -> AbstractContextManager[bool]:
         """Lock the folder, so that results are stored and packed, and pages written, by one process at a time."""

@@ -218,7 +218,7 @@ def test_folders_without_runs_are_one_line(target, capsys):
 def test_help_keeps_names_as_they_are_written(capsys):
     with pytest.raises(SystemExit):
         main(["export", "--help"])
-    assert "Hand runs to TensorBoard, Weights & Biases" in capsys.readouterr().out
+    assert "Export runs to TensorBoard, Weights & Biases" in capsys.readouterr().out
 
 
 def test_a_killed_run_has_the_rounds_it_wrote(capsys):
