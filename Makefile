@@ -13,7 +13,7 @@ JOBS ?= auto
 LOWEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 NUMBERS := tests/methods tests/client tests/models tests/theory tests/docs tests/data/test_augment.py tests/data/test_problems.py \
-	tests/config/test_validation.py tests/config/test_warmup.py tests/utils/test_compat.py tests/utils/test_devices.py \
+	tests/config/test_validation_set.py tests/config/test_warmup.py tests/utils/test_compat.py tests/utils/test_devices.py \
 	tests/server/test_simulation.py $(patsubst %,tests/runs/test_%.py,diagnosis inspect replay) \
 	$(patsubst %,tests/behaviour/test_%.py,before_move format traps) tests/project/test_readme.py \
 	$(patsubst %,tests/reproduce/test_%.py,results_version reproduction_page)

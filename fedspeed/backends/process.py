@@ -26,9 +26,9 @@ from ..errors import UserError
 from ..utils.processes import in_main_thread, safe_path
 from .common import Piece, RemoteBackend, RemoteError, as_error, called, failed_job
 from .packing import pack, without_main
+from .process_start import begin
+from .process_worker import ClientPlaces, Setup
 from .shared_memory import Segment, Slot, at, lay_out, put
-from .start import begin
-from .worker import ClientPlaces, Setup
 
 SLOTS = 2
 """Chunks per worker in shared memory: one that it computes, one whose replies the server reads."""

@@ -1,7 +1,8 @@
 """The `fedspeed` command line, the only place that prints.
 
 The module of a command has `configure(parser)`, which adds its options, and `main(args, console)`, which returns the
-exit code. Only the module of the chosen command is imported, and torch only when a command needs it.
+exit code; `GROUPS` below lists it. Only the module of the chosen command is imported, and torch only when a command
+needs it.
 """
 
 from __future__ import annotations

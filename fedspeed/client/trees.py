@@ -105,43 +105,6 @@ def clip_(v: torch.Tensor, limit: float) -> torch.Tensor:
     return v.mul_((limit / norm.clamp_(min=limit)).to(v.dtype))
 
 
-class Mean:
-    """Weighted mean of trees as a running sum in the memory of one tree.
-
-    The order of the calls of `add` fixes the bits: every back end yields replies in job order for this reason.
-
-    Example:
-        >>> from fedspeed.methods.base import Movement
-        >>> mean = Mean(torch.float64)
-        >>> for value, weight in ((1.0, 1.0), (4.0, 2.0)):
-        ...     mean.add(Movement(torch.tensor([value])), weight)
-        >>> mean.result().D.item(), mean.weight
-        (3.0, 3.0)
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.weight = 0.0
-        self.total: Any = None
-
-    def add(self, tree: tuple[Any, ...], weight: float) -> None:
-        """Add one tree to the sum."""
-        self.weight += weight
-        if self.total is None:
-            dense = torch.contiguous_format
-            self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
-        else:
-            for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
-                # The order of these sums fixes the bits. Chunks that are converted first are seven times as fast as
-                # one sum over two dtypes.
-                for part, more in chunks(total, a, size=2**17):
-                    part.add_(more.to(self.dtype), alpha=weight)
-
-    def result(self) -> Any:
-        """Return the mean; it overwrites the sum, so this may be called once."""
-        return tree_map(lambda a: a.div_(self.weight), self.total)
-
-
 GROWN = 10.0
 """Factor on the first model's norm above which a vector of server or client counts as too large; healthy ones have a
 tenth of that norm. For the model itself the factor applies twice."""

@@ -97,7 +97,7 @@ class Facts(NamedTuple):
     train_loss: float  # mean loss at the first oracle call of each step
     drift: float  # ||x_iK - x^t||^2
     grad_evals: float  # in whole minibatches; a teacher's forward pass counts a third
-    represents: int = 1  # `up` is the mean of this many replies; 0 if it is part of another reply's mean
+    represents: int = 1  # replies whose mean `up` is; 0 (and no `up`) if the block engine put this one into another's
     sent: int = 0  # bytes of its own upload
     metrics: dict[str, float] | None = None  # what the method's `client_metrics` reports
     own: Score | None = None  # of its own model on its own data, in a round that scores clients

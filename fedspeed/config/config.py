@@ -23,7 +23,7 @@ from .plan import COMMAND_LINE_ONLY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
 from .stopping import RULES
 from .until import Until, changed_lasting_field, class_chain, read_until
-from .validation import clients_that_train
+from .validation_set import clients_that_train
 
 GIVEN = "given"
 """The name of a model and of data that were passed to `simulate` as Python objects."""

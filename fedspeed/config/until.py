@@ -1,7 +1,8 @@
-"""Other settings in the first rounds of a run, as a fork has them: which may differ, and how a config holds them.
+"""Settings of the first rounds of a fork: the tables `until` of a config.
 
-The table `[until.300]` with `lr = 0.1` of a config says that the rate was 0.1 in rounds 1 to 300. So the config is
-complete, and running it from round 0 gives the bits of the fork.
+`[until.300]` with `lr = 0.1` says that the rate was 0.1 in rounds 1 to 300, whatever the config says for later ones. So
+the config is complete, and running it from round 0 gives the bits of the fork. This module reads such tables and
+refuses settings that must be the same in all rounds; `server/segments.py` runs the rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Data of a federation: sets and splits by name, or your own. Importing this package does not import torch."""
+"""Data of a federation: sets and splits by name, or your own. Importing this package does not import torch.
+
+A data set of this package is a loader in a module of its own and an entry of `CARDS` below.
+"""
 
 from __future__ import annotations
 

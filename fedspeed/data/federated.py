@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config.validation import parse_validation
+from ..config.validation_set import parse_validation
 from ..errors import UserError
 from ..utils.devices import to_device
 from ..utils.random import rng

@@ -19,8 +19,8 @@ The engine owns minibatches, weight decay, clipping and the learning rate; a hoo
 from `rng(run.seed, "what for", run.t, client)`, so that they are a function of what they are for. Server vectors are
 float64, what travels and what clients keep is in the model's dtype: write the equations, the engine converts.
 `Vec` has one axis. Hooks of a class that says `block_safe = True` are also called with a (clients, d) block: norms,
-means and sorts then go over the last axis (`norm(v)` of `terms.py`). `contract.py` checks what hooks return. Nothing
-here or in `methods/` imports torch: the operators of the vectors are all it takes.
+means and sorts then go over the last axis (`norm(v)` of `terms.py`). `client/hooks.py` checks what hooks return.
+Nothing here or in `methods/` imports torch: the operators of the vectors are all it takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The names of all methods. `METHODS` maps the lower-case name to the class; `build` takes a table from TOML.
 
-A method of your own needs no change here: name it `path/to/file.py:Class`, or let your package declare an entry point
-in the group `fedspeed.methods`.
+A method of this package is imported here and stands in one of the tuples below, in `_METHODS` of
+`fedspeed/__init__.py`, and, if its server adds a running mean to x, in `WEIGHTS` of `config/damping.py`. A method of
+your own needs no change here: name it `path/to/file.py:Class`, or let your package declare an entry point in the group `fedspeed.methods`.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ SMALL = 50_000_000
 """Bytes up to which a checkpoint is written every round; larger ones at most every `PAUSE` seconds."""
 PAUSE = 60.0
 SHARE, PATIENCE = 0.05, 2.0
-"""Rounds that waited longer than this share of the time, and than this many seconds, do not wait for a small checkpoint
-that is still being written: the next one is written when it is done."""
+"""Rounds may wait for checkpoints for `SHARE` of the run's time, or for `PATIENCE` seconds if that is more. After that,
+a small checkpoint that is due while another is being written is skipped; a later round writes the next."""
 FIX = {
     "config": f"put {CONFIG} back as it was",
     "data": "put the data back as they were",

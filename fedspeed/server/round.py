@@ -13,11 +13,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..client.batch_norm import full_vector, method_part
 from ..client.divergence import server_blamed
 from ..client.evaluate import Score, slices
-from ..client.trees import Mean, all_finite, distance, one_thread, sum_dtype, tree_bytes, tree_map
+from ..client.trees import all_finite, chunks, distance, one_thread, sum_dtype, tree_bytes, tree_leaves, tree_map
 from ..client.upload_digest import Uploads
 from ..client.work import Failed, Job, Reply, Work
 from ..config.plan import Plan
@@ -31,8 +32,6 @@ from .health import server_diverged
 from .states import settle
 
 if TYPE_CHECKING:
-    import torch
-
     from ..backends import Backend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
@@ -125,6 +124,43 @@ def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
 def broadcast(run: Simulation, work: Work) -> Any:
     """Return the server's message to its clients, in the model's dtype."""
     return tree_map(lambda a: a.to(work.flat.dtype, copy=True), work.hooks.broadcast(run.server))
+
+
+class Mean:
+    """Weighted mean of trees as a running sum in the memory of one tree.
+
+    The order of the calls of `add` fixes the bits: every back end yields replies in job order for this reason.
+
+    Example:
+        >>> from fedspeed.methods.base import Movement
+        >>> mean = Mean(torch.float64)
+        >>> for value, weight in ((1.0, 1.0), (4.0, 2.0)):
+        ...     mean.add(Movement(torch.tensor([value])), weight)
+        >>> mean.result().D.item(), mean.weight
+        (3.0, 3.0)
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.weight = 0.0
+        self.total: Any = None
+
+    def add(self, tree: tuple[Any, ...], weight: float) -> None:
+        """Add one tree to the sum."""
+        self.weight += weight
+        if self.total is None:
+            dense = torch.contiguous_format
+            self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
+        else:
+            for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
+                # The order of these sums fixes the bits. Chunks that are converted first are seven times as fast as
+                # one sum over two dtypes.
+                for part, more in chunks(total, a, size=2**17):
+                    part.add_(more.to(self.dtype), alpha=weight)
+
+    def result(self) -> Any:
+        """Return the mean; it overwrites the sum, so this may be called once."""
+        return tree_map(lambda a: a.div_(self.weight), self.total)
 
 
 class Collected(NamedTuple):

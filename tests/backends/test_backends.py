@@ -287,7 +287,7 @@ def test_segments_give_back_what_was_written(passed_on, monkeypatch):
 
 def test_a_worker_handles_signals_before_it_imports_torch():
     """The entry point is imported first, and Ctrl-C during the seconds that torch takes must not end a worker."""
-    program = "import sys, fedspeed.backends.start; print('torch' in sys.modules)"
+    program = "import sys, fedspeed.backends.process_start; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

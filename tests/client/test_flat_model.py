@@ -12,7 +12,6 @@ from torch import nn
 
 from fedspeed import FedAvg, Federated, FlatModel, UserError, simulate
 from fedspeed.client.trees import (
-    Mean,
     all_finite,
     clip_,
     distance,
@@ -23,6 +22,7 @@ from fedspeed.client.trees import (
 )
 from fedspeed.methods.base import Movement
 from fedspeed.methods.terms import add_corrected_prox_, add_prox_, ascend_
+from fedspeed.server.round import Mean
 
 mse = nn.functional.mse_loss
 

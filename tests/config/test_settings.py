@@ -124,4 +124,7 @@ def test_the_report_of_one_run_and_of_an_older_one_have_the_line(two: Path) -> N
 def test_methods_and_runs_speak_of_the_same_decay(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "fedspeed"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"the paper's lr_decay {paper_decay(FedSpeed())} (--preset paper; the default of a run is {Plan().lr_decay}" in out
+    assert (
+        f"the paper's lr_decay {paper_decay(FedSpeed())} (--preset paper; the default of a run is {Plan().lr_decay}"
+        in out
+    )

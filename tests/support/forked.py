@@ -12,7 +12,7 @@ import pytest
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "fedspeed.backends.worker",
+        "fedspeed.backends.process_worker",
         "fedspeed.runs.launch",
         "fedspeed.server.simulation",
         "fedspeed.cli",

@@ -16,6 +16,6 @@ def begin(pipe: Connection, kernel: bool) -> None:
         setup = pipe.recv_bytes()
     except (EOFError, ConnectionResetError):
         return
-    from .worker import worker
+    from .process_worker import worker
 
     worker(pipe, setup)
