@@ -2,7 +2,8 @@
 
 A method of this package is imported here and stands in one of the tuples below, in `_METHODS` of
 `fedspeed/__init__.py`, and, if its server adds a running mean to x, in `WEIGHTS` of `config/damping.py`. A method of
-your own needs no change here: name it `path/to/file.py:Class`, or let your package declare an entry point in the group `fedspeed.methods`.
+your own needs no change here: name it `path/to/file.py:Class`, or let your package declare an entry point in the group
+`fedspeed.methods`.
 """
 
 from __future__ import annotations
