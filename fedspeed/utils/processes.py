@@ -78,6 +78,7 @@ def _end_after(sentinel: int) -> None:
 def delay_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until a short critical section is complete."""
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread() else ()
+    # Only handlers written in Python are held back: SIG_DFL and SIG_IGN raise nothing between two statements.
     held = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     pending: list[int] = []
     for number in held:

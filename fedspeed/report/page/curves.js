@@ -13,7 +13,7 @@ const PANELS = [
   { key: "update_norm", title: "Update norm ‖x⁺ − x‖", scale: 1, into: "motion-panels", log: true },
 ];
 
-// The title of a metric of a method, for example h_norm.
+// The title of a metric of a method, for example h_norm; x_norm and H_norm are those of a running mean.
 const titleOf = (name) => name.replace(/^(\w+)_norm$/, "Norm of $1, ‖$1‖");
 
 // The panels to draw: the known ones, and one per metric of a method.
