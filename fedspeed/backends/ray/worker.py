@@ -238,6 +238,8 @@ def actor_class() -> type:
 
             sys.path += [folder for folder in path if folder not in sys.path]
             try:
+                from fedspeed.backends.ray.worker import RayWorker
+
                 self.node, self.error = RayWorker(), ""
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
