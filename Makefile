@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 TRACKERS := $(VENV)/.trackers
 DOCS := $(VENV)/.docs
@@ -13,7 +14,7 @@ JOBS ?= auto
 LOWEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 NUMBERS := tests/methods tests/client tests/models tests/theory tests/docs tests/data/test_augment.py tests/data/test_problems.py \
-	tests/config/test_validation_set.py tests/config/test_warmup.py tests/utils/test_compat.py tests/utils/test_devices.py \
+	tests/config/test_validation_set.py tests/config/test_warmup.py tests/config/test_lr_schedule.py tests/utils/test_compat.py tests/utils/test_devices.py \
 	tests/server/test_simulation.py $(patsubst %,tests/runs/test_%.py,diagnosis inspect replay) \
 	$(patsubst %,tests/behaviour/test_%.py,before_move format traps) tests/project/test_readme.py \
 	$(patsubst %,tests/reproduce/test_%.py,results_version reproduction_page)
@@ -26,11 +27,18 @@ help: ## show the targets
 
 setup: $(STAMP) ## make .venv and install the package with its pinned dependencies
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("fedspeed needs Python 3.11 or newer, found " + sys.version.split()[0] + "; run make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# what a run needs, and no tool of developers; pip shows what it downloads
+$(RUNTIME): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("fedspeed needs Python 3.11 or newer, found " + sys.version.split()[0] + "; run make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing PyTorch and six other packages into $(VENV): one to three minutes, once"
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(STAMP): $(RUNTIME)
+	@echo "installing what the tests and checks need"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	@touch $@
 
 # 1 GB; timm is left out: the torchvision it needs must be built for the same device as torch, and breaks transformers
 # if it is not
@@ -42,7 +50,7 @@ $(DOCS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
-demo: setup ## compare FedAvg and FedSpeed on digits: a table, a chart, a report page, in under a minute
+demo: $(RUNTIME) ## compare FedAvg and FedSpeed on digits: a table, a chart, a report page (a minute after the installation)
 	$(BIN)/fedspeed compare fedavg fedspeed --data digits --split dirichlet:0.3 --clients 50 --active 5 \
 		--rounds 60 --batch-size 10 --seeds 3 --out runs/demo --overwrite
 	$(BIN)/fedspeed report runs/demo -o runs/demo/report.html

@@ -21,8 +21,10 @@ def build(out: Path) -> int:
 
     os.environ.setdefault("COLUMNS", "100")
     source = out / "source"
+    print("docs: pages are put together, then built; the examples of the gallery run (several minutes)", flush=True)
     assemble(source)
-    how = ["-W", "-n", "--keep-going", "-q", "-b", "html", "-c", str(HERE), "-d", str(out / "doctrees")]
+    seen = [] if sys.stdout.isatty() else ["-q"]  # Sphinx shows each page only to a person
+    how = ["-W", "-n", "--keep-going", *seen, "-b", "html", "-c", str(HERE), "-d", str(out / "doctrees")]
     code: int = main([*how, str(source), str(out / "html")])
     if not code:  # the playground is a page of its own, with its scripts beside it
         parts = shutil.ignore_patterns("*.md", "*.py", "__pycache__")

@@ -10,7 +10,44 @@ if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path and sys.pa
     del sys.path[0]  # `python -m fedspeed` puts the current folder here, perhaps an untrusted run directory
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr__`
+    from .client.flat_model import FlatModel as FlatModel
+    from .config.config import Config as Config
+    from .config.plan import Plan as Plan
+    from .data import load as _load
+    from .data.federated import Federated as Federated
+    from .errors import Diverged as Diverged
+    from .errors import UserError as UserError
+    from .experiments.audit import audit as audit
+    from .experiments.compare import compare as compare
+    from .experiments.sweep import sweep as sweep
+    from .experiments.tune import tune as tune
+    from .methods.base import Local as Local
+    from .methods.base import Method as Method
+    from .methods.base import Round as Round
+    from .methods.catalogue import *  # noqa: F403
+    from .models import MODELS as MODELS
+    from .models import build_model as build_model
+    from .record import Record as Record
+    from .report.diff import differences as _differences
+    from .report.export import load_runs as load_runs
+    from .report.write import report as report
+    from .runs.directory import RunDir as RunDir
+    from .runs.fork import fork as fork
+    from .runs.launch import extend as extend
+    from .runs.launch import resume as resume
+    from .runs.launch import run_config as run_config
+    from .runs.replay import replay as replay
+    from .runs.simulate import simulate as simulate
+    from .runs.verify import verify as verify
+    from .server.observers import Observer as Observer
+    from .server.simulation import Simulation as Simulation
+    from .utils.params import param as param
+    from .utils.random import rng as rng
+
+    load_data, diff = _load, _differences
 
 __version__ = "0.1.0"
 
@@ -35,6 +72,9 @@ _PUBLIC = {
     "run_config": "runs.launch",
     "fork": "runs.fork",
     "extend": "runs.launch",
+    "resume": "runs.launch",
+    "verify": "runs.verify",
+    "diff": "report.diff:differences",
     "replay": "runs.replay",
     "simulate": "runs.simulate",
     "audit": "experiments.audit",
@@ -43,6 +83,7 @@ _PUBLIC = {
     "Observer": "server.observers",
     "RunDir": "runs.directory",
     "load_runs": "report.export",
+    "compare": "experiments.compare",
     "sweep": "experiments.sweep",
     "tune": "experiments.tune",
     "Federated": "data",
@@ -54,9 +95,15 @@ _PUBLIC = {
     "Diverged": "errors",
 }
 
-_MODULES = {"data": "data", "methods": "methods", "terms": "methods.terms", "theory": "theory"}
+_MODULES = {
+    "data": "data",
+    "methods": "methods",
+    "report": "report",  # can be called, as the command can
+    "terms": "methods.terms",
+    "theory": "theory",
+}
 
-__all__ = sorted(_PUBLIC)
+__all__ = sorted([*_PUBLIC, "report"])
 
 
 def __getattr__(name: str) -> Any:
@@ -69,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted({*__all__, *_MODULES})

@@ -19,6 +19,13 @@ MOST = 1e300
 """The bound of numbers in records; larger ones, Inf and NaN are written as null."""
 
 
+CLIENT_SCORES = ("client_test", "client_train")
+"""Keys of records and summaries with the scores over clients, by the data of a client that were scored."""
+
+TABLES = ("metrics", "signs", *CLIENT_SCORES)
+"""Fields of a record that are tables of numbers; an empty one is left out of the file."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One round, and a line of `rounds.jsonl`. The order of the fields is that of the keys in the file."""
@@ -47,7 +54,12 @@ class Record:
     virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
+    client_test: dict[str, float] = field(
+        default_factory=dict
+    )  # scores over all clients, each on its test part (server/client_metrics.py); none in a round that has no such
+    client_train: dict[str, float] = field(default_factory=dict)  # the same on training data, for clients without tests
     wall_seconds: float | None = None  # real, up to its end, in all processes that ran it; None without a time budget
+    client_losses: list[float | None] = field(default_factory=list)  # as client_flops, train_loss; for a user's sampler
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record for JSON: a number beyond `MOST` becomes None; fields that a run lacks are left out."""
@@ -60,8 +72,10 @@ class Record:
             del plain["virtual_seconds"], plain["client_flops"], plain["client_bytes_up"]
         if self.wall_seconds is None:
             del plain["wall_seconds"]
-        tables = {key: {k: _finite(v) for k, v in plain.pop(key).items()} for key in ("metrics", "signs")}
-        return {k: _finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
+        if not self.client_losses:
+            del plain["client_losses"]
+        tables = {key: {k: finite(v) for k, v in plain.pop(key).items()} for key in TABLES}
+        return {k: finite(v) for k, v in plain.items()} | {key: table for key, table in tables.items() if table}
 
     def copy(self) -> Record:
         """Return a copy that shares no list or table with this record."""
@@ -86,7 +100,9 @@ class Record:
 
 def rounds_digest(records: Iterable[Record]) -> str:
     """Return the digest of rounds without their times, which is equal for equal runs."""
-    rounds = [{k: v for k, v in record.to_dict().items() if k not in TIMES} for record in records]
+    # Scores of clients on training data are computed from client_metrics.bin, and older versions did not write them.
+    left_out = (*TIMES, "client_train")
+    rounds = [{k: v for k, v in record.to_dict().items() if k not in left_out} for record in records]
     return hashlib.blake2b(json.dumps(rounds).encode(), digest_size=16).hexdigest()
 
 
@@ -153,7 +169,8 @@ def planned_rounds(config: dict[str, Any], status: str, done: int) -> int:
     return int(done if rounds is None else rounds)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a number as a record holds it: None beyond `MOST`."""
     return None if isinstance(value, float) and not -MOST < value < MOST else value
 
 
@@ -166,6 +183,8 @@ def _checks() -> list[tuple[str, Callable[[Any], bool], bool]]:
 
 
 def _check(kind: str, name: str) -> Callable[[Any], bool]:
+    if kind.startswith("list[float"):
+        return lambda value: isinstance(value, list) and all(a is None or is_number(a) for a in value)
     if kind.startswith("list"):
         return lambda value: isinstance(value, list) and all(type(a) is int for a in value)
     if kind.startswith("dict"):

@@ -38,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.smoke)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The user's key is one of the tests, for the processes that they start too."""
+    os.environ["FEDSPEED_STATE"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def quick_workers() -> Iterator[None]:
     """Workers of a test are forked: for tests that do not look at how they start and end."""

@@ -15,8 +15,8 @@ from fedspeed.methods import METHODS, WRAPPERS
 
 GROUPS = {
     "Train": ("simulate", "Simulation", "Plan", "Config", "run_config", "Record", "Observer"),
-    "Runs on disk": ("RunDir", "load_runs", "extend", "fork", "replay"),
-    "Compare and choose": ("sweep", "tune", "audit"),
+    "Runs on disk": ("RunDir", "load_runs", "resume", "extend", "fork", "replay", "verify", "diff", "report"),
+    "Compare and choose": ("compare", "sweep", "tune", "audit"),
     "Data and models": ("load_data", "Federated", "build_model", "MODELS", "FlatModel"),
     "Write a method": ("Method", "Wrapper", "Local", "Round", "param", "rng", "METHODS"),
     "Errors": ("UserError", "Diverged"),

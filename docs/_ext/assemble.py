@@ -38,6 +38,23 @@ LINK = re.compile(
     re.M | re.S,
 )
 """A link; or code, in which nothing is one."""
+NOT_SEARCHED = ("results/", "changelog.md")
+"""Pages that a search leaves out: they hold every word many times, and answer no question."""
+KEYWORDS = {
+    "guides/data.md": "custom dataset, memory map, mmap, larger than memory, non-iid, noniid, partition",
+    "guides/models.md": "custom model, custom loss, loss function, criterion, regression, multi-label, fine-tune",
+    "guides/methods.md": "custom algorithm, custom method, strategy, aggregation",
+    "guides/participation.md": "client sampling, client selection, sampler, partial participation, availability",
+    "guides/schedules.md": "learning rate schedule, lr schedule, scheduler, cosine, warmup, warm-up",
+    "guides/local-optimizer.md": "optimizer, local optimizer, momentum, adam, adamw, nesterov",
+    "guides/per-client.md": "fairness, per-client accuracy, client metrics, personalization, personalisation",
+    "guides/trackers.md": "wandb, weights and biases, tensorboard, mlflow, logging, notebook, jupyter, dataframe",
+    "guides/resume-and-verify.md": "checkpoint, --allow-code, restart, preemption, crash",
+    "guides/sweep-and-tune.md": "hyperparameter, hyper-parameter search, grid search, optuna, early stopping",
+    "guides/report.md": "latex table, figure, plot, significance, t-test",
+    "guides/slurm.md": "cluster, distributed, multiprocessing",
+}
+"""What users search for, by the page that answers it: main entries of the index, which a search lists first."""
 TUTORIAL = re.compile(r"/tutorials/\d+-[^/]*\.md$")
 HEADING = re.compile(r"^## (.+)$", re.M)
 
@@ -81,7 +98,9 @@ class Stage:
     def page(self, source: Path, text: str | None = None) -> None:
         """Add a document of the repository with its links rewritten, and copies of linked files that are not pages."""
         here = source.relative_to(ROOT).as_posix()
-        self.write(place(here), self.linked(source.read_text("utf-8") if text is None else text, here, place(here)))
+        name = place(here)
+        body = self.linked(source.read_text("utf-8") if text is None else text, here, name)
+        self.write(name, searched(name) + body)
 
     def linked(self, text: str, here: str, to: str) -> str:
         """Rewrite the links of a text, which are relative to a file of the repository, for a page of the site."""
@@ -111,6 +130,14 @@ class Stage:
                 path.unlink()
             elif path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
+
+
+def searched(name: str) -> str:
+    """Return the lines before a page that tell the site's search how to find it."""
+    if name.startswith(NOT_SEARCHED):
+        return "---\nnosearch: true\n---\n"
+    words = KEYWORDS.get(name)
+    return marks.block("", f"{{index}} !{words.replace(', ', ', !')}") if words else ""
 
 
 def documents() -> list[Path]:

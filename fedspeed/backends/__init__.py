@@ -57,6 +57,9 @@ class Backend(Protocol):
         Optional in a class from outside the package: they are computed in this process.
         """
 
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Return every client's score of a vector after local steps, `personalise.personalised`; optional as above."""
+
     def close(self) -> None:
         """Stop everything that was started; may be called twice."""
 

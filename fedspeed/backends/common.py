@@ -12,6 +12,7 @@ import torch
 
 from ..client.engines import make_engine
 from ..client.evaluate import Score, Sums, client_slices, score_clients, score_slice, slices, total
+from ..client.personalise import personalised
 from ..client.trees import tree_leaves
 from ..client.work import Failed, Job, Work
 from ..errors import ClientFailed, Diverged, UserError
@@ -64,7 +65,9 @@ SCORERS: dict[str, Callable[..., Any]] = {"evaluate": score_slice, "evaluate_cli
 
 
 def score_pieces(work: Work, x: torch.Tensor, what: str, pieces: list[Piece], *about: Any) -> list[Any]:
-    """Evaluate a vector on some pieces in a worker; `what` is a key of `SCORERS`."""
+    """Evaluate a vector on some pieces in a worker; `what` is a key of `SCORERS`, or `personalise` (of clients)."""
+    if what == "personalise":
+        return [personalised(work, x, client, *about) for client, _ in pieces]
     return [SCORERS[what](work.flat, x, work.data, work.loss, a, b, *about) for a, b in pieces]
 
 
@@ -92,6 +95,10 @@ class RemoteBackend:
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
         """Return sums over the slices of all clients' data, in order."""
         return self._spread(x, client_slices(self.work.data), "evaluate_clients")
+
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Return the personalised score of every client, in order."""
+        return self._spread(x, [(i, i + 1) for i in range(self.work.data.clients)], "personalise", t, lr)
 
     def _spread(self, x: torch.Tensor, pieces: list[Piece], what: str, *about: Any) -> list[Any]:
         """Have the workers evaluate the pieces, and return one answer per piece.

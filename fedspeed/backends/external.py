@@ -11,7 +11,7 @@ from ..client.evaluate import Score, Sums
 from ..client.work import Failed, Job, Reply, Work
 from ..errors import Diverged, UserError, one_line
 from . import REQUIRED
-from .serial import evaluate_clients
+from .serial import evaluate_clients, personalise
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,10 @@ class CheckedBackend:
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
         """Return sums over the slices of all clients' data, computed in this process."""
         return evaluate_clients(self.work, x)
+
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Return the personalised score of every client, computed in this process."""
+        return personalise(self.work, x, t, lr)
 
     def close(self) -> None:
         """Close the back end inside; a failure is a warning and does not change the run."""

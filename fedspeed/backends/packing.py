@@ -24,26 +24,33 @@ from ..client.flat_model import FlatModel
 from ..client.trees import tree_map
 from ..client.work import Work
 from ..config.plan import Plan
+from ..config.spec import SETTINGS, Spec
 from ..errors import UserError
-from ..methods import find_method, from_text
+from ..methods import find_method, from_code
 from ..methods.base import Method
-from ..utils.registry import LOADED, TEXTS, load_text
+from ..utils.own_code import Code
+from ..utils.registry import CODES, file_of, loaded_in, run_code
 from .shared_memory import ALIGN, Slot, lay_out
 
 TENSORS = ("x", "y", "x_test", "y_test")
-"""Large fields of `Federated`, which a back end shares between its workers instead of pickling them."""
+"""Large fields of `Federated`, which a back end shares between its workers instead of pickling them.
+
+Inputs on disk are pickled: that is the names of their files, which every worker opens itself.
+"""
+SERVER_ONLY = ("cohort",)
+"""Settings that only the server reads: a worker has their default, so that objects need not be sent."""
 
 
-def sources(method: Method) -> list[tuple[str, bytes]]:
+def sources(method: Method) -> list[tuple[str, Code | None]]:
     """Return the classes of a method that come from outside, with their code if it is a user's file; loaded first."""
-    own = [(method.source, TEXTS.get(method.code, b""))] if method.source else []
+    own = [(method.source, CODES.get(method.code))] if method.source else []
     return own + [pair for value in method.fields().values() if isinstance(value, Method) for pair in sources(value)]
 
 
-def files(*pickles: bytes) -> list[tuple[str, bytes]]:
-    """Return the user's files that pickles name, of a model for example, and their code; loaded first too."""
-    found = [about for name, about in LOADED.items() if any(name.encode() in each for each in pickles)]
-    return [(file, TEXTS[code]) for file, code in found]
+def setting_files(plan: Plan) -> list[tuple[str, Code]]:
+    """Return the user's files that settings of a plan name, and their code; a worker elsewhere may not have them."""
+    specs = [value for value in (getattr(plan, key) for key in SETTINGS) if isinstance(value, Spec)]
+    return [(file_of(spec.name), CODES[spec.code]) for spec in specs if file_of(spec.name)]
 
 
 class Packed(NamedTuple):
@@ -62,27 +69,28 @@ class Packed(NamedTuple):
 
 def pack(work: Work, backend: str = "process") -> Packed:
     """Pack everything that a worker needs; a UserError names the part that cannot be sent, and the back end."""
-    tensors = {k: getattr(work.data, k) for k in TENSORS if getattr(work.data, k) is not None}
+    tensors = {k: a for k in TENSORS if isinstance(a := getattr(work.data, k), torch.Tensor)}  # not those on disk
     empty: dict[str, Any] = {name: torch.empty(0) for name in tensors}
     with work.flat.detached():
         parts = {"method": work.method, "loss": work.loss, "model": work.flat.model}
         pickled = {name: check_picklable(name, value, backend) for name, value in parts.items()}
-    plan = Plan(**{name: getattr(work.plan, name) for name in Plan.__dataclass_fields__})  # it may be a Config
+    fields = {name: getattr(work.plan, name) for name in Plan.__dataclass_fields__ if name not in SERVER_ONLY}
+    plan = Plan(**fields)  # it may be a Config
     rest = {"data": replace(work.data, **empty), "shapes": work.shapes, "plan": plan}
     pickled |= {name: check_picklable(name, value, backend) for name, value in rest.items()}
     main = next(filter(None, map(in_main, pickled.values())), "")
-    code = sources(work.method), files(*pickled.values())
+    code = sources(work.method), [*setting_files(plan), *loaded_in(*pickled.values())]  # executed before the rest
     return Packed(pickle.dumps((*code, work.flat.no_decay, pickled)), tensors, main)
 
 
 def unpack(packed: bytes, tensors: dict[str, torch.Tensor]) -> Work:
     """Return the work from its bytes and the data's tensors."""
     own, others, no_decay, pickled = pickle.loads(packed)
-    for source, text in own:
+    for source, code in own:
         path, _, cls = source.rpartition(":")
-        from_text(Path(path), cls, text) if text else find_method(source)
-    for file, text in others:
-        load_text(Path(file), text)
+        from_code(Path(path), cls, code) if code else find_method(source)
+    for file, code in others:
+        run_code(Path(file), code)
     parts = {name: pickle.loads(part) for name, part in pickled.items()}
     data = replace(parts["data"], **tensors)
     flat = FlatModel(parts["model"], no_decay, parts["plan"].keeps_statistics)

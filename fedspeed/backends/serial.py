@@ -10,6 +10,7 @@ import torch
 
 from ..client.engines import make_engine
 from ..client.evaluate import Score, Sums, client_slices, evaluate, score_clients
+from ..client.personalise import personalised
 from ..client.trees import one_thread
 from ..client.work import Failed, Job, Reply, Work
 from ..utils.devices import deterministic, preserve_rng
@@ -38,6 +39,10 @@ class Serial:
         """Return sums over the slices of all clients' data, in order."""
         return evaluate_clients(self.work, x)
 
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Return the personalised score of every client, in order."""
+        return personalise(self.work, x, t, lr)
+
     def close(self) -> None:
         """Do nothing: no worker was started."""
 
@@ -46,6 +51,12 @@ def evaluate_clients(work: Work, x: torch.Tensor) -> list[Sums]:
     """Return sums of a vector's scores over the slices of all clients' data, computed in this process."""
     with alone(work):
         return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
+
+
+def personalise(work: Work, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+    """Return the personalised scores of a vector, client by client, computed in this process."""
+    with alone(work):
+        return [personalised(work, x, i, t, lr) for i in range(work.data.clients)]
 
 
 def keep_freed() -> None:

@@ -44,6 +44,7 @@ GROUPS = {
         "export": "export runs to TensorBoard, Weights & Biases, MLflow, CSV or Parquet",
     },
     "look": {
+        "runs": "list runs: method, data, rounds, score, what became of them",
         "show": "print the summary and the curve of a run, finished or in progress",
         "watch": "follow runs in progress, on a page or in the terminal",
         "explain": "diagnose a run: what is wrong, the likely cause, what to try",
@@ -66,6 +67,56 @@ GROUPS = {
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 MODULES = {"extend": "resume"}
 """Commands whose module has another name."""
+
+_OPTIMIZER = "--local-optimizer adam for the clients' steps, --method NAME for the algorithm"
+_GPU = "--device cuda computes on a GPU, --ray-gpus 0.5 gives each Ray worker a share of one"
+_LOG = "--log wandb, tensorboard, mlflow or csv sends every round to a tracker"
+_SPLIT = "--split dirichlet:0.3 for skewed labels, --split iid for none"
+_PERSONAL = "--client-metrics every=10,personalised=5 scores models after five local steps of each client"
+_COHORT = "--cohort cyclic, weighted:samples, availability:FILE or file.py:NAME chooses who takes part"
+_ACTIVE = "--active is the number of clients in a round, not a share"
+ANSWERS = {
+    "optimizer": _OPTIMIZER,
+    "optim": _OPTIMIZER,
+    "gpus": _GPU,
+    "num_gpus": _GPU,
+    "wandb": _LOG,
+    "tensorboard": _LOG,
+    "mlflow": _LOG,
+    "noniid": _SPLIT,
+    "non_iid": _SPLIT,
+    "iid": _SPLIT,
+    "dirichlet": _SPLIT,
+    "alpha": f"{_SPLIT}; a field alpha of the method: --set alpha=VALUE",
+    "sampler": _COHORT,
+    "client_sampling": _COHORT,
+    "client_selection": _COHORT,
+    "frac": _ACTIVE,
+    "join_ratio": _ACTIVE,
+    "fraction": _ACTIVE,
+    "server_lr": "the server's rate is a field of the method: --set eta_g=VALUE",
+    "lr_step": "--lr-schedule step:30,60:0.1",
+    "aggregator": "the server sees the mean of the replies alone; --weighting samples weights it",
+    "defense": "the server sees the mean of the replies alone, so medians and Krum are not possible",
+    "config": "a config file needs no option: fedspeed run FILE.toml",
+    "name": "--out runs/NAME names the run's directory",
+    "dry_run": "--rounds 1 tries a setting; `fedspeed tune --dry-run` prices a search",
+    "parallel": "--workers N trains clients side by side, `fedspeed compare --jobs N` runs",
+    "fine_tune": _PERSONAL,
+    "personalize": _PERSONAL,
+    "personalise": _PERSONAL,
+    "finetune": _PERSONAL,
+    "async": "rounds are synchronous; --stragglers and --network simulate slow clients",
+    "asynchronous": "rounds are synchronous; --stragglers and --network simulate slow clients",
+    "seeds": "a run has one --seed; `fedspeed compare METHOD --seeds 3` runs several",
+    "checkpoint": "every run has checkpoints: `fedspeed resume RUN`; --checkpoint-every N, --keep-every N",
+    "save_model": "every run keeps its model in its directory",
+    "fp16": "--precision bfloat16",
+    "amp": "--precision bfloat16",
+    "verbose": "progress is shown unless --quiet; --traceback shows where an error is",
+    "val_split": "--validation 0.1 sets data aside to choose rounds on",
+}
+"""Options that other programs have and no option here is spelled like, and what to use instead."""
 
 EPILOG = """\
 examples:
@@ -102,7 +153,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **how})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}; {self._hint(message)}see `{self.prog} --help`")
+        hint = self._hint(message)
+        short = message.partition(" (choose from")[0] if hint else message
+        raise UserError(f"{short}; {hint}see `{self.prog} --help`")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; an unknown option is an error of the command it was given to, which can suggest its own options."""
@@ -139,18 +192,23 @@ class Parser(argparse.ArgumentParser):
         _, wrong, word = message.partition(": invalid choice: ")
         if wrong:
             near = nearest(word.split("'")[1], self.inner())
-            return f"did you mean {near!r}? " if near else ""
+            return f"did you mean {near!r}? " if near else "expected one that its help lists; "
         option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
         name = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--"):
             return ""
         from ..methods import METHODS  # imported late, because it imports every method
+        from ..methods.local_optimizers import OPTIMIZERS, optimizer_text
 
         known = {flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions if flag[:2] == "--"}
+        if name in known:
+            return f"did you mean --{name.replace('_', '-')}? "
+        if "method" in known and name in ANSWERS:
+            return f"{ANSWERS[name]}; "
         if "set" in known and any(name in vars(cls()) for cls in METHODS.values()):
-            return f"it is a field of a method: --set method.{name}=VALUE; "
-        if "method" in known and name == "momentum":
-            return "clients have no momentum unless their method adds it: --method fedcm; "
+            return f"it is a field of a method: --set {name}=VALUE; "
+        if "local_optimizer" in known and name in OPTIMIZERS:
+            return f"it is a local optimiser: --local-optimizer {optimizer_text(name)}; "
         near = nearest(name, known)
         return f"did you mean --{near.replace('_', '-')}? " if near else ""
 
@@ -202,6 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM. A closed pipe (`| head -1`) does
     not stop a command; output that cannot be written is reported as an error at the end.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how to complete a word
+        _complete()
     from .output import outlets, terminable
 
     with outlets() as out:
@@ -220,10 +280,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 143 if terminated and code == 130 else code
 
 
+def _complete() -> None:
+    """Print completions of the command line in the variables that argcomplete's shell function sets, and exit."""
+    import argcomplete  # of the extra `completion`; the shell asks only where it is installed
+
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+    for action in (action for one in (parser, *parser.inner().values()) for action in one._actions):
+        if names := COMPLETED.get(action.dest):
+            action.completer = names  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser)
+
+
+def _methods(**_: Any) -> list[str]:
+    from ..methods import METHODS
+
+    return list(METHODS)
+
+
+COMPLETED = {"method": _methods, "methods": _methods}
+"""Arguments with values that a shell can complete, and functions that return them."""
+
+
 def _main(argv: Sequence[str] | None) -> int:
     """Run a command; turn every error into one line and an exit code."""
     try:
         words = sys.argv[1:] if argv is None else list(argv)
+        if words[:1] == ["help"]:
+            words = [*words[1:2], "--help"]
+        elif words == ["version"]:
+            words = ["--version"]
         parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
         args = parser.parse_args(words)
         args.argv = words

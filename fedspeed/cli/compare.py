@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
-from ..config.stopping import goal_accuracy
 from ..config.warmup import shared
 from ..errors import UserError
-from ..experiments.batch import folder_name, one_command
-from ..experiments.sweep import Planned, rows_of, seed_tasks, tasks_of
+from ..experiments.batch import one_command
+from ..experiments.compare import planned_runs
+from ..experiments.sweep import rows_of, tasks_of
 from ..methods import METHODS, WRAPPERS, build
 from ..report import tables
 from ..report.figures import chart
+from ..report.labels import find_label
+from ..report.tables import CLIENTS
 from ..runs.directory import RunDir
-from . import many_runs, method_syntax, options
+from . import many_runs, method_syntax, options, report
 from .methods import grouped
 from .output import width
 
@@ -63,6 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     many_runs.configure(parser)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
+    report.add_look(parser)
     options.configure(parser, seeds=True)
 
 
@@ -77,22 +80,23 @@ def main(args: argparse.Namespace, console: Console) -> int:
         other = next(text for text in args.methods if text not in folders)
         raise UserError(f"compare: expected methods to run or folders of runs, got both ({other}, {folders[0]})")
     failed: dict[str, str] = {}
+    look = report.look_of(args)
     if folders:
         rows, out = _read(args, out, [Path(text) for text in folders], console if show else None)
-        result = Comparison(rows, args.targets or configured_targets(rows), args.baseline)
+        targets = args.targets or configured_targets(rows)
+        look.check([row.label for row in rows], targets, [column.name for column in tables.client_columns(rows)])
+        result = Comparison(rows, targets, args.baseline, look)
         result.write(out)
     else:
         with one_command(out):
             rows, failed, targets = _run(args, out, console, show)
-            lost = failed and args.baseline not in [
-                row.label for row in rows
-            ]  # all its runs failed, which was reported
-            result = Comparison(rows, targets, "" if lost else args.baseline)
+            lost = failed and not find_label(args.baseline, [row.label for row in rows])  # all its runs failed
+            result = Comparison(rows, targets, "" if lost else args.baseline, look)
             result.write(out)
     if args.json:
         console.print_json(json.dumps({"out": str(out), **result.data(), "failed": failed}))
     elif show:
-        show_comparison(result, console, out)
+        show_comparison(result.named(papers=False), console, out)
         page = shlex.join(["fedspeed", "report", *(folders or [str(out)])])
         console.print(f"next: {page}   (one page: who wins, by how much, is it real, at what cost)")
     return 2 if failed else 0
@@ -148,29 +152,31 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
     if show:
         options.print_presets(console, tables)
     names = [text for text, _ in tables]
-    if args.baseline and args.baseline not in names:
+    if args.baseline and not find_label(args.baseline, names):
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
-    folders = [f"{folder_name(name)}-s{seed}" for seed in seeds for name in names]
-    twice = next((name for name in folders if folders.count(name) > 1), "")
-    if twice:
-        raise UserError(f"compare: expected different methods and seeds, got {twice} twice; leave one out")
     how = {"overwrite": args.overwrite, "log": args.log}
-    configs = {text: {seed: Config.from_dict({**own, "seed": seed}) for seed in seeds} for text, own in tables}
-    planned = [Planned(text, {}, seed_tasks(text, own, out, **how)) for text, own in configs.items()]
+    planned, targets = planned_runs(tables, seeds, out, **how)
+    report.look_of(args).check(names, targets, _of_clients(str(base.get("client_metrics", ""))))
     failed = many_runs.make(args, tasks_of(planned), out, console, show)
-    first = configs[names[0]][seeds[0]]  # targets are the same for all
-    return rows_of("compare", planned, failed), failed, sorted({*first.targets, *goal_accuracy(first.stop_at)})
+    return rows_of("compare", planned, failed), failed, targets
+
+
+def _of_clients(measured: str) -> list[str]:
+    """Return the columns of scores over clients that runs with this setting of `client_metrics` have."""
+    return [name for name in CLIENTS if measured and (name != "personalised" or name in measured)]
 
 
 def base_tables(args: argparse.Namespace) -> dict[str, Any]:
     """Return the config of all methods, with one learning-rate decay unless --paper-decay is given."""
     for text in args.sets:
-        if text.strip().startswith("method."):
+        if options.parse_set(text)[0] == "method":
             raise UserError(f"--set: {args.command} has several methods, got {text!r}; write fedspeed:rho=0.05 instead")
     if (paper := getattr(args, "paper_decay", False)) and args.lr_decay is not None:
         raise UserError("--paper-decay and --lr-decay: expected one of them, got both; leave one out")
     base = options.tables(args)
     base.pop("method", None)
+    if paper and base.get("lr_schedule"):
+        raise UserError("--paper-decay and --lr-schedule: expected one of them, got both; leave one out")
     if paper:
         base["lr_decay"] = 0.0  # 0: the paper's decay of each method
     return base
@@ -178,7 +184,7 @@ def base_tables(args: argparse.Namespace) -> dict[str, Any]:
 
 def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[tuple[str, dict[str, Any]]]:
     """Return every method's text and config; `all` is every method that accepts the setting, the others are printed."""
-    asked = [(text, name) for text in given for name in (METHODS if text == "all" else (text,))]
+    asked = [(text, name) for text in given for name in (METHODS if text == "all" else (method_syntax.lowered(text),))]
     scheduled = base.get("warmup") or base.get("follow_lr")
     rivals = {name: build(method_syntax.parse_method(name)) for _, name in asked} if scheduled else {}
     found: list[tuple[str, dict[str, Any]]] = []
@@ -220,17 +226,15 @@ def _show_groups(groups: Groups, console: Console) -> None:
     console.print()
 
 
-FILES = "table.md, .csv, .tex and .json; accuracy.png, .svg and .pdf"
-
-
 def show_comparison(found: Comparison, console: Console, out: Path) -> None:
     """Print table, differences and chart; columns that do not fit are named."""
     wide = width(console)
-    keep = [column.keep for column in tables.columns(found.rows, found.targets)]
+    keep = [column.keep for column in found.columns]
     rest = []
     if found.gaps:
         gaps = tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0]
         rest = ["", textwrap.fill(f"{found.question}:", wide), gaps]
     drawing = chart(found.rows, console.width)
     rest += ["", drawing] if drawing else []
-    many_runs.print_table(console, found.table, keep, [found.note, found.settings], rest, FILES, out)
+    files = f"table.md, .csv, .tex and .json; {found.figure_name}.png, .svg and .pdf"
+    many_runs.print_table(console, found.table, keep, [found.note, found.settings], rest, files, out)

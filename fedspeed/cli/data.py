@@ -69,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--clients", type=int, metavar="N", help="default 100, or as many as the data have (natural)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
     show.add_argument("--validation", default="", metavar="SPEC", help="0.1, clients:0.1 or clients:5; default none")
+    show.add_argument("--client-test", default="", metavar="SPEC", help="0.2 of every client, or own; default none")
     show.add_argument(
         "--augment", default="", metavar="TEXT", help="as in `run`; default paper, none for your own data"
     )
@@ -111,7 +112,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.sets:
         name, value = split_pair(text, "--set", "OPTION=VALUE")
         key = name.removeprefix("data.")
-        if key in ("name", "split", "clients", "seed", "augment", "data_dir", "validation", "progress"):
+        if key in ("name", "split", "clients", "seed", "augment", "data_dir", "validation", "client_test", "progress"):
             raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
         found[key] = parse_value(value)
     return found
@@ -149,6 +150,7 @@ def _show(args: argparse.Namespace, console: Console) -> int:
             augment=args.augment,
             data_dir=args.data_dir,
             validation=args.validation,
+            client_test=args.client_test,
             progress=shown.on_progress,
             **_options(args),
         )
@@ -184,6 +186,11 @@ def _print(s: Summary, console: Console) -> None:
     console.out(f"split         {s.split} over {s.clients} clients")
     if s.validation_samples:
         console.out(f"validation    {s.validation_samples:,} training samples, which no client trains on")
+    if s.client_tests is not None:
+        none = int((s.client_tests == 0).sum())
+        console.out(
+            f"client tests  {s.client_tests.sum():,} samples, of {s.clients - none} clients; {none} have no test part"
+        )
     console.out(f"sizes         {low} to {high} samples per client, median {middle}")
     if s.classes > 1:
         console.out(
@@ -208,6 +215,7 @@ def _json(s: Summary) -> str:
             "samples": s.samples,
             "test_samples": s.test_samples,
             "validation_samples": s.validation_samples,
+            **({} if s.client_tests is None else {"client_tests": s.client_tests.tolist()}),
             "sizes": s.sizes.tolist(),
             "half_mass": s.half.tolist(),
             "augmentation": s.augmentation,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..report.explain import Health, examine, series
 from ..runs.diagnosis import MEANING
 from ..runs.directory import RunDir
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the run."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", help="the run directory")
+    options.allow_code(parser, executes=False)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
+from ..config.lr_schedule import shown
 from ..config.presets import paper_decay
 from ..experiments.grid import parse_value
 from ..runs.config_file import read_config
@@ -25,8 +26,8 @@ RUN's own bits. It starts from RUN's last checkpoint of at most N rounds (the la
 repeats the rounds up to N as RUN did.
 
 Changes apply from round N + 1 on. The rate of round t + 1 is lr * lr_decay^t for every t, so --set lr=0.05 is the rate
-that round 1 would have had; a warm-up counts from round 1. Settings that the shared rounds depend on cannot be changed:
-model, data, split, clients, seed, cohorts, the method (its numbers can).
+that round 1 would have had; a schedule (lr_schedule) and a warm-up count from round 1. Settings that the shared rounds
+depend on cannot be changed: model, data, split, clients, seed, cohorts, the method (its numbers can).
 
 examples:
   fedspeed fork runs/NAME --at 300 --set lr=0.05
@@ -86,5 +87,6 @@ def _print_start(console: Console, path: Path, at: int, old: Config, new: Config
         where = f"checkpoint of round {begun}" if begun else "start"
         console.print(f"no checkpoint of round {at} is kept: rounds {begun + 1} to {at} are run again from the {where}")
     then, now = (config.rate(at, paper_decay(config.method)) for config in (old, new))
+    how = f"lr_schedule {shown(new.lr_schedule)}" if new.lr_schedule else f"lr * decay^{at}"
     if then != now:
-        console.print(f"the rate of round {at + 1} is {now:.4g}, it was {then:.4g} (lr * decay^{at}, warm-up included)")
+        console.print(f"the rate of round {at + 1} is {now:.4g}, it was {then:.4g} ({how}, warm-up included)")

@@ -10,7 +10,7 @@ import tomli_w
 
 from ..errors import UserError
 from ..experiments.grid import parse_value
-from ..methods import WRAPPERS, find_method
+from ..methods import METHODS, WRAPPERS, find_method
 from ..methods.base import Method
 
 
@@ -62,7 +62,19 @@ def _written(name: str, fields: dict[str, Any]) -> str:
 
 def chain(text: str) -> list[str]:
     """Split `fedspeed:rho=0+topk:0.01+dp` into the method and the wrappers around it, inside first."""
-    return re.split(rf"\+(?=(?:{'|'.join(WRAPPERS)})(?:[:+]|$))", text)
+    return re.split(rf"\+(?=(?:{'|'.join(WRAPPERS)})(?:[:+]|$))", text, flags=re.IGNORECASE)
+
+
+def lowered(text: str) -> str:
+    """Return a text with the package's methods in their one spelling, which labels and folders have.
+
+    Example:
+        >>> lowered("FedSpeed:rho=0+TopK:0.1"), lowered("own.py:Mine")
+        ('fedspeed:rho=0+topk:0.1', 'own.py:Mine')
+    """
+    parts = (part.partition(":") for part in chain(text))
+    known = METHODS | WRAPPERS
+    return "+".join(f"{n.lower() if n.lower() in known else n}{colon}{rest}" for n, colon, rest in parts)
 
 
 def parse_method(text: str) -> dict[str, Any]:
@@ -86,7 +98,11 @@ def _method(text: str) -> dict[str, Any]:
     name, _, given = text.partition(":")
     if name.endswith(".py"):
         cls, _, given = given.partition(":")
-        name = f"{name}:{cls}"
+        name = f"{name}:{cls}" if cls else name
+    elif "," in name:
+        raise UserError(f"method {text!r}: expected one method, found a comma; separate methods by blanks")
+    elif name.lower() in (METHODS | WRAPPERS):
+        name = name.lower()
     fields: dict[str, Any] = {"name": name}
     for number, part in enumerate(given.split(",") if given else []):
         key, found, value = part.partition("=")

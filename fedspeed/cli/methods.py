@@ -168,6 +168,8 @@ def _explain(name: str, console: Console) -> None:
     console.print(f"\n{kind}server keeps {c.server}; client keeps {c.client}; {c.down} vector(s) down, {c.up} up; "
                   f"{c.grads:.3g} gradient(s) per step; the paper's lr_decay {paper_decay(method)} "
                   f"(--preset paper; the default of a run is {Plan.lr_decay:g})")  # fmt: skip
+    if why := method.reads_gradient_from_D:
+        console.print(f"needs --local-optimizer sgd: {why}")
     table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)

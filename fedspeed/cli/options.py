@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.config import TABLES, Config, apply_preset, read_tables, without_augment
+from ..config.config import NAMED, TABLES, Config, apply_preset, read_tables, without_augment
 from ..config.plan import Plan, fidelity
 from ..config.presets import PRESETS, THEIR_DATA
-from ..errors import UserError, unknown
+from ..config.spec import FROM_FILES, Spec
+from ..errors import UserError, nearest, unknown
 from ..experiments.grid import parse_value
-from ..methods import build
-from .method_syntax import chain, parse_method, split_pair, toml_value
+from ..methods import METHODS, WRAPPERS, build, class_of
+from ..utils.registry import file_of
+from .method_syntax import parse_method, split_pair, toml_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +37,13 @@ def _groups() -> dict[str, list[str]]:
 
 
 GROUPS = _groups()
-WORDS = {"warmup": "FIELD=N,..", "follow_lr": "FIELD,..", "stop_at": "SCORE=X", "max_time": "TIME"}
+WORDS = {
+    "lr_schedule": "NAME:..",
+    "warmup": "FIELD=N,..",
+    "follow_lr": "FIELD,..",
+    "stop_at": "SCORE=X",
+    "max_time": "TIME",
+}
 """Options that take text, and their placeholders in `--help`."""
 
 
@@ -56,8 +64,8 @@ def configure(parser: argparse.ArgumentParser, seeds: bool = False) -> None:
                 continue
             add_field(group, name, fields[name])
     out = parser.add_argument_group("files and output")
-    own = "a field of the method, model or data: method.rho=0.05, model.hidden=[32,32], data.alpha=1"
-    out.add_argument("--set", action="append", default=[], metavar="WHAT.FIELD=VALUE", dest="sets", help=own)
+    own = "a field of method, model, data or a file: rho=0.05 (or method.rho=0.05), model.hidden=[32,32], cohort.d=9"
+    out.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="sets", help=own)
     out.add_argument("--out", metavar="DIR", help="where to write (default: a new folder under runs/)")
     out.add_argument("--overwrite", action="store_true", help="replace a run that DIR already holds")
     log(out)
@@ -71,13 +79,18 @@ def log(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument("--log", action="append", default=[], metavar="NAME", help=about)
 
 
-def allow_code(parser: argparse.ArgumentParser) -> None:
-    """Add --allow-code, for commands that read a run directory, which may come from another person."""
-    parser.add_argument(
-        "--allow-code",
-        action="store_true",
-        help="execute the Python file that the run's config names (file.py:Class); only if you trust it",
+def allow_code(parser: argparse.ArgumentParser, executes: bool = True) -> None:
+    """Add --allow-code, for commands that read a run directory, which may come from another person.
+
+    Args:
+        executes: whether the command executes code at all; one that does not takes the option, and needs it never.
+    """
+    about = (
+        "execute the Python files that the run's config names (file.py:Class); only if you trust them; a run that you "
+        "made here needs no option"
     )
+    help_text = about if executes else "taken as by other commands of a run; nothing is executed here"
+    parser.add_argument("--allow-code", action="store_true", help=help_text)
 
 
 def add_field(group: argparse._ArgumentGroup, name: str, field: dataclasses.Field[Any]) -> None:
@@ -108,9 +121,17 @@ def _typed(kind: type) -> Any:
             return kind(text)
         except ValueError:
             wanted = {int: "a whole number", float: "a number"}[kind]
-            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}") from None
+            note = "; it is a number, not a share" if kind is int and _fraction(text) else ""
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}{note}") from None
 
     return convert
+
+
+def _fraction(text: str) -> bool:
+    """Return whether a text is a number between 0 and 1."""
+    with suppress(ValueError):
+        return 0 < float(text) < 1
+    return False
 
 
 def accuracies(text: str) -> list[float]:
@@ -127,31 +148,41 @@ def accuracies(text: str) -> list[float]:
 
 def tables(args: argparse.Namespace) -> dict[str, Any]:
     """Return the tables of the TOML file, if any, with the command line's options on top."""
+    _accept_method(args)
     given: dict[str, Any] = read_tables(Path(args.file)) if getattr(args, "file", None) else {}
     for name in ("method", *(name for names in GROUPS.values() for name in names)):
         value = getattr(args, name, None)
         if value is None:
             continue
-        if name == "method" and len(chain(value)) > 1:
-            given[name] = parse_method(value)
-        else:
-            if name == "data":
-                given = without_augment(given, _name(given.get(name)), value)
-            given[name] = {**_own(given, name, value), "name": value} if name in TABLES else value
+        named = parse_method(value) if name == "method" else {"name": value}
+        if name == "data":
+            given = without_augment(given, _name(given.get(name)), value)
+        given[name] = {**_own(given, name, named["name"]), **named} if name in TABLES else value
     if args.local_epochs is not None:
         if args.local_steps:
             raise UserError("--local-epochs and --local-steps: expected one of them, got both; leave one out")
         given["local_steps"] = 0  # otherwise the file's local_steps would win
+    for name in ("ray_address", "ray_cpus", "ray_gpus"):
+        if getattr(args, name, None) and given.get("backend") != "ray":
+            raise UserError(f"--{name.replace('_', '-')}: expected --backend ray, found another; add it")
     for text in args.sets:
-        target, key, value = parse_set(text)
-        table = given.get(target, {})
-        if not isinstance(table, dict | str):
-            raise UserError(f"config: {target} must be a name or a table, got {table!r}; correct it in {args.file}")
-        given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
-    for target, name in TABLES.items():
+        _set(given, text, args)
+    for target, name in NAMED.items():
         if isinstance(given.get(target), dict):
             given[target].setdefault("name", name)
     return given
+
+
+def _set(given: dict[str, Any], text: str, args: argparse.Namespace) -> None:
+    """Write the value of one `--set` into the tables."""
+    target, key, value = parse_set(text, given.get("method", TABLES["method"]))
+    if not target:
+        given[key] = value
+        return
+    table = given.get(target, {})
+    if not isinstance(table, dict | str):
+        raise UserError(f"config: {target} must be a name or a table, got {table!r}; correct it in {args.file}")
+    given[target] = {**({"name": table} if isinstance(table, str) else table), key: value}
 
 
 def as_given(config: Config) -> list[str]:
@@ -165,7 +196,7 @@ def as_given(config: Config) -> list[str]:
     found: list[str] = []
     usual = Config(data=config.data)  # the data decide the default of augment
     left_open = {field.name: field.default for field in dataclasses.fields(Config)}
-    for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed")):
+    for name in (name for names in GROUPS.values() for name in names if name not in ("preset", "seed", "keep_every")):
         value = getattr(config, name)
         default = getattr(usual if name == "augment" else Config(), name)
         flag = "--" + name.replace("_", "-")
@@ -173,11 +204,13 @@ def as_given(config: Config) -> list[str]:
             continue
         if name in TABLES:
             found += [flag, value.name] if value.name != default.name else []
+        elif isinstance(value, Spec):
+            found += [flag, value.name]
         elif value != default and isinstance(value, bool):
             found += [flag if value else flag.replace("--", "--no-", 1)]
         elif value != default:
             found += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    for target in ("data", "model"):
+    for target in ("data", "model", *(key for key in FROM_FILES if isinstance(getattr(config, key), Spec))):
         found += [part for key, value in getattr(config, target).options.items()
                   for part in ("--set", f"{target}.{key}={toml_value(value)}")]  # fmt: skip
     return found
@@ -194,16 +227,51 @@ def _own(given: dict[str, Any], key: str, name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) and table.get("name", name) == name else {}
 
 
-def parse_set(text: str) -> tuple[str, str, Any]:
-    """Parse `method.rho=0.05` into ("method", "rho", 0.05); values are TOML, bare words are strings."""
-    expected = "WHAT.FIELD=VALUE such as method.rho=0.05"
-    path, value = split_pair(text, "--set", expected)
+def _accept_method(args: argparse.Namespace) -> None:
+    """Take `fedspeed run fedavg` for `fedspeed run --method fedavg`: `compare` has its methods there, too."""
+    word = getattr(args, "file", None)
+    if not word or word.endswith(".toml") or Path(word).exists():
+        return
+    name = parse_method(word)["name"]
+    if not file_of(name) and name not in (METHODS | WRAPPERS):
+        raise UserError(f"run {word}: expected a config file (.toml) or a method, found neither; {_hint(word)}")
+    if args.method:
+        raise UserError(f"run: expected one method, found {word} and --method {args.method}; leave one out")
+    args.file, args.method = None, word
+
+
+def _hint(word: str) -> str:
+    near = nearest(word, METHODS)
+    return f"did you mean {near}?" if near else "`fedspeed methods` lists the methods"
+
+
+def parse_set(text: str, method: Any = TABLES["method"]) -> tuple[str, str, Any]:
+    """Parse `method.rho=0.05` into ("method", "rho", 0.05); values are TOML, bare words are strings.
+
+    Args:
+        method: the method whose fields need no `method.` before them.
+
+    Example:
+        >>> parse_set("rho=0.05"), parse_set("lr=0.5")
+        (('method', 'rho', 0.05), ('', 'lr', 0.5))
+    """
+    path, value = split_pair(text, "--set", "FIELD=VALUE such as lr=0.5, rho=0.05 or model.hidden=32")
     target, dot, key = path.partition(".")
-    if not dot or not key:
-        raise UserError(f"--set: expected {expected}, got {text!r}")
-    if target not in TABLES:
-        raise unknown("--set target", target, TABLES)
-    return target, key.strip(), parse_value(value)
+    if dot and target not in NAMED:
+        raise unknown("--set target", target, NAMED)
+    if dot:
+        return target, key.strip(), parse_value(value)
+    known = {name for names in GROUPS.values() for name in names if name not in TABLES}
+    if path in known:
+        return "", path, parse_value(value)
+    own = [field.name for field in dataclasses.fields(class_of(_table(method))[0]) if field.init]
+    if path not in own:
+        raise unknown("field in --set", path, [*known, *own])
+    return "method", path, parse_value(value)
+
+
+def _table(method: Any) -> dict[str, Any]:
+    return method if isinstance(method, dict) else {"name": method}
 
 
 def preset_line(given: dict[str, Any]) -> str:

@@ -97,10 +97,10 @@ class Live(Display, Observer):
     def __init__(self, console: Console, rounds: int, title: str, show: bool = True) -> None:
         super().__init__(console, title, rounds, show, score="")
         self.rounds = rounds
-        self.last: Any = None
         self.percent = -1
         self.rounds_done = 0
         self.score = ""
+        self.tested = False
 
     def _columns(self) -> Iterable[ProgressColumn]:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -116,15 +116,16 @@ class Live(Display, Observer):
     def round(self, record: Record, run: Simulation) -> None:
         if not self.show:
             return
-        if record.test_accuracy is not None or record.test_loss is not None:
-            self.last = record
-        self.rounds_done = record.round
-        self.score = score_of(self.last) if self.last else f"train loss {short(record.train_loss)}"
+        tested = record.test_accuracy is not None or record.test_loss is not None
+        score = score_of(record) if tested else f"train loss {short(record.train_loss)}"
+        self.tested, self.rounds_done = self.tested or tested, record.round
+        if tested or not self.tested:
+            self.score = score  # the bar keeps the last test, a line is of its own round only
         if self.live:
             self.said = time.monotonic()
             self.bar.update(self.task, completed=record.round, score=self.score)
         elif record.round == self.rounds or record.round % max(1, self.rounds // LINES) == 0:
-            self._say(f"{self.title}: round {record.round}/{self.rounds}  {self.score}  {record.seconds:.2f} s")
+            self._say(f"{self.title}: round {record.round}/{self.rounds}  {score}  {record.seconds:.2f} s")
 
     def client(self, done: int, total: int) -> None:
         passed = time.monotonic() - self.said

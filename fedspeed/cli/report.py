@@ -6,19 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from ..report.comparison import Comparison
-    from ..report.run_files import Row
+    from ..report.comparison import Look
 
-FORMATS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv", "png": "png", "svg": "svg", "pdf": "pdf"}
-"""Formats, and the suffixes of their files."""
+FORMATS = ("html", "md", "latex", "csv", "png", "svg", "pdf")
 EPILOG = """\
 One file that needs no network: ranking, differences with intervals and p-values, costs, splits. Runs that are running,
 interrupted or damaged are shown with their rounds so far and left out of the tables. For papers: the same numbers as
@@ -27,7 +22,9 @@ md, latex or csv; the curves (and the differences in a second file) as png, svg 
 examples:
   fedspeed report runs/first -o report.html
   fedspeed report runs/a runs/b --baseline fedavg --targets 0.8,0.9
-  fedspeed report runs/first -o table.tex
+  fedspeed report runs/first -o table.tex --columns last5,best,gradients,mb --labels fedspeed=Ours
+  fedspeed report runs/fair -o fair.tex --columns last5,client-mean,worst10,spread      of runs with --client-metrics
+  fedspeed report runs/first -o figure.pdf --size column --title none
 """
 
 
@@ -37,67 +34,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders of them")
     parser.add_argument("-o", "--out", metavar="FILE", help="the file to write; default report.html")
     about = "default from the file's name, else html"
-    parser.add_argument("--format", choices=tuple(FORMATS), metavar="|".join(FORMATS), help=about)
+    parser.add_argument("--format", choices=FORMATS, metavar="|".join(FORMATS), help=about)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     about = "accuracies to reach; default those of the runs, else what the baseline ends with, rounded down"
     parser.add_argument("--targets", metavar="A,B", type=options.accuracies, help=about)
+    add_look(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def add_look(parser: argparse.ArgumentParser) -> None:
+    """Add the options for tables and figures in a paper."""
+    group = parser.add_argument_group("for a paper")
+    about = "columns of the table, such as last5,best,gradients; all: every one; an unknown name lists them"
+    group.add_argument("--columns", metavar="A,B", default="", help=about)
+    about = "names to show, such as fedspeed=Ours; LaTeX, figures and page write the others as their papers do"
+    group.add_argument("--labels", metavar="OLD=NEW,..", default="", help=about)
+    group.add_argument("--title", metavar="none|TEXT", help="title of the figure and the page; none leaves it out")
+    about = "size of the figure: column (3.25 inches wide), page (6.75), or inches; type is then 8 points"
+    group.add_argument("--size", metavar="column|page|WIDTHxHEIGHT", default="", help=about)
+
+
+def look_of(args: argparse.Namespace) -> Look:
+    """Return what the tables and figures show."""
+    from ..report.comparison import Look
+
+    return Look(args.columns, args.labels, args.title, args.size)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Read and compare runs; write one file, or two figures."""
-    from ..report.comparison import Comparison, targets_of
-    from ..report.page_sections import warnings
-    from ..report.run_files import collect, finished
+    from ..report.write import write_report
 
-    out, kind = _output(args)
-    rows, left_out = collect([Path(text) for text in args.runs], unfinished=True)
-    done = finished(rows)
-    found = Comparison(done, args.targets or targets_of(done, args.baseline), args.baseline)
-    written = _write(out, kind, rows, found, left_out)
+    runs = [Path(text) for text in args.runs]
+    out, kind = args.out or "", args.format or ""
+    written, notes = write_report(runs, out, kind, args.baseline, args.targets or (), look_of(args))
     if not args.quiet:
-        for text in warnings(rows, left_out):  # the page has them too, tables and figures do not
+        for text in notes:  # the page has them too, tables and figures do not
             console.print(text, style="yellow")
         for path in written:
             console.print(f"report: {path}")
     return 0
-
-
-def _output(args: argparse.Namespace) -> tuple[Path, str]:
-    """Return the file and its format; each has a default that follows from the other."""
-    by_suffix = {suffix: kind for kind, suffix in FORMATS.items()}
-    out = Path(args.out or f"report.{FORMATS[args.format or 'html']}")
-    if out.is_dir():
-        raise UserError(f"report: expected a file to write, {out} is a folder; use -o {out / 'report.html'}")
-    kind = args.format or by_suffix.get(out.suffix.lstrip(".").lower(), "")
-    if not kind:
-        known = ", ".join(f".{suffix}" for suffix in by_suffix)
-        raise UserError(f"report: expected a file that ends in {known}, got {out}; or say --format")
-    return out, kind
-
-
-def _write(out: Path, kind: str, rows: Sequence[Row], found: Comparison, left_out: Sequence[str]) -> list[Path]:
-    from ..report import tables
-    from ..utils.files import write
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if kind in ("png", "svg", "pdf"):
-        from ..report.figures import differences, draw_curves, save_as
-
-        paths = [save_as(draw_curves(found.rows, found.title), out, kind)]
-        beside = out.with_name(f"{out.stem}-differences{out.suffix}")
-        return paths + (
-            [save_as(differences(found.gaps, found.baseline, found.rows), beside, kind)] if found.gaps else []
-        )
-    if kind == "html":
-        from ..report.page import page
-
-        text = page(rows, found, left_out)
-    elif kind == "md":
-        text = found.markdown()
-    elif kind == "latex":
-        text = "\n".join(tables.tabular(*one) for one in (found.table, found.gap_table) if one[1])
-    else:
-        text = tables.csv(found.rows, found.targets)
-    write(out, text)
-    return [out]

@@ -23,7 +23,8 @@ EPILOG = """\
 A run continues from its newest checkpoint and ends with the same bits as if it had never stopped. A run without a
 checkpoint starts at round 0. A finished run stays as it is, or, with more --rounds, continues as if it had had them
 from the start. A run that a rule stopped continues if the rule is changed or dropped: --stop-at none, --patience 0,
---max-time none.
+--max-time none. Code of your own is executed from the run's copy: without a question if you made the run here, else
+with --allow-code.
 
 examples:
   fedspeed resume runs/20260101-120000-fedspeed-digits-s0

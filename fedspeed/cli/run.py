@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
+from ..config.lr_schedule import shown
 from ..config.presets import paper_decay
 from ..errors import UserError
 from ..runs.config_file import placement, read_config, same_run, trusted
@@ -18,15 +19,20 @@ from ..runs.launch import resume, run_config
 from ..runs.summary import final_summary
 from . import method_syntax, options
 from .progress import Live
+from .show import client_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = """\
+A file of yours (--method, --model, --data file.py:NAME) may import others of its folder: they are copied with it into
+the run, and `fedspeed resume` executes the copies.
+
 examples:
   fedspeed run                                             FedSpeed on digits, the paper's defaults
   fedspeed run --method fedavg --data digits --split iid --rounds 50
-  fedspeed run --method fedspeed --set method.rho=0.05 --set method.lam=100
+  fedspeed run --method fedspeed:rho=0.05,lam=100          or --set rho=0.05 --set lam=100
+  fedspeed run --lr-schedule cosine                        the rate falls to 0 over all rounds; also step:30,60:0.1, ..
   fedspeed run --warmup lr=10,rho=10                       rate and perturbation rise over ten rounds
   fedspeed run --follow-lr rho                             rho decays as the rate does: rho = eta_l in every round
   fedspeed run --stop-at accuracy=0.9 --max-time 2h        stop early; `resume` can continue
@@ -38,11 +44,12 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the config file, --method, --resume and an option per config key."""
     parser.epilog = EPILOG
-    parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config; options given here override it")
+    about = "a config, which options given here override; or a method, as --method"
+    parser.add_argument("file", nargs="?", metavar="FILE.toml", help=about)
     parser.add_argument(
-        "--method", metavar="NAME", help="method (`fedspeed methods`), or file.py:Class; default fedspeed"
+        "--method", metavar="NAME", help="method (`fedspeed methods`), or file.py:Class, with fields; default fedspeed"
     )
-    parser.add_argument("--resume", choices=["auto"], help="continue the run in --out, if there is one")
+    parser.add_argument("--resume", choices=["auto"], nargs="?", const="auto", help="continue the run in --out, if any")
     options.configure(parser)
 
 
@@ -109,7 +116,8 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
 
 def _next(config: Config) -> str:
     """Return the command that compares the run's method with another in the same setting; "" if there is none."""
-    method = method_syntax.as_text(config.method) if not config.until else None
+    long = shown(config.lr_schedule) != config.lr_schedule  # as a table of numbers that fills the screen
+    method = method_syntax.as_text(config.method) if not (config.until or long) else None
     rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
     given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]
     return shlex.join(given) if method else ""
@@ -123,15 +131,18 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
             f"best {summary['best_accuracy']:.2%} (chosen on {chosen}), "
             f"mean of last 5 {summary['mean_last5_accuracy']:.2%}"
         )
+    for line in client_lines(summary):
+        console.print(line)
     waited, spent = summary.get("checkpoint_seconds", 0.0), summary["seconds"] + summary["eval_seconds"]
     waits = f", + {waited:.1f} s waiting for checkpoints" if waited > 0.05 * (spent + waited) else ""
     virtual = f", {summary['virtual_seconds']:.1f} virtual s ({config.network})" if "virtual_seconds" in summary else ""
+    decay = shown(config.lr_schedule) or f"decay {config.lr_decay or paper_decay(config.method):g} per round"
     megabytes = (summary["bytes_down"] + summary["bytes_up"]) / 1e6
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s "
         f"(+ {summary['eval_seconds']:.1f} s of evaluation{waits}), "
         f"{megabytes:.1f} MB sent, {summary['grad_evals']:.0f} gradients{virtual}; "
-        f"lr {config.lr:g}, decay {config.lr_decay or paper_decay(config.method):g} per round"
+        f"lr {config.lr:g}, {decay}"
         f"{f', warm-up {config.warmup}' if config.warmup else ''}"
         f"{f', {config.follow_lr} as lr' if config.follow_lr else ''}; "
         f"data {summary['data_fingerprint']}, split {summary['split_fingerprint']}"

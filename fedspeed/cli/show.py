@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ..record import CLIENT_SCORES
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -49,12 +51,37 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if accuracies:
         last5 = fmean(accuracies[-5:])
         console.print(f"accuracy last {accuracies[-1]:.2%}, best {max(accuracies):.2%}, mean of last 5 {last5:.2%}")
+    for line in next((lines for r in reversed(rounds) if (lines := client_lines(r))), []):
+        console.print(line)
+    if accuracies:
         console.print(chart([Row(run.tags["method"], [files])], console.width))
     for name in ("test_loss", "train_loss"):
         values = [value for _, value in files.curve(name)]
         if values:
             console.print(f"{name.replace('_', ' '):>10} {spark(values)} {values[0]:.4g} to {values[-1]:.4g}")
     return 0
+
+
+def client_lines(found: dict[str, Any]) -> list[str]:
+    """Return the scores over clients of a record or a summary in words, a line per model; none without any.
+
+    Example:
+        >>> scores = {"accuracy_mean": 0.8, "accuracy_worst10": 0.5, "accuracy_median": 0.9, "accuracy_sd": 0.125}
+        >>> client_lines({"client_test": scores})
+        ['clients, on their own test data: accuracy mean 80.00%, worst tenth 50.00%, median 90.00%, sd 12.50%']
+    """
+    lines = []
+    for key, data in zip(CLIENT_SCORES, ("own test data", "training data"), strict=True):
+        for kind, model in (("", "clients"), ("own_", "their own models"), ("personalised_", "personalised")):
+            for score, style in (("accuracy", ".2%"), ("loss", ".4g")):
+                names = {f"{kind}{score}_{name}": name for name in ("mean", "worst10", "median", "sd")}
+                table = found.get(key, {})
+                if all(isinstance(table.get(name), int | float) for name in names):
+                    shown = ", ".join(f"{short} {table[name]:{style}}" for name, short in names.items())
+                    shown = shown.replace("worst10", "worst tenth")
+                    lines.append(f"{model}, on their {data}: {score} {shown}")
+                    break
+    return lines
 
 
 def _of(run: Source, key: str) -> str:

@@ -26,7 +26,7 @@ from .distillation import PASSES, TeacherTerm
 from .divergence import blamed
 from .evaluate import Score
 from .failures import diverged, failed
-from .local_loop import BaseOracle, own_model, step_
+from .local_loop import BaseOracle, Steps, own_model
 from .trees import all_finite, has_leaves, sum_dtype, tree_leaves, tree_map
 from .upload_digest import upload_digests
 from .work import Facts, Failed, Job, Reply, Work
@@ -107,11 +107,12 @@ class Block:
         rates = work.hooks.rates(work.local_steps(n), K)
         start = hooks.start(down, client)
         x = start.expand(len(jobs), start.shape[-1]).clone()
+        step_ = Steps(work)
         for k, positions in enumerate(batch_orders(n, work.plan.batch_size, K, keys), 1):
             self.step = k
             picked = np.take_along_axis(owned, positions, axis=1)
             self.oracle.next_step(*_gather(work.data, picked, streams), masks + k)
-            step_(x, hooks.direction(x, self.oracle, down, client), lr * rates[k - 1], work)
+            step_(x, hooks.direction(x, self.oracle, down, client), lr * rates[k - 1])
         local = Local(K, lr, n, t, seed, tuple(clients), work.plan.active, sum(rates) / K)
         metrics = self._metrics(work, x, down, client, local)
         own = [own_model(work, job, each) for job, each in zip(jobs, x, strict=True)]

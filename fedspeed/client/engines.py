@@ -20,7 +20,7 @@ from ..errors import ClientFailed, Diverged
 from ..methods.base import Method
 from ..methods.source import not_block_safe
 from .block import Block
-from .block_gradients import SLOPES, is_chain
+from .block_gradients import is_chain, slope_of
 from .divergence import blamed
 from .flat_model import Loss
 from .local_loop import run_client
@@ -87,5 +87,5 @@ def resolve_engine(plan: Plan, method: Method, model: nn.Module, loss: Loss, dat
     small = d * min(plan.batch_size, int(data.sizes.max())) <= 2_500_000
     sizes = len(np.unique(data.sizes))
     alike = sizes * 4 <= min(plan.active, data.clients) or sizes <= 2 < plan.active
-    fits = small and alike and plan.active >= 4 and is_chain(model) and loss in SLOPES
+    fits = small and alike and plan.active >= 4 and is_chain(model) and slope_of(loss) is not None
     return "block" if fits and not_block_safe(method) is None else "loop"

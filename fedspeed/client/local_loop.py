@@ -11,6 +11,7 @@ import torch
 
 from ..errors import Diverged, UserError
 from ..methods.base import Local
+from ..methods.local_optimizers import local_optimizer
 from ..utils.devices import preserve_rng
 from ..utils.files import key
 from ..utils.random import batch_order, rng, seed_device
@@ -112,7 +113,7 @@ class Oracle(BaseOracle):
 
 
 def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch.Tensor] | None = None) -> Reply:
-    """Run K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`.
+    """Run K local steps of one client: `x -= lr * rate(k, K) * (direction + mix * wd * x)`; see `Steps`.
 
     Args:
         down: the server's message, in the model's dtype.
@@ -130,6 +131,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     stream = rng(seed, "augment", job.t, job.client) if data.pipeline.random else None
     masks = key(seed, "masks", job.t, job.client) % 2**62
     oracle = Oracle(work, [] if buffers is None else buffers)
+    step_ = Steps(work)
     flat.model.train()
     k = 0
     try:
@@ -137,7 +139,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
         x = hooks.start(down, client).clone()
         for k, positions in enumerate(order, 1):
             oracle.next_step(*data.batch(rows[positions], stream), mask_seed=masks + k)
-            step_(x, hooks.direction(x, oracle, down, client), job.lr * rates[k - 1], work)
+            step_(x, hooks.direction(x, oracle, down, client), job.lr * rates[k - 1])
             if k == 1:
                 flat.refuse_changed_buffers()
         local = Local(steps, job.lr, len(rows), job.t, seed, job.client, work.plan.active, sum(rates) / steps)
@@ -166,15 +168,35 @@ def own_model(work: Work, job: Job, x: torch.Tensor) -> Score | None:
         return own_score(work.flat, x, work.data, work.loss, job.client)
 
 
-def step_(x: torch.Tensor, direction: torch.Tensor, lr: float, work: Work) -> None:
-    """Do `x -= lr * (direction + mix * wd * x)` in place; the order of these operations fixes the bits."""
-    plan = work.plan
-    if plan.clip and plan.clip_mode == "released":
-        shrink = work.method.shrink
-        direction = clip_(direction - shrink * x, plan.clip).add_(x, alpha=shrink)
-    wd = plan.weight_decay * (1.0 if plan.decay_outside_mix else work.method.mix)
-    if wd and work.flat.decay is not None:
-        x.addcmul_(x, work.flat.decay, value=-lr * wd)
-    elif wd:
-        x.mul_(1 - lr * wd)
-    x.sub_(direction, alpha=lr)
+class Steps:
+    """The steps of one turn, of one client or of a block: `step_(x, direction, lr)` does, in place,
+
+        g = direction + mix * wd * x;   x -= lr * u,   u what the local optimiser makes of this turn's g
+
+    A direction that `clip_mode` clips is clipped first, as `torch.nn.utils.clip_grad_norm_` is called before `step`.
+    Decoupled weight decay (adamw) does not enter g: `x -= lr * mix * wd * x` comes first.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.optimizer = local_optimizer(work.plan.local_optimizer)
+        self.plain = work.plan.local_optimizer == "sgd"
+        self.kept: list[torch.Tensor] = []  # the optimiser's state, which ends with the turn
+        self.k = 0
+
+    def __call__(self, x: torch.Tensor, direction: torch.Tensor, lr: float) -> None:
+        plan, decay = self.work.plan, self.work.flat.decay
+        if plan.clip and plan.clip_mode == "released":
+            shrink = self.work.method.shrink
+            direction = clip_(direction - shrink * x, plan.clip).add_(x, alpha=shrink)
+        wd = plan.weight_decay * (1.0 if plan.decay_outside_mix else self.work.method.mix)
+        if not self.plain:
+            self.k += 1
+            if wd and not self.optimizer.decoupled:
+                direction, wd = torch.add(direction, x if decay is None else decay * x, alpha=wd), 0.0
+            direction = self.optimizer.step(direction, self.kept, self.k)
+        if wd and decay is not None:  # from here on the order of operations fixes the bits
+            x.addcmul_(x, decay, value=-lr * wd)
+        elif wd:
+            x.mul_(1 - lr * wd)
+        x.sub_(direction, alpha=lr)

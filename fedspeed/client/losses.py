@@ -1,27 +1,99 @@
-"""The default loss, checks of a given one, and the names of losses and layers in run directories.
+"""Losses: the default one, those with a name, checks of a given one, and names of losses and layers in run directories.
 
 The default is the squared error for floating targets and cross-entropy for classes, by one rule for `simulate` and the
-command line. Targets that look like neither are an error that describes them.
+command line. Targets that look like neither are an error that describes them. A loss that was asked for is tried on a
+few rows before round 1, and refused if it does not fit targets or outputs.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+import math
+import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, mse_loss
 
+from ..config.losses import parse_loss
+from ..config.spec import as_setting, loaded
 from ..data.convert import MOST_CLASSES
 from ..data.federated import Federated
-from ..errors import UserError
+from ..errors import UserError, one_line
+from ..utils.devices import deterministic
 from ..utils.random import torch_seed
 
 if TYPE_CHECKING:
     from .flat_model import Loss
     from .work import Work
+
+
+def bce(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean over rows and labels of the binary cross-entropy; outputs are logits, targets 0, 1 or between.
+
+    Example:
+        >>> round(float(bce(torch.tensor([[0.0, 0.0]]), torch.tensor([[0, 1]]))), 4)   # log 2
+        0.6931
+    """
+    return binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
+
+
+NAMED: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse_loss, "huber": huber_loss, "bce": bce}
+"""The functions of `config.losses.LOSSES`."""
+KEYWORDS = {"smoothing": "label_smoothing", "delta": "delta"}
+"""The keywords by which torch knows the parameters of a named loss."""
+KINDS: dict[Any, str] = {
+    **{function: name for name, function in NAMED.items()},
+    binary_cross_entropy_with_logits: "bce",
+    nn.CrossEntropyLoss: "cross-entropy",
+    nn.MSELoss: "mse",
+    nn.HuberLoss: "huber",
+    nn.BCEWithLogitsLoss: "bce",
+}
+"""The names of torch's functions and classes of the same losses."""
+
+
+FEW = 8
+"""The rows on which a loss is tried."""
+
+
+def named_loss(setting: Any) -> Loss:
+    """Return the function of a loss by name; parameters at their defaults leave torch's own function.
+
+    Args:
+        setting: text, or a `Spec` of a user's file, which is executed.
+
+    Example:
+        >>> named_loss("mse") is mse_loss, named_loss("huber:delta=0.5").keywords
+        (True, {'delta': 0.5})
+    """
+    given = as_setting("loss", setting)
+    if not isinstance(given, str):
+        own_loss: Loss = loaded("loss", given)
+        return own_loss
+    name, own = parse_loss(given)
+    return (
+        functools.partial(NAMED[name], **{KEYWORDS[key]: value for key, value in own.items()}) if own else NAMED[name]
+    )
+
+
+def kind_of(loss: Any) -> str:
+    """Return the name of a loss in `NAMED`, whatever its parameters; "" for any other.
+
+    Example:
+        >>> kind_of(nn.HuberLoss(delta=0.5)), kind_of(named_loss("cross-entropy:smoothing=0.1")), kind_of(max)
+        ('huber', 'cross-entropy', '')
+    """
+    base = loss.func if isinstance(loss, functools.partial) else loss
+    try:
+        return KINDS.get(type(base) if isinstance(base, nn.Module) else base, "")
+    except TypeError:  # It cannot be hashed.
+        return ""
 
 
 def usual_loss(data: Federated) -> Loss:
@@ -41,17 +113,43 @@ def fitting_loss(loss: Loss | None, data: Federated) -> Loss:
         if found := doubtful(data.y.cpu().numpy()) if data.classes is None else "":
             raise UserError(f"data {data.name}: {found}")
         return usual_loss(data)
-    if is_entropy(loss) and data.y.is_floating_point() and data.y.ndim == 1 and len(data.y) > 1:
-        raise UserError(
-            f"loss: expected class labels for cross-entropy, found a {str(data.y.dtype).removeprefix('torch.')} per "
-            f"sample; write y.astype(int) for classes, loss=torch.nn.functional.mse_loss for numbers"
-        )
+    if found := misfit(kind_of(loss), data.y, data.classes):
+        raise UserError(f"loss {kind_of(loss)}: expected {found}")
     return loss
 
 
+def misfit(kind: str, y: torch.Tensor, classes: int | None) -> str:
+    """Return what targets a loss expects, and what they are, if these targets do not fit it; "" if they do.
+
+    Example:
+        >>> misfit("mse", torch.tensor([0, 1, 2]), 3)
+        'floating targets, found int64 of shape (3,); write y.astype("float32"), or for classes take cross-entropy'
+    """
+    found = f"found {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}"
+    if kind == "cross-entropy" and y.is_floating_point() and len(y) > 1:
+        if y.ndim > 1 and bool((y >= 0).all()) and bool((y.sum(1) - 1).abs().max() < 1e-3):  # probabilities
+            return ""
+        return f"class labels, {found}; write y.astype(int) for classes, or take mse or huber for numbers"
+    if kind in ("mse", "huber") and not y.is_floating_point():
+        return f'floating targets, {found}; write y.astype("float32"), or for classes take cross-entropy'
+    if kind != "bce":
+        return ""
+    if classes is not None:
+        return f"a 0 or 1 per label, {found}, class numbers; take cross-entropy, or write np.eye(classes)[y]"
+    if len(y) and not (y.min() >= 0 and y.max() <= 1):
+        return f"a 0 or 1 per label, found targets from {y.min():g} to {y.max():g}; take mse or huber for numbers"
+    return ""
+
+
 def is_entropy(loss: Any) -> bool:
-    """Return whether a loss is cross-entropy."""
-    return loss is cross_entropy or type(loss) is nn.CrossEntropyLoss
+    """Return whether a loss is cross-entropy, perhaps smoothed: equal odds then lose log(classes)."""
+    plain = not isinstance(loss, functools.partial) or set(loss.keywords) <= {"label_smoothing"}
+    return kind_of(loss) == "cross-entropy" and plain
+
+
+def has_accuracy(data: Federated, loss: Loss) -> bool:
+    """Return whether outputs are scored by an accuracy: with classes, or per label where the loss is `bce`."""
+    return data.classes is not None or loss is bce
 
 
 def doubtful(y: np.ndarray) -> str:
@@ -79,28 +177,94 @@ def doubtful(y: np.ndarray) -> str:
     if (y.sum(1) == 1).all():
         found = "one-hot, a single 1 per row; write y.argmax(1) for classes, or give a loss="
     else:
-        found = "0 and 1, several labels per row; give a loss= of your own, such as nn.BCEWithLogitsLoss()"
+        found = '0 and 1, several labels per row; give a loss=, "bce" for labels (--loss bce), "mse" for numbers'
     return f"targets of shape {y.shape} are {found}"
 
 
-def require_outputs(work: Work) -> None:
-    """Raise if outputs and targets differ in shape: the squared error would broadcast them to all pairs."""
-    flat, data = work.flat, work.data
-    if work.loss is not mse_loss:
+def require_outputs(work: Work, given: bool) -> None:
+    """Raise if the loss does not fit the model's outputs: it is tried on a few rows.
+
+    The squared error and others like it would broadcast outputs and targets of different shapes to all pairs.
+
+    Args:
+        given: whether the loss was asked for. The default one is only tried where it could broadcast.
+    """
+    flat, data, loss = work.flat, work.data, work.loss
+    kind = kind_of(loss)
+    if not given and kind != "mse":
         return
-    inputs, targets = data.batch(np.arange(min(2, len(data.x))))
+    if not kind:
+        _require_two(loss)
+    inputs, targets = data.batch(np.arange(min(FEW, work.plan.batch_size, len(data.x))))
     try:
-        with torch_seed(0, "outputs"), torch.no_grad(), flat.statistics.kept():
-            found = flat.model.eval()(inputs)
-        shape = tuple(found.shape)
+        with deterministic(flat.device), torch_seed(0, "outputs"), torch.no_grad():
+            found = copy.deepcopy(flat.model).eval()(inputs)  # A model may keep what it was given.
     except Exception:  # the run itself reports an error of the model
         return
-    if shape != tuple(targets.shape):
-        fix = "write y[:, None]" if shape == (*targets.shape, 1) else "reshape them"
+    if isinstance(found, torch.Tensor):
+        _require_shape(kind, tuple(found.shape), tuple(targets.shape), data.classes)
+    if given:
+        with deterministic(flat.device), torch_seed(0, "loss"), torch.no_grad():
+            doubt = require_mean(loss, found, targets)
+        if doubt:
+            warnings.warn(f"{doubt}; use .mean()", stacklevel=4)
+
+
+def _require_shape(kind: str, shape: tuple[int, ...], wanted: tuple[int, ...], classes: int | None) -> None:
+    """Raise for outputs that are not shaped like the targets, or are fewer than the classes."""
+    if kind in ("mse", "huber", "bce") and shape != wanted:
+        fix = "write y[:, None]" if shape == (*wanted, 1) else "reshape them"
         raise UserError(
-            f"model: expected outputs of shape {shape_text(targets.shape)}, as floating targets have, found "
+            f"model: expected outputs of shape {shape_text(wanted)}, as the targets have, found "
             f"{shape_text(shape)}; {fix}, or give whole numbers for classes"
         )
+    if kind == "cross-entropy" and classes is not None and len(shape) == 2 and shape[1] < classes:
+        raise UserError(f"model: expected {classes} outputs, one per class, found {shape[1]}; widen its last layer")
+
+
+def _require_two(loss: Any) -> None:
+    """Raise if a loss cannot be called with outputs and targets."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # It has none that can be read.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise UserError(
+            f"loss {_short(loss)}: expected a function of two arguments, loss(model(x), y), found {signature}"
+        ) from None
+
+
+def require_mean(loss: Loss, outputs: Any, targets: torch.Tensor) -> str:
+    """Raise unless a loss gives one finite number for outputs and targets; return a warning if it is a sum."""
+    name = f"loss {kind_of(loss) or _short(loss)}"
+    try:
+        value: Any = loss(outputs, targets)
+    except Exception as error:
+        kind = str(targets.dtype).removeprefix("torch.")
+        shape = f" of shape {shape_text(outputs.shape)}" if isinstance(outputs, torch.Tensor) else ""
+        raise UserError(
+            f"{name}: expected loss(model(x), y) of outputs{shape} and {kind} targets of shape "
+            f"{shape_text(targets.shape)}, found {one_line(error)}"
+        ) from error
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        many = isinstance(value, torch.Tensor)
+        found = f"shape {tuple(value.shape)}; add .mean()" if many else f"a {type(value).__name__}; compute it by torch"
+        raise UserError(f"{name}: expected one number as a tensor, the mean over a batch, found {found}")
+    if not math.isfinite(value):
+        if kind_of(loss):  # The run itself reports numbers that overflow.
+            return ""
+        raise UserError(f"{name}: expected a finite number at the first model, found {float(value):g}; correct it")
+    with suppress(Exception):  # It may not take twice as many rows.
+        twice = float(loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
+        if float(value) and math.isclose(twice, 2 * float(value), rel_tol=1e-4):
+            return f"{name}: expected the mean over a batch, found a sum: rates and scores depend on the batch size"
+    return ""
+
+
+def _short(loss: Any) -> str:
+    return loss_name(loss).partition(":")[2]
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

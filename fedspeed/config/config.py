@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +17,17 @@ from ..methods import FedSpeed, build
 from ..methods.base import Method
 from ..utils.files import read_toml as read_toml
 from ..utils.files import refuse_depth
-from ..utils.registry import file_of, read_code
+from ..utils.registry import file_of, named_file
 from ..utils.tables import merged
+from .losses import loss_text
+from .lr_schedule import from_file, table_of
 from .plan import COMMAND_LINE_ONLY, Plan, course, federation, local_work
 from .presets import PRESETS, as_released, paper_decay
+from .spec import FROM_FILES, GIVEN, SETTINGS, Setting, Spec, as_setting, as_table
 from .stopping import RULES
 from .until import Until, changed_lasting_field, class_chain, read_until
-from .validation_set import clients_that_train
+from .validation_set import clients_that_train, parse_client_test
 
-GIVEN = "given"
-"""The name of a model and of data that were passed to `simulate` as Python objects."""
 GIVEN_FROM_PYTHON = (
     "expected names of model and data, found objects that were given to fedspeed.simulate; continue such a run from "
     "Python, by the same call with out= and resume=True (`fedspeed diff` and `fedspeed compare` take it as it is)"
@@ -34,8 +35,10 @@ GIVEN_FROM_PYTHON = (
 
 TABLES = {"method": "fedspeed", "model": "mlp", "data": "digits"}
 """The keys of a config that are tables, and their default names."""
-CODED = tuple(TABLES)
-"""The tables of a config that may name a Python file."""
+NAMED: dict[str, str] = TABLES | {key: getattr(Plan, key, "") for key in FROM_FILES}
+"""The keys of a config that may name a Python file, with options of its own, and their default names."""
+FILED = (*NAMED, "lr_schedule")
+"""The keys of a config that may name a file; of a schedule's file only the numbers are kept, not the code."""
 
 OWN_DATA = ("images", "arrays", "huggingface")
 """The names of `data` that stand for the user's own data."""
@@ -54,48 +57,8 @@ def apply_preset(given: dict[str, Any]) -> dict[str, Any]:
         raise unknown("preset", str(preset), PRESETS)
     if preset == "paper":
         return {"lr_decay": 0.0, **given}
-    tables = {key: _table(given.get(key, name), key) for key, name in TABLES.items()}
+    tables = {key: as_table(given.get(key, name), key) for key, name in TABLES.items()}
     return as_released(given, tables, given.get("split", Config.split))
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A data set or a model by name with its own options, perhaps from a user's file.
-
-    Args:
-        name: a name, or `path/to/file.py:NAME`.
-        options: keyword arguments.
-        code: the digest of that file; "" without one.
-        origin: the user's path of the file, if `name` is a run directory's copy.
-    """
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    code: str = ""
-    origin: str = ""
-
-    @classmethod
-    def from_table(cls, kind: str, table: dict[str, Any]) -> Spec:
-        """Read `{"name": ..., option: value}`; a file is read and hashed, not executed."""
-        options = dict(table)
-        name = options.pop("name")
-        if not file_of(name):
-            return cls(name, options)
-        about = {key: options.pop(key, "") for key in ("code", "origin")}
-        if not all(isinstance(value, str) for value in about.values()):
-            raise UserError(f"{kind} {name}: expected text as code and origin, found {about!r}")
-        path, _, code = read_code(kind, name, about["code"])
-        return cls(f"{path}:{name.rpartition(':')[2]}", options, code, about["origin"] or str(path))
-
-    @property
-    def label(self) -> str:
-        """Return a short name for tables and folders: the file's alone where `name` holds a path."""
-        return Path(self.origin).stem if self.code else self.name
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return `{"name": ..., option: value}` for TOML, with the digest of its code if it has one."""
-        code = {"code": self.code, "origin": self.origin} if self.code else {}
-        return {"name": self.name, **code, **self.options}
 
 
 @dataclass(frozen=True)
@@ -110,6 +73,14 @@ class Config(Plan):
 
     method: Method = field(default_factory=FedSpeed)
     model: Spec = local_work(Spec("mlp"), None, "model (`fedspeed models`), or file.py:build")  # noqa: RUF009
+    loss: Setting = local_work(  # noqa: RUF009
+        "",
+        None,
+        "the loss: cross-entropy, mse, huber, bce (labels of 0 and 1) or file.py:loss, with parameters as in "
+        "cross-entropy:smoothing=0.1 or huber:delta=0.5; default by the targets: cross-entropy for classes, mse for "
+        "floats",
+        later=True,
+    )
     data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`), or file.py:load")  # noqa: RUF009
     split: str = federation("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
     clients: int = federation(
@@ -117,6 +88,12 @@ class Config(Plan):
     )
     validation: str = course(
         "", about="the data set aside to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
+    )
+    client_test: str = course(
+        "",
+        about="the test part per client, for client_metrics: 0.2 of every client's samples, never trained on, or own, "
+        "the part that the data come with",
+        later=True,
     )
     test_set: bool = course(
         True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
@@ -130,16 +107,23 @@ class Config(Plan):
     until: Until = field(default=(), metadata={"later": True})  # other settings of a fork's first rounds
 
     def __post_init__(self) -> None:
-        share: Any = self.validation
-        if isinstance(share, int | float):
-            object.__setattr__(self, "validation", str(share))
+        for name in ("validation", "client_test"):
+            share: Any = getattr(self, name)
+            if isinstance(share, int | float):
+                object.__setattr__(self, name, str(share))
         super().__post_init__()
+        self._settle_loss()
+        if self.client_test:
+            parse_client_test(self.client_test)
         for key, kind in (("method", Method), ("model", Spec), ("data", Spec)):
             if not isinstance(getattr(self, key), kind):
                 raise UserError(
                     f"Config: {key} must be a {kind.__name__}, got {getattr(self, key)!r}; "
                     f"Config.from_dict takes names and tables"
                 )
+        for key in FROM_FILES:
+            if not isinstance(value := getattr(self, key), str | Spec):
+                raise UserError(f"Config: {key} must be a name or path/to/file.py:NAME, got {value!r}; it is stored")
         for key in ("model", "data"):
             spec: Spec = getattr(self, key)
             if file_of(spec.name) and not spec.code:
@@ -161,7 +145,8 @@ class Config(Plan):
     def stretches(self) -> list[tuple[int, Config]]:
         """Return the configs of a fork's first rounds, each with its last round; an empty list for any other run."""
         tables = {key: value for key, value in self.to_dict().items() if key not in ("until", *RULES)}
-        found = [(upto, Config.from_dict(merged(tables, over))) for upto, over in self.until]
+        whole = [(upto, over, {key: over[key] for key in SETTINGS if key in over}) for upto, over in self.until]
+        found = [(upto, Config.from_dict(merged(tables, over) | named)) for upto, over, named in whole]
         for upto, config in found:
             if class_chain(config.method) != class_chain(self.method):
                 raise UserError(f"config: until.{upto}.method: expected numbers of {self.method.name}, found another")
@@ -172,6 +157,11 @@ class Config(Plan):
     def config_at(self, t: int) -> Config | None:
         """Return the config of round t = 0, 1, ... if it is one of a fork's first, else None."""
         return next((config for upto, config in self.stretches if t < upto), None) if self.until else None
+
+    def _settle_loss(self) -> None:
+        """Write the loss in its one spelling; the file of a user's own is read, not executed."""
+        loss = as_setting("loss", self.loss)
+        object.__setattr__(self, "loss", loss_text(loss) if isinstance(loss, str) else loss)
 
     def _settle_clients(self) -> None:
         """Set clients and active where left open; a natural split and a user's file set them with the data."""
@@ -196,18 +186,20 @@ class Config(Plan):
             raise UserError(
                 f"config: expected format {CONFIG_FORMAT}, found {version!r}; use the fedspeed that wrote it"
             )
-        for key in ("model", "data"):
-            if key in given and _table(given[key], key)["name"] == GIVEN:
+        for key in ("model", "data", *SETTINGS):
+            if key in given and isinstance(given[key], str | dict) and as_table(given[key], key)["name"] == GIVEN:
                 raise UserError(GIVEN_FROM_PYTHON)
         known = {f.name for f in fields(cls)}
         for key in given:
             if key not in known:
                 raise unknown("config key", key, known)
         if "method" in given:
-            given["method"] = build(_table(given["method"], "method"))
+            given["method"] = build(as_table(given["method"], "method"))
         for key in ("model", "data"):
             if key in given:
-                given[key] = Spec.from_table(key, _table(given[key], key))
+                given[key] = Spec.from_table(key, as_table(given[key], key))
+        if "lr_schedule" in given:
+            given["lr_schedule"] = from_file(given["lr_schedule"])
         if "targets" in given:
             if not isinstance(given["targets"], list | tuple):
                 raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")
@@ -223,6 +215,9 @@ class Config(Plan):
             plain["until"] = {str(upto): over for upto, over in self.until}
         for key in ("method", "model", "data"):
             plain[key] = plain.pop(key).to_dict()
+        for key in FROM_FILES:
+            if isinstance(plain.get(key), Spec):
+                plain[key] = plain[key].to_dict()
         return {"format": CONFIG_FORMAT, **plain}
 
     @classmethod
@@ -248,6 +243,8 @@ def resolved(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder = folder.resolve()
     if isinstance(tables.get("data_dir"), str) and tables["data_dir"]:
         tables["data_dir"] = _beside(folder, tables["data_dir"])
+    if file := table_of(tables.get("lr_schedule")):
+        tables["lr_schedule"] = f"piecewise:{_beside(folder, file)}"
     return rename_code(tables, lambda file, _: _beside(folder, file))
 
 
@@ -260,26 +257,31 @@ def _beside(folder: Path, name: str) -> str:
     return str(path)
 
 
-def rename_code(tables: dict[str, Any], name: Callable[[str, str], str]) -> dict[str, Any]:
-    """Return a config's tables with other names for the files of code of its method, model and data.
+def rename_code(tables: dict[str, Any], name: Callable[[str, str], str], keys: Iterable[str] = FILED) -> dict[str, Any]:
+    """Return a config's tables with other names for the files of its method, model, data and settings.
 
     Args:
         name: a function of a file and its digest in the table ("" if none) that returns the file's other name.
+        keys: the tables to rename in; of the first rounds of a fork it is `SETTINGS`.
 
     Example:
         >>> rename_code({"method": {"name": "fedinit", "base": "own.py:Mine"}}, lambda file, code: f"code/{file}")
         {'method': {'name': 'fedinit', 'base': {'name': 'code/own.py:Mine'}}}
     """
-    return tables | {key: _renamed(tables[key], name) for key in CODED if key in tables}
+    renamed = {key: _renamed(tables[key], name) for key in keys if key in tables}
+    if isinstance(first := tables.get("until"), dict):  # the first rounds of a fork
+        segments = ((t, over, isinstance(over, dict)) for t, over in first.items())
+        renamed["until"] = {t: rename_code(over, name, SETTINGS) if fits else over for t, over, fits in segments}
+    return tables | renamed
 
 
 def _renamed(method: Any, name: Callable[[str, str], str]) -> Any:
     """Return a table, and that of its base, with other names for files of code."""
-    table = {"name": method} if isinstance(method, str) and ".py:" in method else method
+    table = {"name": method} if isinstance(method, str) and named_file(method)[1] else method
     if not isinstance(table, dict):
         return method
-    file, inner = file_of(table.get("name")), str(table.get("name")).rpartition(":")[2]
-    renamed = {"name": f"{name(file, str(table.get('code', '')))}:{inner}"} if file else {}
+    before, file, after = named_file(table.get("name"))
+    renamed = {"name": f"{before}{name(file, str(table.get('code', '')))}{after}"} if file else {}
     base = {"base": _renamed(table["base"], name)} if "base" in table else {}
     return {**table, **renamed, **base}
 
@@ -300,16 +302,6 @@ def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str
     if own == [False, True] and tables.get("augment") == usual_augment(before):
         return {key: value for key, value in tables.items() if key != "augment"}
     return tables
-
-
-def _table(value: Any, key: str) -> dict[str, Any]:
-    """Return the table of `"mlp"` or `{name = "mlp"}`, which are the same."""
-    table = {"name": value} if isinstance(value, str) else value
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise UserError(
-            f'config: {key} must be a name or a table with a name, such as {key} = {{name = "..."}}, got {value!r}'
-        )
-    return dict(table)
 
 
 def _number(value: Any, key: str) -> float:

@@ -78,7 +78,7 @@ def damping(method: Method, plan: Plan, sizes: Sequence[int]) -> Damping | None:
         (523, 0.33, 415, 0.44)
     """
     a, w = plan.weight_decay, _weight(method)
-    if not w or not a or not len(sizes):
+    if not w or not a or not len(sizes) or plan.local_optimizer != "sgd":  # c is that of plain SGD steps
         return None
     p = plan.cohort_size(len(sizes)) / len(sizes) * (1 - plan.dropout)
     K = round(sum(plan.steps_of(int(n)) for n in sizes) / len(sizes))

@@ -137,11 +137,15 @@ class Clock:
 
     def round(self, record: Record) -> float:
         """Return the seconds of a round: those of the slowest client whose reply was counted."""
+        return max(self.turns(record))
+
+    def turns(self, record: Record) -> list[float]:
+        """Return the seconds of each client whose reply was counted, in the order of the cohort."""
         lost = set(record.dropped)
         counted = [i for i in record.cohort if i not in lost]
         down = record.bytes_down / len(record.cohort)
         turns = zip(counted, record.client_flops, record.client_bytes_up, strict=True)
-        return max(self.client(i, down, flops, up) for i, flops, up in turns)
+        return [self.client(i, down, flops, up) for i, flops, up in turns]
 
     def rounds(self, records: Sequence[Record]) -> Iterator[float]:
         """Yield the seconds from the start of a run to the end of each of its rounds."""

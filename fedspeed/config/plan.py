@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_type_hints
 
 from ..errors import UserError
 from ..methods.base import Method, nested
+from ..methods.local_optimizers import Adam, local_optimizer, optimizer_text
 from ..utils.params import Params, param
 from ..utils.registry import backend_names
+from .cohort import SIZED, cohort_name, require_cohort
+from .lr_schedule import extremes, lr_factor, schedule_text, shown
 from .network import parse_devices, parse_network
+from .spec import SETTINGS, Setting, as_setting, setting_text
 from .stopping import fit_rules, goal_text, time_text
 from .warmup import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
 
@@ -39,14 +46,25 @@ class Plan(Params):
 
     rounds: int = course(100, "[1, 1e7]", "the number of communication rounds T")
     active: int = federation(0, "[0, 1e8]", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
-    cohort: str = federation(
-        "fixed", ("fixed", "bernoulli"), "how S^t is drawn: `fixed` size, or `bernoulli`, each alone"
+    cohort: Setting = federation(  # noqa: RUF009
+        "fixed",
+        None,
+        "who takes part: `fixed`, S at random; `bernoulli`, each alone; `cyclic` or `cyclic:in-order`, in turn; "
+        "`weighted:samples`; `availability:FILE`, by a trace; or file.py:sample",
     )
     local_epochs: int = local_work(5, "[1, 1e6]", "the number of local epochs E; K = E ceil(n_i / batch_size)")
     local_steps: int = local_work(0, "[0, 1e7]", "the number of local steps K; 0 takes local_epochs instead")
     batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
     lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1", tune="0.01..1:log")
     lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
+    lr_schedule: str = local_work(
+        "",
+        None,
+        "the learning-rate schedule over rounds, instead of lr_decay: constant, exponential:0.998, step:30,60:0.1, "
+        "cosine, cosine:floor=0.01,rounds=500, polynomial:2, piecewise:1=1,50=0.1, piecewise:FILE, or file.py:f, whose "
+        "f(t) is the factor of lr in round t = 0, 1, ...; a warm-up multiplies it",
+        later=True,
+    )
     warmup: str = local_work(
         "",
         None,
@@ -57,7 +75,7 @@ class Plan(Params):
     follow_lr: str = local_work(
         "",
         None,
-        "the fields of the method that decay and warm up as lr does: with `rho`, rho in round t is rho lr_t / lr",
+        "the fields of the method that are scheduled and warm up as lr is: with `rho`, rho in round t is rho lr_t / lr",
         later=True,
     )
     batch_norm: str = local_work(
@@ -65,6 +83,13 @@ class Plan(Params):
         ("refuse", "group", "local", "average"),
         "what becomes of batch norm: `refuse` it, `group` norm of 2 groups instead, running statistics `local` to each "
         "client, or sent and `average`d",
+        later=True,
+    )
+    local_optimizer: str = local_work(
+        "sgd",
+        None,
+        "the optimiser of local steps: sgd, momentum:0.9, nesterov:0.9, adam, adamw or adam:beta1=0.9,beta2=0.99; its "
+        "state is fresh in every turn, and its rate is its own, about 0.001 for adam",
         later=True,
     )
     weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
@@ -82,7 +107,8 @@ class Plan(Params):
     seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
     client_metrics: str = course(
         "",
-        about="when to score the model on every client's data: every=10; every=10,own: the clients' own models too",
+        about="when to score the model on every client's data, its test part if there is one (client_test): every=10; "
+        "every=10,own: the clients' own models too; every=10,personalised=5: the model after 5 local steps too",
         later=True,
     )
     stop_at: str = course(
@@ -164,12 +190,24 @@ class Plan(Params):
         "the number of rounds between checkpoints; 0 takes every round while they are small",
         placement=True,
     )
+    keep_every: int = course(
+        0,
+        "[0, inf)",
+        "the number of rounds between checkpoints that are never removed, for forks; 0 keeps the last two alone",
+        placement=True,
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "warmup", warmup_text(self.warmup))
         object.__setattr__(self, "follow_lr", follow_text(self.follow_lr))
+        for key in SETTINGS:
+            object.__setattr__(self, key, as_setting(key, getattr(self, key)))
+        object.__setattr__(self, "local_optimizer", optimizer_text(self.local_optimizer))
         super().__post_init__()
+        require_cohort(self.cohort)
         fit_rounds(self.warmup, self.rounds)
+        self._settle_schedule()
         mix = parse_devices(self.devices)
         if self.network:
             parse_network(self.network)
@@ -180,6 +218,18 @@ class Plan(Params):
         object.__setattr__(self, "max_time", time_text(self.max_time))
         fit_rules(self)
 
+    def _settle_schedule(self) -> None:
+        """Set the one text of the schedule, which stands instead of a decay: `lr_decay` is 1 beside it."""
+        object.__setattr__(self, "lr_schedule", schedule_text(self.lr_schedule, self.rounds))
+        if not self.lr_schedule:
+            return
+        if self.lr_decay not in (0.0, 1.0, Plan.lr_decay):
+            raise UserError(
+                f"lr_schedule: expected no lr_decay beside {shown(self.lr_schedule)}, found {self.lr_decay:g}; leave "
+                f"one out (lr_decay = 1), or write exponential:{self.lr_decay:g}"
+            )
+        object.__setattr__(self, "lr_decay", 1.0)
+
     def scores_clients(self, t: int, own: bool = False) -> bool:
         """Return whether the model after round t = 1, 2, ... is scored on every client's data; `own`: their own models.
 
@@ -189,8 +239,18 @@ class Plan(Params):
         """
         if not self.client_metrics:  # first, since every client of every round calls this
             return False
-        every, _, asked = self.client_metrics.removeprefix("every=").partition(",")
-        return (t % int(every) == 0 or t == self.rounds) and (bool(asked) or not own)
+        every, *asked = self.client_metrics.removeprefix("every=").split(",")
+        return (t % int(every) == 0 or t == self.rounds) and ("own" in asked or not own)
+
+    @property
+    def personal_steps(self) -> int:
+        """Return the local steps before the personalised score of a client; 0 if it was not asked for.
+
+        Example:
+            >>> Plan(client_metrics="every=10,personalised=5").personal_steps
+            5
+        """
+        return int(self.client_metrics.partition("personalised=")[2] or 0)
 
     @property
     def keeps_statistics(self) -> bool:
@@ -209,7 +269,29 @@ class Plan(Params):
                 f"active must be at most the number of clients, got {active} active of {clients}; "
                 f"lower --active or raise --clients"
             )
-        method.check(self.lr, active if self.cohort == "fixed" else 1, clients)
+        if isinstance(local_optimizer(self.local_optimizer), Adam) and self.lr >= Plan.lr:
+            warnings.warn(
+                f"local_optimizer: {self.local_optimizer} moves a parameter by about lr in a step, got lr {self.lr:g}; "
+                f"a usual one is --lr 0.001",
+                stacklevel=2,
+            )
+        among = extremes(self.lr_schedule, self.rounds) if self.lr_schedule else []
+        factors = [lr_factor(self.lr_schedule, t) for t in among]
+        highest = max(factors, default=1.0)
+        self._warn_of_idle(factors)
+        method.check(self.lr * highest, active if cohort_name(self.cohort) in SIZED else 1, clients)
+
+    def _warn_of_idle(self, factors: list[float]) -> None:
+        """Warn of a schedule that changes nothing within the rounds, and of sizes that would count twice."""
+        if len({*factors}) == 1 and self.rounds > 1 and self.lr_schedule not in ("constant", "exponential:1"):
+            warnings.warn(
+                f"lr_schedule: {shown(self.lr_schedule)} changes nothing within {self.rounds} rounds", stacklevel=3
+            )
+        if cohort_name(self.cohort) == "weighted" and self.weighting == "samples":
+            warnings.warn(
+                "cohort weighted:samples with weighting samples: sizes count twice; take --weighting uniform",
+                stacklevel=3,
+            )
 
     def steps_of(self, n: int) -> int:
         """Return K_i of a client with n samples."""
@@ -217,25 +299,44 @@ class Plan(Params):
 
     def rate(self, t: int, own_decay: float) -> float:
         """Return eta_l in round t = 0, 1, ...; `own_decay` is the method's decay from the paper."""
-        decay, warm = self._factors(t, own_decay)
-        return self.lr * decay * warm  # the order of the factors fixes the bits
+        scheduled, warm = self._factors(t, own_decay)
+        return self.lr * scheduled * warm  # the order of the factors fixes the bits
 
     def _factors(self, t: int, own_decay: float) -> tuple[float, float]:
-        """Return the factors of lr in round t: its decay and its warm-up."""
-        return (self.lr_decay or own_decay) ** t, factor(self.warmup, LR, t)
+        """Return the factors of lr in round t: its schedule, or its decay without one, and its warm-up."""
+        decay = lr_factor(self.lr_schedule, t) if self.lr_schedule else (self.lr_decay or own_decay) ** t
+        return decay, factor(self.warmup, LR, t)
 
     def require(self, method: Method) -> None:
         """Raise unless the plan has the settings that the method needs."""
         if any(each.bounds_uploads for each in nested(method)):
             self._require_bounded(method)
+        if self.local_optimizer != "sgd":
+            self._require_any_steps(method)
         for name, value in method.needs.items():
             if (found := getattr(self, name)) != value:
+                shown = setting_text(found) if name in SETTINGS else found
                 raise UserError(
-                    f"{method.label}: needs {name} = {value}, got {found}; --{name.replace('_', '-')} {value}"
+                    f"{method.label}: needs {name} = {value}, got {shown}; --{name.replace('_', '-')} {value}"
+                )
+
+    def _require_any_steps(self, method: Method) -> None:
+        """Raise for a method whose algebra holds after plain SGD steps alone, with its reason."""
+        for each in reversed(list(nested(method))):
+            if why := each.reads_gradient_from_D:
+                because = why if isinstance(why, str) else "it takes D / lr_sum as a mean gradient"
+                raise UserError(
+                    f"{each.label}: needs local_optimizer = sgd, got {self.local_optimizer}: {because}; leave out "
+                    f"--local-optimizer, or take a method that does not need it, such as fedavg or fedspeed"
                 )
 
     def _require_bounded(self, method: Method) -> None:
         """Raise if something besides the uploads that a method bounds would reveal clients' data."""
+        if self.cohort != "fixed":
+            raise UserError(
+                f"{method.label}: needs cohort = fixed, got {setting_text(self.cohort)}: its epsilon is proven for "
+                f"cohorts of a fixed size that are drawn uniformly in every round; --cohort fixed"
+            )
         if self.keeps_statistics:
             raise UserError(
                 f"{method.label}: bounds what clients send, got batch_norm {self.batch_norm}, whose statistics go to "
@@ -262,9 +363,9 @@ class Plan(Params):
         return following(warm, self.follow_lr, self._factors(t, own_decay), t)
 
     def require_schedules(self, method: Method, own_decay: float) -> None:
-        """Raise unless the method accepts its scheduled values in the first and the last round."""
+        """Raise unless the method accepts its scheduled values in the first, last and most extreme rounds."""
         require_schedulable(self.warmup, self.follow_lr, method)
-        for t in (0, self.rounds - 1):
+        for t in extremes(self.lr_schedule, self.rounds):
             self.method_at(method, t, own_decay)
 
 
@@ -275,8 +376,78 @@ COMMAND_LINE_ONLY = ("ray_address",)
 
 
 def _spelled(given: str) -> str:
-    """Return `client_metrics` in its one spelling: "", "every=N" or "every=N,own"."""
-    found = re.fullmatch(r"every=([1-9][0-9]{0,8})(,own)?", given.replace(" ", ""))
+    """Return `client_metrics` in its one spelling: "", or "every=N" with ",own" or ",personalised=M" or both."""
+    number = "[1-9][0-9]{0,8}"
+    text = given.replace(" ", "").replace("personalized", "personalised")
+    found = re.fullmatch(f"every={number}(,own)?(,personalised={number})?", text)
     if given.strip() and not found:
-        raise UserError(f"client_metrics: expected every=N or every=N,own with N = 1, 2, ..., got {given!r}")
+        raise UserError(
+            f"client_metrics: expected every=N or every=N,own or every=N,own,personalised=M with N and M = 1, 2, ..., "
+            f"got {given!r}"
+        )
     return found[0] if found else ""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Settings(TypedDict, total=False):
+    """The fields of `Plan` as keyword arguments, written out so that an editor completes them; a test compares."""
+
+    rounds: int
+    active: int
+    cohort: Any
+    local_epochs: int
+    local_steps: int
+    batch_size: int
+    lr: float
+    lr_decay: float
+    lr_schedule: Any
+    warmup: str
+    follow_lr: str
+    batch_norm: str
+    local_optimizer: str
+    weight_decay: float
+    clip: float
+    clip_mode: str
+    decay_outside_mix: bool
+    weighting: str
+    eval_every: int
+    seed: int
+    client_metrics: str
+    stop_at: str
+    patience: int
+    min_delta: float
+    max_time: str
+    device: str
+    on_client_error: str
+    dropout: float
+    stragglers: float
+    network: str
+    devices: str
+    precision: str
+    engine: str
+    backend: str
+    workers: int
+    ray_address: str
+    ray_cpus: float
+    ray_gpus: float
+    allow_mixed: bool
+    states: str
+    state_dtype: str
+    checkpoint_every: int
+    keep_every: int
+
+
+def lists_settings(function: F) -> F:
+    """Replace `**settings` in the signature of a function by the fields of `Plan`, for `help` and for notebooks."""
+    own = inspect.signature(function)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    plain = Plan().fields()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=plain[name], annotation=kind)
+        for name, kind in get_type_hints(Settings).items()
+        if name not in own.parameters and not (name == "seed" and "seeds" in own.parameters)
+    ]
+    function.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    return function

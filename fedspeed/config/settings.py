@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .cohort import BIASED, is_biased
+from .lr_schedule import shown
+from .spec import with_texts
+
 ALWAYS = ("lr", "lr_decay", "weight_decay", "weighting", "augment", "loss", "local_epochs", "batch_size", "active",
           "cohort")  # fmt: skip
 """The settings that are always shown, in this order; `local_steps` replaces `local_epochs` where it is set."""
-IF_SET = ("warmup", "follow_lr", "clip")
-BY_DATA = ("augment", "loss")
+IF_SET = ("lr_schedule", "warmup", "follow_lr", "clip", "local_optimizer", "accuracy", "client_test", "validation")
+UNSET = {"local_optimizer": "sgd"}
+"""The values at which these are not set, where that is not none."""
+BY_DATA = ("augment", "loss", "accuracy")
 """Settings that the data decide: only a summary holds them, since a config may ask for what its data do not have."""
 
 
@@ -18,18 +24,24 @@ def in_force(config: Mapping[str, Any], summary: Any = None) -> dict[str, str]:
 
     Args:
         config: its tables, or the fields of its plan and `clients`.
-        summary: the table `settings` of its summary: the loss and the augmentation, which data decide.
+        summary: the table `settings` of its summary, with what data decide: loss, augmentation, what an accuracy is of.
 
     Example:
         >>> in_force({"lr": 0.1, "local_epochs": 5, "local_steps": 3, "active": 10, "clients": 100, "clip": 0.0})
         {'lr': '0.1', 'local_steps': '3', 'active': '10 of 100'}
     """
     by_data = {name: summary[name] for name in BY_DATA if name in summary} if isinstance(summary, Mapping) else {}
-    values = {**{name: value for name, value in config.items() if name not in BY_DATA}, **by_data}
-    names = [*ALWAYS, *(name for name in IF_SET if values.get(name))]
+    values = {**{name: value for name, value in with_texts(config).items() if name not in BY_DATA}, **by_data}
+    names = [*ALWAYS, *(name for name in IF_SET if values.get(name) not in (None, "", 0, UNSET.get(name)))]
     if values.get("local_steps"):
         names[names.index("local_epochs")] = "local_steps"
+    if schedule := str(values.get("lr_schedule", "")):
+        values["lr_schedule"] = shown(schedule)
+        names.remove("lr_decay")
+        names.insert(1, names.pop(names.index("lr_schedule")))
     found = {name: _text(values[name]) for name in names if values.get(name) not in (None, "")}
+    if "cohort" in found and is_biased(config.get("cohort")):
+        found["cohort"] += f" ({BIASED})"
     if "active" in found and values.get("clients"):
         found["active"] += f" of {_text(values['clients'])}"
     return found
@@ -54,7 +66,9 @@ def compared(settings: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str],
     """
     known = dict.fromkeys(name for one in settings.values() for name in one)
     names = [name for name in known if name not in BY_DATA or all(name in one for one in settings.values())]
-    values = {name: {label: one.get(name, "none") for label, one in settings.items()} for name in names}
+    values = {
+        name: {label: one.get(name, UNSET.get(name, "none")) for label, one in settings.items()} for name in names
+    }
     same = {name: next(iter(of.values())) for name, of in values.items() if len(set(of.values())) == 1}
     return same, {name: of for name, of in values.items() if name not in same}
 

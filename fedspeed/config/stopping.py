@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import UserError, unknown
-from ..record import MOST, Record
+from ..record import MOST, Record, is_number
 from ..utils.params import parse_pairs
 
 if TYPE_CHECKING:
@@ -273,3 +273,19 @@ def with_rules(plan: P, given: Mapping[str, Any]) -> P:
     if new.get("patience") == 0:
         new.setdefault("min_delta", 0.0)
     return dataclasses.replace(plan, **new) if new else plan
+
+
+def as_targets(targets: Any) -> tuple[float, ...]:
+    """Return accuracies; a number stands for a list of it.
+
+    Example:
+        >>> as_targets(0.8), as_targets([0.8, 0.9])
+        ((0.8,), (0.8, 0.9))
+    """
+    found = (targets,) if isinstance(targets, int | float) else targets
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        raise UserError(f"targets: expected a list of accuracies, [0.8], found {targets!r}; give one")
+    found = tuple(found)
+    if bad := [a for a in found if not is_number(a) or not 0 < a < 1]:
+        raise UserError(f"targets: expected accuracies in (0, 1), found {bad[0]!r}; 0.85 is 85%")
+    return tuple(map(float, found))

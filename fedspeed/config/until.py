@@ -12,6 +12,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..methods.base import Method, nested
+from ..utils.registry import file_of
+from .lr_schedule import table_of
 from .plan import PLACEMENT
 from .stopping import RULES
 
@@ -25,8 +27,10 @@ FIXED = {
     "split": "clients keep what they own",
     "clients": "clients keep what they own",
     "validation": "what was held out stays held out",
+    "client_test": "what was held out stays held out",
     "augment": "the rounds so far learned from these data",
     "batch_norm": "the vectors of the rounds so far are that model's",
+    "loss": "the scores so far are of it",
     "test_set": "the scores so far are on it, or there are none",
     "seed": "split, first model, cohorts and batches are drawn with it",
     "active": DREW,
@@ -59,6 +63,12 @@ def read_until(given: Any, rounds: int) -> Until:
             raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
         for name in over.keys() & set(PLACEMENT):  # nor may a run directory name a cluster here
             raise UserError(f"config: until.{key}.{name}: {name} says where rounds are computed, not what they had")
+        if (
+            file_of(over.get("lr_schedule"))
+            or table_of(over.get("lr_schedule"))
+            or isinstance(over.get("lr_schedule"), dict)
+        ):
+            raise UserError(f"config: until.{key}.lr_schedule: expected a schedule with its numbers, found a file")
         if "method" in over and not _fields_alone(over["method"]):  # a name could make it execute a file
             raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
     return tuple(sorted((int(key), over) for key, over in given.items()))

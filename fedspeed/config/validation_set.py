@@ -1,4 +1,7 @@
-"""The setting `validation`: the part of the training data that is set aside to choose rounds and settings on."""
+"""The settings `validation` and `client_test`: parts of the training data that are set aside before training.
+
+The first is one set, to choose rounds and settings on; the second is a test part per client.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,31 @@ def parse_validation(spec: str | float) -> Validation:
             f"clients, who do not train), found {spec!r}"
         )
     return Validation(value, bool(kind))
+
+
+OWN_TEST = "own"
+"""The value of `client_test` for data that come with a test part per client."""
+
+
+def parse_client_test(spec: str | float) -> Validation | None:
+    """Read `0.2`, that share of every client's rows, or `"own"`, for which None is returned; raise for anything else.
+
+    Example:
+        >>> parse_client_test("0.2").count(25), parse_client_test(0.2).count(1), parse_client_test("own")
+        (5, 0, None)
+    """
+    if str(spec).strip() == OWN_TEST:
+        return None
+    try:
+        share = math.nan if isinstance(spec, bool) else float(spec)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 < share < 1:
+        raise UserError(
+            "client_test: expected a share between 0 and 1 such as 0.2 (of every client's samples), or own (the test "
+            f"part per client that the data come with), found {spec!r}"
+        )
+    return Validation(share)
 
 
 def clients_that_train(spec: str, clients: int) -> int:

@@ -5,12 +5,12 @@ it is
 
     value * min(1, (t + 1) / T_w)
 
-so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on; the local rate decays as well.
-`lr` belongs to the plan. Any other field belongs to the method, or to one inside it, whose class allows it:
-`rho: float = param(0.1, "[0, inf)", "...", schedulable=True)`.
+so it begins at value / T_w, never at 0, and is the value itself from round T_w - 1 on. `lr` belongs to the plan, and
+has a schedule beside its warm-up (`lr_schedule.py`). Any other field belongs to the method, or to one inside it, whose
+class allows it: `rho: float = param(0.1, "[0, inf)", "...", schedulable=True)`.
 
-Fields may also follow the rate (`follow_lr`): in round t they have its factors, decay and warm-up. With rho = lr, rho
-is eta_l in every round.
+Fields may also follow the rate (`follow_lr`): in round t they have its factors, schedule and warm-up. With rho = lr,
+rho is eta_l in every round.
 """
 
 from __future__ import annotations

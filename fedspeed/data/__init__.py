@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..config.validation_set import OWN_TEST
 from ..errors import UserError, unknown
 from ..utils.params import KINDS, require_whole
 from ..utils.registry import call, file_of, load_code, require_part
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Federated": "federated",
+    "OnDisk": "on_disk",
     "Samples": "samples",
     "describe": "summary",
     "from_arrays": "user_data",
@@ -90,7 +92,9 @@ CARDS = {
         "problems.loaders:logistic", "generated", "2 x d", "2", "known constants and optimum; model vector", here=True
     ),
     "images": Card("images:images", "yours", "yours", "yours", "--data-dir: pictures, one folder per class"),
-    "arrays": Card("user_data:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files"),
+    "arrays": Card(
+        "user_data:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files, also larger than memory"
+    ),
     "huggingface": Card(
         "user_data:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"
     ),
@@ -152,6 +156,7 @@ def load(
     shrink: int = 1,
     held_out: int = 0,
     validation: str | float = "",
+    client_test: str | float = "",
     progress: Progress | None = None,
     code: str = "",
     **given: Any,
@@ -171,6 +176,8 @@ def load(
         held_out: add this many clients that do not train: their data replace the test set.
         validation: the part set aside to choose rounds and settings with: 0.1 of every client's samples,
             `"clients:0.1"` or `"clients:5"` of the clients; none by default.
+        client_test: the test part per client, on which scores per client are measured: 0.2 of every client's samples,
+            which no client trains on, or `"own"`, the part of the test set that is the client's (`split="natural"`).
         progress: called as `progress(what, done, total)` during downloads and decoding.
         code: the digest that a file must have to be executed, "" for any.
         given: the data set's own options, for example `alpha` and `beta` of `synthetic`.
@@ -186,21 +193,33 @@ def load(
     loader = find_loader(name, code)
     samples = _read(name, loader, {**context, "data_dir": data_dir, "progress": progress}, given)
     if isinstance(samples, Federated):
-        return _as_it_is(samples, name, clients, validation, seed, [train_size, test_size, shrink > 1, held_out])
+        data = _as_it_is(samples, name, clients, [train_size, test_size, shrink > 1, held_out])
+        return _with_parts(data, client_test, validation, seed)
     samples = samples.first(train_size, test_size).shrink(shrink)
     return federate(
-        samples, split=split, clients=clients, seed=seed, augment=augment, held_out=held_out, validation=validation
+        samples,
+        split=split,
+        clients=clients,
+        seed=seed,
+        augment=augment,
+        held_out=held_out,
+        validation=validation,
+        client_test=client_test,
     )
 
 
-def _as_it_is(
-    data: Federated, name: str, clients: int | None, validation: str | float, seed: int, unused: list[Any]
-) -> Federated:
+def _as_it_is(data: Federated, name: str, clients: int | None, unused: list[Any]) -> Federated:
     """Return the data of a user's file that are already split."""
     if any(unused):
         raise UserError(f"data {name}: train_size, test_size, shrink and held_out are for Samples, found a Federated")
     if clients not in (None, data.clients):
         raise UserError(f"data {name}: expected {clients} clients, found {data.clients}; leave --clients out")
+    return data
+
+
+def _with_parts(data: Federated, client_test: str | float, validation: str | float, seed: int) -> Federated:
+    """Return data with the parts that are set aside, tests first: they do not depend on `validation`."""
+    data = data.with_client_test(client_test, seed) if client_test != "" else data
     return data.with_validation(validation, seed) if validation != "" else data
 
 
@@ -253,10 +272,11 @@ def federate(
     augment: str = "",
     held_out: int = 0,
     validation: str | float = "",
+    client_test: str | float = "",
 ) -> Federated:
     """Split samples over clients; arguments as in `load`."""
     from .federated import Federated
-    from .splits import parse_split
+    from .splits import own_rows, parse_split
 
     chosen = parse_split(split)
     if clients is None:
@@ -267,6 +287,9 @@ def federate(
             f"data {samples.name}: held_out = {held_out} expects a number of clients, found none; set clients"
         )
     rows = chosen(samples.y, clients + held_out, seed, samples.owner)
+    own = None
+    if str(client_test).strip() == OWN_TEST and chosen.name == "natural" and not held_out:
+        own = own_rows(samples.owner, samples.owner_test)
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
     if held_out:
         import numpy as np  # late: checking a config imports this module, and needs no numpy
@@ -283,8 +306,9 @@ def federate(
         pipeline=samples.augmentation.pipeline(augment),
         classes=samples.classes,
         class_names=samples.labels,
+        client_test=own,
     )
-    return data.with_validation(validation, seed) if validation != "" else data
+    return _with_parts(data, client_test, validation, seed)
 
 
 def _check(name: str, loader: Callable[..., Any], known: dict[str, inspect.Parameter], given: dict[str, Any]) -> None:

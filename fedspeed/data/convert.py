@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from ..errors import UserError
 from ..utils.params import require_whole
 from ..utils.random import rng
+from .on_disk import OnDisk, on_disk
 from .splits import Rows, by_owner
 
 MOST_CLASSES = 1000
@@ -26,9 +28,9 @@ MOST_CLASSES = 1000
 class Converted(NamedTuple):
     """Inputs and targets that were checked; `classes` is None for regression."""
 
-    x: np.ndarray
+    x: np.ndarray | OnDisk
     y: np.ndarray
-    x_test: np.ndarray | None
+    x_test: np.ndarray | OnDisk | None
     y_test: np.ndarray | None
     classes: int | None
 
@@ -83,14 +85,14 @@ def _two(test: Any, name: str) -> tuple[Any, Any]:
     return test[0], test[1]
 
 
-def _pair(x: Any, y: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(x: Any, y: Any, where: str) -> tuple[np.ndarray | OnDisk, np.ndarray]:
     x, y = _inputs(x, where), _targets(y, where)
     if len(x) != len(y):
         raise UserError(f"{where}{len(x)} inputs but {len(y)} targets; expected one target per input")
     return x, y
 
 
-def _family(a: np.ndarray) -> str:
+def _family(a: np.ndarray | OnDisk) -> str:
     return "bytes" if a.dtype == np.uint8 else a.dtype.kind
 
 
@@ -136,15 +138,26 @@ def array(given: Any, what: str) -> np.ndarray:
     return a if a.flags.c_contiguous else a.copy(order="C")
 
 
-def _inputs(given: Any, where: str) -> np.ndarray:
-    x = array(given, f"{where}inputs")
+def _inputs(given: Any, where: str) -> np.ndarray | OnDisk:
+    found = on_disk(given)
+    x = array(given, f"{where}inputs") if found is None else found
     if x.dtype.kind not in "uifb" or x.ndim < 1:
         raise UserError(f"{where}expected numeric inputs, one row per sample, found {x.dtype} of shape {x.shape}")
     if x.dtype == np.uint8:
-        if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-            return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-        return x[:, None] if x.ndim == 3 else x
-    return x.astype(np.float32) if x.dtype.kind == "b" else _numbers(x, f"{where}inputs")
+        return _pictures(x)
+    if x.dtype.kind == "b":
+        return x.astype(np.float32)
+    return _numbers(x, f"{where}inputs") if isinstance(x, np.ndarray) else _numbers_on_disk(x, f"{where}inputs")
+
+
+def _pictures(x: np.ndarray | OnDisk) -> np.ndarray | OnDisk:
+    """Return bytes in the order (n, channels, height, width) where they are pictures."""
+    last = x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3)
+    if isinstance(x, OnDisk):
+        return replace(x, layout="last" if last else "grey") if last or x.ndim == 3 else x
+    if last:
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x[:, None] if x.ndim == 3 else x
 
 
 def _targets(given: Any, where: str) -> np.ndarray:
@@ -170,12 +183,34 @@ def _numbers(a: np.ndarray, what: str) -> np.ndarray:
             raise UserError(f"{what} must fit into 64 bits with a sign, found {a.max()}")
         return a.astype(np.int64, copy=False)
     a = a.astype(np.float64) if a.dtype.itemsize > 8 else a
-    if a.size and not (np.isfinite(a.min()) and np.isfinite(a.max())):  # min and max propagate NaN
-        bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))
-        raise UserError(
-            f"{what} must be finite; row {bad[0]} is not ({len(bad)} in all); leave such rows out or fill them in"
-        )
+    if a.size and not _finite(a):
+        raise _not_finite(what, np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1)))
     return a
+
+
+def _numbers_on_disk(a: OnDisk, what: str) -> OnDisk:
+    """Do the same for rows on disk, which are read once for it."""
+    if a.dtype.kind != "f":
+        for _, some in a.chunks() if a.dtype == np.uint64 else ():
+            _numbers(some, what)
+        return a.astype(np.int64)
+    a = a.astype(np.float64) if a.dtype.itemsize > 8 else a
+    bad: list[int] = []
+    for start, some in () if a.checked else a.chunks():
+        if some.size and not _finite(some):
+            bad += (start + np.flatnonzero(~np.isfinite(some.reshape(len(some), -1)).all(1))).tolist()
+    if bad:
+        raise _not_finite(what, np.array(bad))
+    return replace(a, checked=True)
+
+
+def _finite(a: np.ndarray) -> bool:
+    return bool(np.isfinite(a.min()) and np.isfinite(a.max()))  # min and max propagate NaN
+
+
+def _not_finite(what: str, bad: np.ndarray) -> UserError:
+    found = f"row {bad[0]} is not ({len(bad)} in all)"
+    return UserError(f"{what} must be finite; {found}; leave such rows out or fill them in")
 
 
 def hold_out(y: np.ndarray, fraction: float, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -208,6 +243,34 @@ def owner_ids(given: Any, n: int, name: str) -> np.ndarray:
 
 def client_rows(given: Any, n: int, name: str) -> Rows:
     """Return the rows of every client, from row numbers or a boolean mask per client, or from one id per row."""
+    found = _lists_or_ids(given, n, name)
+    return by_owner(found) if isinstance(found, np.ndarray) else found
+
+
+def own_test_rows(given: Any, clients: Any, n: int, x_test: Sized | None, name: str) -> Rows:
+    """Return every client's rows of the test set, in the forms of `client_rows`; clients are in the order of `clients`.
+
+    Args:
+        clients: the clients of the n training rows.
+    """
+    if x_test is None:
+        raise UserError(f"data {name}: client_test: expected a test set to take the clients' parts from, found none")
+    found, owned = _lists_or_ids(given, len(x_test), name), _lists_or_ids(clients, n, name)
+    ids = np.unique(owned) if isinstance(owned, np.ndarray) else None
+    if isinstance(found, np.ndarray) and ids is None:
+        raise UserError(f"data {name}: client_test: expected a list of test rows per client, as clients, found ids")
+    rows = by_owner(found, ids) if isinstance(found, np.ndarray) else found
+    m = len(owned) if ids is None else len(ids)
+    if len(rows) != m or not len(rows.indices):
+        has = f"{len(rows)} lists" if len(rows) != m else "no row of any client"
+        raise UserError(f"data {name}: client_test: expected test rows of {m} clients, found {has}")
+    if rows.indices.min() < 0 or rows.indices.max() >= len(x_test):
+        raise UserError(f"data {name}: client_test: expected rows 0..{len(x_test) - 1} of the test set, found others")
+    return rows
+
+
+def _lists_or_ids(given: Any, n: int, name: str) -> Rows | np.ndarray:
+    """Return the rows of every client, or if one id per row was given, these ids."""
     wanted = f"data {name}: clients must be a list of row numbers (or of boolean masks), or one id per row"
     if isinstance(given, Rows):
         return given
@@ -216,13 +279,13 @@ def client_rows(given: Any, n: int, name: str) -> Rows:
     if hasattr(given, "ndim") and (given.ndim != 1 or str(given.dtype) != "object"):
         given = array(given, f"data {name}: clients")
         if given.ndim == 1:
-            return by_owner(owner_ids(given, n, name))
+            return owner_ids(given, n, name)
     try:
         each = list(given)
     except TypeError:
         raise UserError(f"{wanted}; found {type(given).__name__}") from None
     if each and (isinstance(each[0], str | bytes | numbers.Number | None) or getattr(each[0], "ndim", 1) == 0):
-        return by_owner(owner_ids(each, n, name))
+        return owner_ids(each, n, name)
     return Rows.of(_rows(rows, i, n, name) for i, rows in enumerate(each))
 
 

@@ -1,4 +1,4 @@
-"""`Federated`: the data of all clients as tensors in memory, and the rows that each client owns."""
+"""`Federated`: the data of all clients, as tensors in memory or on disk, and the rows that each client owns."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..config.validation_set import parse_validation
+from ..config.validation_set import Validation, parse_client_test, parse_validation
 from ..errors import UserError
 from ..utils.devices import to_device
+from ..utils.notebook import card
 from ..utils.random import rng
 from .augment import Pipeline
-from .convert import client_rows, convert, hold_out
+from .convert import client_rows, convert, hold_out, own_test_rows
+from .on_disk import OnDisk, TensorOnDisk
 from .samples import Samples, shown
+
+
+class ClientRows(NamedTuple):
+    """Rows by client: client i has `indices[offsets[i]:offsets[i + 1]]`, perhaps none.
+
+    Args:
+        held: whether they are rows of the test set, not of `x` and `y`.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+    held: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federated:
-    """The data of a federation: two tensors, the rows of each client, a test set and perhaps a validation set.
+    """The data of a federation: two tensors, the rows of each client, a test set, perhaps parts that are set aside.
 
     Pictures stay `uint8` (NCHW) in memory and become floats a batch at a time; other inputs are used as they are.
+    Inputs on disk (`TensorOnDisk`) are read a batch at a time, with the bits of the same inputs in memory.
     Client i owns rows `indices[offsets[i]:offsets[i + 1]]`, so a million clients cost two arrays.
 
     Args:
@@ -36,6 +51,7 @@ class Federated:
         pipeline: how a batch of rows becomes model input (normalisation, augmentation).
         class_names: names of the classes, if they have any.
         validation: row numbers of x and y set aside to choose rounds and settings with; None without.
+        client_test: the rows that each client is scored on and no client trains on; None without such parts.
 
     Example:
         >>> x, y = np.zeros((4, 2), "f4"), np.array([0, 1, 0, 1])
@@ -44,11 +60,11 @@ class Federated:
         (2, [2, 2])
     """
 
-    x: torch.Tensor
+    x: torch.Tensor | TensorOnDisk
     y: torch.Tensor
     indices: np.ndarray
     offsets: np.ndarray
-    x_test: torch.Tensor | None = None
+    x_test: torch.Tensor | TensorOnDisk | None = None
     y_test: torch.Tensor | None = None
     name: str = "arrays"
     classes: int | None = None
@@ -56,6 +72,7 @@ class Federated:
     pipeline: Pipeline = field(default_factory=Pipeline)
     class_names: tuple[str, ...] = ()
     validation: np.ndarray | None = None
+    client_test: ClientRows | None = None
 
     @classmethod
     def from_arrays(
@@ -71,6 +88,7 @@ class Federated:
         pipeline: Pipeline | None = None,
         classes: int | None = None,
         class_names: tuple[str, ...] = (),
+        client_test: Any = None,
     ) -> Federated:
         """Build from arrays and a split of your own; conversion and checks are those of `fedspeed.data.from_arrays`.
 
@@ -81,8 +99,11 @@ class Federated:
             holdout: without a test set, this fraction of every class is set aside as one and leaves the clients'
                 rows; by default none, and then nothing is evaluated.
             classes: their number; by default the largest label and one.
+            client_test: the part of the test set that belongs to each client, in one of the forms of `clients`; a
+                client may have none. `with_client_test` takes a part off the clients' own rows instead.
         """
         found = convert(x, y, test, name, classes, known=len(class_names))
+        own = None if client_test is None else own_test_rows(client_test, clients, len(found.x), found.x_test, name)
         owned, n = client_rows(clients, len(found.x), name), len(found.x)
         sizes, indices = owned.sizes, owned.indices
         if len(indices) and (indices.min() < 0 or indices.max() >= n):
@@ -100,24 +121,37 @@ class Federated:
             none = np.flatnonzero(sizes == 0)[:5].tolist()
             raise UserError(f"data {name}: every client needs at least one sample; clients {none} have none{after}")
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        x_test, y_test = (None if a is None else _tensor(a) for a in (found.x_test, found.y_test))
+        x_test = None if found.x_test is None else _inputs(found.x_test)
+        y_test = None if found.y_test is None else _tensor(found.y_test)
         return cls(
-            _tensor(found.x), _tensor(found.y), indices, offsets, x_test, y_test, name, found.classes, split,
-            pipeline or Pipeline(), class_names,
+            _inputs(found.x), _tensor(found.y), indices, offsets, x_test, y_test, name, found.classes, split,
+            pipeline or Pipeline(), class_names, None,
+            None if own is None else ClientRows(own.indices, np.concatenate([[0], np.cumsum(own.sizes)]), held=True),
         )  # fmt: skip
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, str]:
+        """Return what the data are, in words."""
         low, middle, high = np.percentile(self.sizes, [0, 50, 100], method="nearest").tolist()
         sizes = f"{low:,} each" if low == high else f"{low:,} to {high:,} each, median {middle:,}"
         other = "regression" if self.y.is_floating_point() else "no classes"
-        kind = other if self.classes is None else f"{self.classes} classes"
-        test = "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"
-        valid = "" if self.validation is None else f", {len(self.validation):,} for validation"
-        pictures = f"augmentation {self.pipeline.augmentation}, " if self.is_pictures else ""
-        return (
-            f"<Federated {self.name}: {self.clients:,} clients, {len(self.indices):,} samples ({sizes}), "
-            f"{shown(self.x)}, {pictures}{kind}, split {self.split}, {test}{valid}>"
-        )
+        found = {"clients": f"{self.clients:,} clients", "samples": f"{len(self.indices):,} samples ({sizes})"}
+        found |= {"inputs": shown(self.x)}
+        found |= {"augmentation": f"augmentation {self.pipeline.augmentation}"} if self.is_pictures else {}
+        found |= {
+            "targets": other if self.classes is None else f"{self.classes} classes",
+            "split": f"split {self.split}",
+        }
+        found |= {"test": "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"}
+        held = {} if self.validation is None else {"validation": f"{len(self.validation):,} for validation"}
+        if self.client_test is not None:
+            held["client_test"] = f"{len(self.client_test.indices):,} for tests of each client"
+        return found | held
+
+    def __repr__(self) -> str:
+        return f"<Federated {self.name}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return card(f"Federated {self.name}", self._facts(), [])
 
     @property
     def is_pictures(self) -> bool:
@@ -145,8 +179,8 @@ class Federated:
 
     def batch(self, rows: np.ndarray, stream: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of some rows, augmented when a random stream is given."""
-        index = to_device(rows, self.x.device)
-        return self.pipeline(self.x.index_select(0, index), stream), self.y.index_select(0, index)
+        x, y = _rows(self.x, self.y, rows)
+        return self.pipeline(x, stream), y
 
     def test_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test inputs and targets `start..stop-1`, never augmented."""
@@ -159,6 +193,92 @@ class Federated:
         if self.validation is None:
             raise UserError(f"data {self.name}: there is no validation set; take one off with with_validation(0.1)")
         return self.batch(self.validation[start:stop])
+
+    @property
+    def scored(self) -> ClientRows:
+        """Return the rows that each client is scored on: its test part, or without one the rows it trains on."""
+        return ClientRows(self.indices, self.offsets) if self.client_test is None else self.client_test
+
+    def scored_batch(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets at positions `start..stop-1` of `scored`, never augmented."""
+        rows, _, held = self.scored
+        if not held:
+            return self.batch(rows[start:stop])
+        if self.x_test is None or self.y_test is None:
+            raise UserError(
+                f"data {self.name}: client_test: expected the test set of its rows, found none; give it too"
+            )
+        x, y = _rows(self.x_test, self.y_test, rows[start:stop])
+        return self.pipeline(x, None), y
+
+    def with_client_test(self, spec: str | float, seed: int = 0) -> Federated:
+        """Return the same data with a test part per client, which no client trains on; the same rows for every method.
+
+        Rows are drawn at random, not class by class: a test part has the client's own mix of labels, up to chance. A
+        client with too few rows keeps all of them and has no test part.
+
+        Args:
+            spec: `0.2`, that fraction of every client's rows, rounded, halves up; `"own"` asserts that the data came
+                with such a part.
+            seed: decides which rows.
+
+        Example:
+            >>> data = Federated.from_arrays(np.zeros((21, 2)), np.arange(21) % 2, np.arange(21) // 10)
+            >>> tested = data.with_client_test(0.2)
+            >>> tested.sizes.tolist(), np.diff(tested.client_test.offsets).tolist()
+            ([8, 8, 1], [2, 2, 0])
+        """
+        share = parse_client_test(spec)
+        if share is None:
+            if self.client_test is None:
+                raise UserError(
+                    f"data {self.name}: client_test own: expected data with a test part per client (client ids of "
+                    f"training and test rows, and split natural), found none; take a share, client_test 0.2"
+                )
+            return self
+        if self.client_test is not None:
+            raise UserError(
+                f"data {self.name}: client_test {spec}: expected data without test parts, found one per client; "
+                f"write own, or leave it out"
+            )
+        taken = self._drawn(share, seed, "client test")
+        owner = np.repeat(np.arange(self.clients), self.sizes)[taken]
+        if not len(owner):
+            raise UserError(
+                f"data {self.name}: client_test {spec}: expected a client with enough samples to take one off, found "
+                f"at most {self.sizes.max()} each; take a larger share, or fewer clients"
+            )
+        left, _ = self._without(taken, f"client_test {spec}", "take a smaller share, or another split")
+        ends = np.cumsum(np.bincount(owner, minlength=self.clients))
+        return replace(left, client_test=ClientRows(self.indices[taken], np.concatenate([[0], ends])))
+
+    def _drawn(self, share: Validation, seed: int, purpose: str) -> np.ndarray:
+        """Return which of `indices` are in a share of every client's rows, drawn at random."""
+        taken = np.zeros(len(self.indices), bool)
+        for i in range(self.clients):
+            drawn = rng(seed, purpose, i).permutation(self.sizes[i])[: share.count(int(self.sizes[i]))]
+            taken[self.offsets[i] + drawn] = True
+        return taken
+
+    def _without(
+        self, taken: np.ndarray, what: str, fix: str, trains: np.ndarray | None = None
+    ) -> tuple[Federated, np.ndarray]:
+        """Return the data without the rows of some `indices`, and a mark on these rows.
+
+        Args:
+            what, fix: the setting that takes them and what else to set, for messages.
+            trains: the clients that stay; None for all.
+        """
+        owner = np.repeat(np.arange(self.clients), self.sizes)
+        mark = np.zeros(len(self.x), bool)
+        mark[self.indices[taken]] = True
+        left = ~mark[self.indices]  # where a split repeats samples, no other client trains on a taken one either
+        sizes = np.bincount(owner[left], minlength=self.clients)
+        sizes = sizes if trains is None else sizes[trains]
+        if not mark.any() or not sizes.all():
+            why = "have too few samples each to take any off" if not mark.any() else "would be left without a sample"
+            raise UserError(f"data {self.name}: {what}: clients {why}; {fix}")
+        return replace(self, indices=self.indices[left], offsets=np.concatenate([[0], np.cumsum(sizes)])), mark
 
     def with_validation(self, spec: str | float, seed: int = 0) -> Federated:
         """Return the same data with a validation set taken off; the same rows for every method.
@@ -176,28 +296,23 @@ class Federated:
         chosen, m = parse_validation(spec), self.clients
         if self.validation is not None:
             raise UserError(f"data {self.name}: there is a validation set already; take one off only once")
-        owner = np.repeat(np.arange(m), self.sizes)
-        taken = np.zeros(len(self.indices), bool)
         trains = np.ones(m, bool)
         if chosen.of_clients:
             trains[rng(seed, "validation").choice(m, chosen.count(m), replace=False)] = False
-            taken = ~trains[owner]
-        for i in () if chosen.of_clients else range(m):
-            drawn = rng(seed, "validation", i).permutation(self.sizes[i])[: chosen.count(int(self.sizes[i]))]
-            taken[self.offsets[i] + drawn] = True
-        mark = np.zeros(len(self.x), bool)
-        mark[self.indices[taken]] = True
-        left = ~mark[self.indices]  # where a split repeats samples, no other client trains on a taken one either
-        sizes = np.bincount(owner[left], minlength=m)[trains]
-        if not mark.any() or not sizes.all():
-            what = "have too few samples each to take any off" if not mark.any() else "would be left without a sample"
-            raise UserError(f"data {self.name}: validation {spec}: clients {what}; take clients:0.1, or another split")
-        return replace(
-            self,
-            indices=self.indices[left],
-            offsets=np.concatenate([[0], np.cumsum(sizes)]),
-            validation=np.flatnonzero(mark),
-        )
+            taken = np.repeat(~trains, self.sizes)
+        else:
+            taken = self._drawn(chosen, seed, "validation")
+        left, mark = self._without(taken, f"validation {spec}", "take clients:0.1, or another split", trains)
+        if self.client_test is not None and chosen.of_clients:
+            rows, offsets, held = self.client_test
+            owner = np.repeat(np.arange(m), np.diff(offsets))
+            stays = trains[owner]
+            if not held:  # all rows of these clients are for validation, and for nothing else
+                mark[rows[~stays]] = True
+                stays &= ~mark[rows]
+            ends = np.cumsum(np.bincount(owner[stays], minlength=m)[trains])
+            left = replace(left, client_test=ClientRows(rows[stays], np.concatenate([[0], ends]), held))
+        return replace(left, validation=np.flatnonzero(mark))
 
     def floats(self) -> Federated:
         """Return the same data with whole-number inputs as float32, for models that compute with them (bytes stay)."""
@@ -208,17 +323,11 @@ class Federated:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Federated:
         """Return the same data on a device; floating tensors (and batches of pictures) in `dtype`."""
 
-        def move(a: torch.Tensor) -> torch.Tensor:
-            return a.to(device, dtype if a.is_floating_point() else None)
+        def move(a: Any) -> Any:
+            return None if a is None else a.to(device, dtype if a.is_floating_point() else None)
 
-        return replace(
-            self,
-            x=move(self.x),
-            y=move(self.y),
-            x_test=None if self.x_test is None else move(self.x_test),
-            y_test=None if self.y_test is None else move(self.y_test),
-            pipeline=replace(self.pipeline, dtype=dtype),
-        )
+        moved = {name: move(getattr(self, name)) for name in ("x", "y", "x_test", "y_test")}
+        return replace(self, **moved, pipeline=replace(self.pipeline, dtype=dtype))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -227,18 +336,33 @@ class Federated:
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
                 digest.update(f"{a.dtype}{tuple(a.shape)}".encode())
-                digest.update(a.detach().cpu().contiguous().numpy().data)
+                for part in a.chunks() if isinstance(a, TensorOnDisk) else (a,):
+                    digest.update(part.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     @cached_property
     def split_fingerprint(self) -> str:
-        """Return a digest of the rows of each client and of the validation set; equal splits have equal digests."""
+        """Return a digest of the rows of each client and of parts set aside; equal splits have equal digests."""
         digest = hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=8)
         for start in range(0, len(self.indices), 2**20):  # in chunks: a copy of all might not fit into memory
             digest.update(self.indices[start : start + 2**20].astype("<i8").tobytes())
         if self.validation is not None:
             digest.update(b"validation" + self.validation.astype("<i8").tobytes())
+        if self.client_test is not None:
+            rows, offsets, held = self.client_test
+            digest.update((b"held out" if held else b"client") + b" test" + offsets.astype("<i8").tobytes())
+            digest.update(rows.astype("<i8").tobytes())
         return digest.hexdigest()
+
+
+def _inputs(a: np.ndarray | OnDisk) -> torch.Tensor | TensorOnDisk:
+    return TensorOnDisk(a) if isinstance(a, OnDisk) else _tensor(a)
+
+
+def _rows(x: torch.Tensor | TensorOnDisk, y: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return some rows of inputs and targets, in memory; the indices are sent to the device once."""
+    index = to_device(rows, x.device)
+    return x[rows] if isinstance(x, TensorOnDisk) else x.index_select(0, index), y.index_select(0, index)
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..utils.params import require_whole
 from .augment import Augmentation
 from .convert import check_labels, labelled
+from .on_disk import OnDisk, TensorOnDisk
 
 Progress = Callable[[str, int, int], None]
 """`progress(what, done, total)`, called repeatedly during long work (total 0: not known)."""
@@ -28,23 +29,25 @@ class Samples:
 
     Args:
         name: what the data set calls itself.
-        x, y: training inputs and targets.
+        x, y: training inputs and targets; inputs may be on disk (`OnDisk`).
         x_test, y_test: the held-out set, or None.
         classes: number of classes, or None for regression.
         owner: the natural client id of every training row, or None.
         augmentation: the normalisation and augmentation of these pictures.
         labels: names of the classes, if they have any.
+        owner_test: the natural client id of every test row, or None.
     """
 
     name: str
-    x: np.ndarray
+    x: np.ndarray | OnDisk
     y: np.ndarray
-    x_test: np.ndarray | None = None
+    x_test: np.ndarray | OnDisk | None = None
     y_test: np.ndarray | None = None
     classes: int | None = None
     owner: np.ndarray | None = None
     augmentation: Augmentation = field(default_factory=Augmentation)
     labels: tuple[str, ...] = ()
+    owner_test: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.x):
@@ -52,6 +55,11 @@ class Samples:
         if self.owner is not None and len(self.owner) != len(self.x):
             raise UserError(
                 f"data {self.name}: expected one client id per row ({len(self.x)}), found {len(self.owner)}"
+            )
+        if self.owner_test is not None and (self.x_test is None or len(self.owner_test) != len(self.x_test)):
+            rows = 0 if self.x_test is None else len(self.x_test)
+            raise UserError(
+                f"data {self.name}: expected one client id per test row ({rows}), found {len(self.owner_test)}"
             )
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             if (x is None) != (y is None):
@@ -77,7 +85,8 @@ class Samples:
         for a in (self.x, self.y, self.x_test, self.y_test):
             if a is not None:
                 total.update(f"{a.dtype.str}{a.shape}".encode())
-                total.update(np.ascontiguousarray(a).data)
+                for part in [a] if isinstance(a, np.ndarray) else (some for _, some in a.chunks()):
+                    total.update(np.ascontiguousarray(part).data)
         return total.hexdigest()
 
     def first(self, train: int | None, test: int | None) -> Samples:
@@ -89,7 +98,8 @@ class Samples:
         if self.x_test is None or self.y_test is None:
             raise UserError(f"data {self.name}: test_size = {test}, but there is no test set")
         keep = _first(self.name, "test_size", self.y_test, test)
-        return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep])
+        ids = None if self.owner_test is None else self.owner_test[keep]
+        return replace(part, x_test=self.x_test[keep], y_test=self.y_test[keep], owner_test=ids)
 
     def shrink(self, factor: int) -> Samples:
         """Return pictures averaged over blocks of `factor` x `factor` pixels (bytes rounded to the nearest)."""
@@ -117,7 +127,8 @@ def shown(x: Any) -> str:
         >>> shown(np.zeros((5, 3, 32, 32), "uint8"))
         'inputs 3 x 32 x 32 uint8'
     """
-    return f"inputs {' x '.join(map(str, x.shape[1:])) or 'scalar'} {str(x.dtype).removeprefix('torch.')}"
+    where = " on disk" if isinstance(x, OnDisk | TensorOnDisk) else ""
+    return f"inputs {' x '.join(map(str, x.shape[1:])) or 'scalar'} {str(x.dtype).removeprefix('torch.')}{where}"
 
 
 def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarray | slice:
@@ -133,7 +144,9 @@ def _first(name: str, option: str, y: np.ndarray, size: int | None) -> np.ndarra
     return np.sort(order[np.lexsort((order, place))[:size]])
 
 
-def _average(x: np.ndarray, factor: int) -> np.ndarray:
+def _average(x: np.ndarray | OnDisk, factor: int) -> np.ndarray:
+    if isinstance(x, OnDisk):  # smaller pictures are kept in memory
+        return np.concatenate([_average(some, factor) for _, some in x.chunks()])
     n, channels, height, width = x.shape
     if x.dtype != np.uint8:
         blocks = x.reshape(n, channels, height // factor, factor, width // factor, factor)

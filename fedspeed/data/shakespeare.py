@@ -138,8 +138,9 @@ def shakespeare(
 ) -> Samples:
     """Load windows of characters and the character after each, with the roles as client ids (`split = natural`).
 
-    The first four fifths of a role's text, in the order of the play, are for training, the rest joins the test set; no
-    window crosses that border. Windows for training begin every `stride` characters, those for testing every `length`.
+    The first four fifths of a role's text, in the order of the play, are for training. The rest joins the test set, and
+    is the role's own test part (`client_test = own`). No window crosses that border. Windows for training begin every
+    `stride` characters, those for testing every `length`.
 
     Args:
         length: characters in a window.
@@ -153,13 +154,14 @@ def shakespeare(
     whole = PUBLISHED.obtain(data_dir, part, progress)
     sizes = np.bincount(whole.y)
     starts = np.cumsum(sizes) - sizes
-    train, test, owner = [], [], []
+    train, test, owner, owner_test = [], [], [], []
     for role in np.flatnonzero(sizes >= least).tolist():
         text = np.asarray(whole.x[starts[role] : starts[role] + sizes[role]])
         border = len(text) * 4 // 5
         train.append(_windows(text[:border], length, stride))
         test.append(_windows(text[border:], length, length))
         owner.append(np.full(len(train[-1]), role))
+        owner_test.append(np.full(len(test[-1]), role))
     if not train:
         raise UserError(
             f"data shakespeare: no role has least = {least} characters, the most are {sizes.max()}; set a smaller least"
@@ -174,6 +176,7 @@ def shakespeare(
         classes=len(VOCABULARY),
         owner=np.concatenate(owner),
         labels=tuple("\\n" if character == "\n" else character for character in VOCABULARY),
+        owner_test=np.concatenate(owner_test),
     )
 
 

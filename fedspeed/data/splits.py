@@ -265,15 +265,30 @@ def natural(labels: np.ndarray, clients: int, seed: int, owner: np.ndarray | Non
     return rows
 
 
-def by_owner(owner: np.ndarray) -> Rows:
+def by_owner(owner: np.ndarray, ids: np.ndarray | None = None) -> Rows:
     """Return the rows of every id, in the order of the sorted ids.
+
+    Args:
+        ids: the ids to return rows of, sorted; rows of others are left out. By default all.
 
     Example:
         >>> [rows.tolist() for rows in by_owner(np.array(["b", "a", "b"]))]
         [[1], [0, 2]]
+        >>> [rows.tolist() for rows in by_owner(np.array(["b", "a", "b"]), np.array(["b", "c"]))]
+        [[0, 2], []]
     """
-    ids, number = np.unique(owner, return_inverse=True)
-    return _gather(number, np.arange(len(owner)), len(ids))
+    found, number = np.unique(owner, return_inverse=True)
+    ids = found if ids is None else ids
+    if len({a.dtype.kind in "US" for a in (ids, found)}) > 1:
+        raise UserError("client ids: expected all numbers or all text, found both, in training and test rows")
+    place = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
+    kept = np.flatnonzero((ids[place] == found)[number])
+    return _gather(place[number[kept]], kept, len(ids))
+
+
+def own_rows(owner: np.ndarray | None, owner_test: np.ndarray | None) -> Rows | None:
+    """Return the test rows of every client of a natural split; None if the data do not say whose they are."""
+    return None if owner is None or owner_test is None else by_owner(owner_test, np.unique(owner))
 
 
 SPLITS: dict[str, Callable[..., Rows]] = {

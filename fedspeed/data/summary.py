@@ -17,8 +17,9 @@ class Summary:
         counts: samples of every class (columns) at every client (rows); one column for regression.
         sizes: samples of every client.
         half: how many of its largest classes hold half of a client's data, client by client.
-        samples: the number of training samples; `unused` of them belong to no client, nor to the validation set.
+        samples: the number of training samples; `unused` of them belong to no client, nor to a part set aside.
         repeats: how many entries of clients' lists repeat a sample that has an owner already.
+        client_tests: the number of test samples of every client; None without test parts.
         augmentation: the random changes of pictures, in words.
     """
 
@@ -34,6 +35,7 @@ class Summary:
     unused: int
     repeats: int
     validation_samples: int = 0
+    client_tests: np.ndarray | None = None
     augmentation: str = "none"
 
     @property
@@ -79,6 +81,8 @@ def describe(data: Federated) -> Summary:
     counts = class_counts(data)
     used = len(np.unique(data.indices))
     held = 0 if data.validation is None else len(data.validation)
+    tests = data.client_test
+    aside = held + (0 if tests is None or tests.held else len(np.unique(tests.indices)))
     return Summary(
         name=data.name,
         split=data.split,
@@ -89,8 +93,9 @@ def describe(data: Federated) -> Summary:
         half=half_mass(counts),
         samples=len(data.x),
         test_samples=0 if data.x_test is None else len(data.x_test),
-        unused=len(data.x) - used - held,
+        unused=len(data.x) - used - aside,
         repeats=len(data.indices) - used,
         validation_samples=held,
+        client_tests=None if tests is None else np.diff(tests.offsets),
         augmentation=data.pipeline.augmentation,
     )

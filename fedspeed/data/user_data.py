@@ -6,6 +6,7 @@ pictures is in `images.py`. By name, in a config or on the command line: `arrays
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ import numpy as np
 from ..errors import UserError
 from .augment import Augmentation
 from .convert import convert, hold_out, owner_ids
+from .on_disk import ArrowColumn, OnDisk, header
 from .samples import Progress, Samples, silent
+
+NAMES = ("x", "y", "x_test", "y_test", "client", "client_test")
+"""Arrays in a `.npz` file or a folder of `.npy` files."""
+LARGE = 2**28
+"""Bytes from which inputs in `.npy` files stay on disk; smaller ones are read once, which makes batches faster."""
 
 
 def own_augmentation(shape: Sequence[int]) -> Augmentation:
@@ -43,6 +50,7 @@ def from_arrays(
     name: str = "arrays",
     labels: tuple[str, ...] = (),
     owner: Any = None,
+    test_clients: Any = None,
 ) -> Samples:
     """Return samples from arrays, to be split by name; `Federated.from_arrays` takes a split of your own.
 
@@ -56,6 +64,8 @@ def from_arrays(
         holdout: without a test set, this fraction of every class is set aside as one, always the same rows; 0: none.
         classes: their number; by default the largest label plus one.
         labels: names of the classes.
+        test_clients: the client id of every row of the test set, for `client_test="own"`; rows that `holdout` sets
+            aside keep theirs.
 
     Example:
         >>> data = from_arrays(np.zeros((10, 28, 28), "uint8"), np.arange(10) % 2, clients=list("aabbccddee"))
@@ -71,35 +81,44 @@ def from_arrays(
     found = convert(x, y, test, name, classes, known=len(labels))
     ids = owner if clients is None else clients
     ids = None if ids is None else owner_ids(ids, len(found.x), name)
+    tests = 0 if found.x_test is None else len(found.x_test)
+    tested = None if test_clients is None else owner_ids(test_clients, tests, f"{name}: test set")
     if found.x_test is None and holdout:
         train, held = hold_out(found.y, holdout, name)
         found = found._replace(x=found.x[train], y=found.y[train], x_test=found.x[held], y_test=found.y[held])
-        ids = None if ids is None else ids[train]
+        ids, tested = (None, None) if ids is None else (ids[train], ids[held])
     augmentation = own_augmentation(found.x.shape[1:] if found.x.dtype == np.uint8 else ())
-    return Samples(name, *found, ids, augmentation, labels)
+    return Samples(name, *found, ids, augmentation, labels, tested)
 
 
-def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | None = None) -> Samples:
-    """Read a `.npz` file, or a folder of `.npy` files: x, y and optionally x_test, y_test, client; floats as float32.
+def arrays(
+    holdout: float = 0.2, classes: int = 0, mapped: bool | None = None, *, data_dir: str | Path | None = None
+) -> Samples:
+    """Read a `.npz` file, or a folder of `.npy` files: x, y, and any of x_test, y_test, client and client_test.
+
+    The last two are the client ids of training and of test rows. Floats are read as float32.
+
+    Large inputs in `.npy` files stay on disk, and may be larger than memory. An array may be cut into shards,
+    `x-000.npy`, `x-001.npy` and so on.
 
     Args:
         holdout: the fraction of every class set aside as test set where the file has none.
         classes: their number; 0 takes the largest label plus one.
+        mapped: leave the inputs in a folder on disk; by default if they are larger than `LARGE`.
         data_dir: the file or the folder.
     """
     if data_dir is None:
         raise UserError("data arrays: give their file with data_dir (--data-dir FILE.npz)")
     path = Path(data_dir).expanduser()
-    names = ("x", "y", "x_test", "y_test", "client")
     try:
         if path.is_dir():
-            found = {n: np.load(path / f"{n}.npy", allow_pickle=False) for n in names if (path / f"{n}.npy").exists()}
+            found = _folder(path, mapped)
         else:
             with open(path, "rb") as file:
                 stored = np.load(file, allow_pickle=False)
                 if isinstance(stored, np.ndarray):
                     raise UserError(f"data arrays: {path} is a single array; put x.npy and y.npy into a folder")
-                found = {n: stored[n] for n in names if n in stored}
+                found = {n: stored[n] for n in NAMES if n in stored}
     except FileNotFoundError:
         raise UserError(f"data arrays: found nothing at {path}") from None
     except UserError:
@@ -108,17 +127,51 @@ def arrays(holdout: float = 0.2, classes: int = 0, *, data_dir: str | Path | Non
         raise UserError(f"data arrays: cannot read {path} as plain arrays ({error})") from error
     missing = [n for n in ("x", "y") if n not in found]
     if missing:
-        raise UserError(f"data arrays: {path} has no array {missing[0]!r}; expected x, y [x_test, y_test, client]")
-    ids = found.pop("client", None)
+        raise UserError(
+            f"data arrays: {path} has no array {missing[0]!r}; expected x, y [x_test, y_test, client, client_test]"
+        )
+    ids, tested = found.pop("client", None), found.pop("client_test", None)
     with np.errstate(over="ignore"):  # a value that does not fit becomes Inf, which is refused
         found = {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in found.items()}
-    samples = from_arrays(**found, clients=ids, holdout=holdout, classes=classes or None, name=path.stem)
-    if samples.classes is None and samples.y.dtype.kind != "f":
+    return from_arrays(
+        **found, clients=ids, test_clients=tested, holdout=holdout, classes=classes or None, name=path.stem
+    )
+
+
+def _folder(path: Path, mapped: bool | None) -> dict[str, Any]:
+    """Return the arrays of a folder: large inputs on disk, anything else (and inputs in Fortran order) in memory."""
+    found: dict[str, Any] = {}
+    lengths: dict[str, list[int]] = {}
+    for name in NAMES:
+        files = _shards(path, name)
+        headers = [header(file) for file in files]
+        lengths[name] = [len(a) for a in headers] if len(files) > 1 else []
+        stays = sum(a.nbytes for a in headers) > LARGE if mapped is None else mapped
+        if files:
+            each = OnDisk.files(files) if len(files) > 1 or headers[0].flags.c_contiguous else headers[0]
+            found[name] = each if stays and name.startswith("x") else np.array(each)
+    for x, other in (("x", "y"), ("x", "client"), ("x_test", "y_test")):
+        if lengths[x] and lengths[other] and lengths[x] != lengths[other]:
+            raise UserError(
+                f"data arrays: {path}: expected shards of {other} with as many rows as those of {x} {lengths[x]}, "
+                f"found {lengths[other]}; write both in one order"
+            )
+    return found
+
+
+def _shards(path: Path, name: str) -> list[Path]:
+    """Return the file of an array, or its shards in the order of their numbers."""
+    named = [(re.fullmatch(rf"{name}-(\d+)", file.stem), file) for file in path.glob(f"{name}-*.npy")]
+    shards = sorted((int(match[1]), file) for match, file in named if match)
+    numbers, whole = [i for i, _ in shards], path / f"{name}.npy"
+    if shards and whole.exists():
+        raise UserError(f"data arrays: expected {whole} or shards of it, found both; take one of them away")
+    if numbers not in ([*range(len(numbers))], [*range(1, len(numbers) + 1)]):
         raise UserError(
-            f"data arrays: expected y with one class label per row, or floats for regression, found {samples.y.dtype} "
-            f"of shape {found['y'].shape}; whole-number targets of other shapes need a loss of your own, from Python"
+            f"data arrays: expected the shards {name}-000.npy, {name}-001.npy, ... of {path} without a gap, found "
+            f"numbers {', '.join(map(str, numbers))}; number them from 0, or put the missing ones back"
         )
-    return samples
+    return [file for _, file in shards] or [whole] * whole.exists()
 
 
 def from_torch(
@@ -167,6 +220,7 @@ def from_hugging_face(
     label: str = "",
     client: str = "",
     holdout: float = 0.2,
+    mapped: bool = False,
     name: str = "huggingface",
     progress: Progress | None = None,
 ) -> Samples:
@@ -174,7 +228,10 @@ def from_hugging_face(
 
     Args:
         image, label: columns; by default the only column of pictures and the only one of class labels.
-        client: the column with the client id of every row, for `split="natural"`.
+        client: the column with the client id of every row, for `split="natural"`; where the test part has it too, for
+            `client_test="own"`.
+        mapped: leave the inputs in the dataset's Arrow files, for data larger than memory; pictures are then decoded in
+            every batch.
     """
     train = dataset["train"] if isinstance(dataset, dict) and "train" in dataset else dataset
     if isinstance(train, dict):
@@ -187,15 +244,38 @@ def from_hugging_face(
     label = _column(label, "ClassLabel", "label", kinds, name)
     if client and client not in kinds:
         raise UserError(f"data {name}: no column {client!r}; there are {', '.join(kinds)}")
+    feature = train.features[image]
+    dtype = feature.dtype if hasattr(feature, "shape") else None  # else its lists of bytes would become int64
+
+    def pair(row: Any) -> tuple[Any, Any]:
+        return np.asarray(row[image], dtype), row[label]
+
     parts = [
-        _stack(part, name, progress or silent, lambda row: (row[image], row[label]))
+        _arrow(part, image, label, name, progress or silent) if mapped else _stack(part, name, progress or silent, pair)
         for part in (train, test)
         if part is not None
     ]
     held = parts[1] if len(parts) == 2 else None
-    ids = np.asarray(train[client]) if client else None
+    ids, tested = (
+        np.asarray(part[client]) if client and part is not None and client in part.features else None
+        for part in (train, test)
+    )
     labels: Iterable[str] = getattr(train.features[label], "names", None) or ()
-    return from_arrays(*parts[0], test=held, clients=ids, holdout=holdout, name=name, labels=tuple(labels))
+    return from_arrays(
+        *parts[0], test=held, clients=ids, test_clients=tested, holdout=holdout, name=name, labels=tuple(labels)
+    )
+
+
+def _arrow(rows: Any, image: str, label: str, name: str, progress: Progress) -> tuple[OnDisk, np.ndarray]:
+    """Return the inputs of a dataset on disk, and its targets; rows whose shape is not declared are read once."""
+    if not len(rows):
+        raise UserError(f"data {name}: the dataset is empty")
+    x = OnDisk(ArrowColumn(rows, image))
+    if not hasattr(rows.features[image], "shape"):
+        for start, some in x.chunks():
+            progress(f"{name}: reading", start + len(some), len(x))
+        x = x.astype(np.asarray(rows[0][image]).dtype)
+    return x, np.asarray(rows.select_columns([label])[:][label])
 
 
 def _column(given: str, kind: str, option: str, kinds: dict[str, str], name: str) -> str:
@@ -215,6 +295,7 @@ def huggingface(
     label: str = "",
     client: str = "",
     holdout: float = 0.2,
+    mapped: bool = False,
     *,
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
@@ -223,7 +304,7 @@ def huggingface(
 
     Args:
         path, config: as in `datasets.load_dataset`.
-        image, label, client, holdout: as in `from_hugging_face`.
+        image, label, client, holdout, mapped: as in `from_hugging_face`.
     """
     try:
         import datasets
@@ -239,5 +320,5 @@ def huggingface(
         ) from error
     name = path or Path(str(data_dir)).name
     return from_hugging_face(
-        found, image=image, label=label, client=client, holdout=holdout, name=name, progress=progress
+        found, image=image, label=label, client=client, holdout=holdout, mapped=mapped, name=name, progress=progress
     )

@@ -206,9 +206,12 @@ def make_runs(
 
 def _result_line(folder: Path) -> str:
     """Return the result of a run as one line."""
-    summary = RunFiles.read(folder).summary
+    run = RunFiles.read(folder)
+    summary, held_out = run.summary, run.curve("validation_accuracy")
     accuracy = summary["last_accuracy"]
     score = f"accuracy {accuracy:.2%}, " if accuracy is not None else ""
+    if not score and held_out:  # a trial of `tune` reads no test set
+        score = f"held-out accuracy {held_out[-1][1]:.2%}, "
     stopped = ", stopped" if str(summary["status"]).startswith("stopped: ") else ""
     return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s{stopped}"
 

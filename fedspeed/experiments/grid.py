@@ -14,8 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..config.config import TABLES, Config, resolved, without_augment
+from ..config.config import NAMED, TABLES, Config, resolved, without_augment
 from ..config.plan import PLACEMENT
+from ..config.spec import FROM_FILES
 from ..errors import UserError, unknown
 from ..methods import class_of
 from ..utils.files import read_toml
@@ -103,7 +104,7 @@ def qualify(base: Tables, point: Mapping[str, Any]) -> Point:
         raise UserError("sweep: expected a point such as lr=0.1,rho=0.05, got an empty one")
     method = apply(base, {"method": flat["method"]} if "method" in flat else {}).get("method", TABLES["method"])
     found: Point = {}
-    for name in sorted(flat, key=lambda name: name not in TABLES):
+    for name in sorted(flat, key=lambda name: (name not in TABLES, "." in name and name.split(".")[0] in FROM_FILES)):
         path = _path(name, method)
         if path in found:
             raise UserError(f"sweep: expected one value for {path}, got {found[path]!r} and {flat[name]!r}")
@@ -127,13 +128,13 @@ def _path(name: str, method: Any) -> str:
     if name in (*PLACEMENT, "targets"):
         raise UserError(f"sweep: {name} has no effect on results: there is nothing to sweep over; give it as an option")
     target, dot, key = name.partition(".")
-    if name in (*TABLES, *PLAIN, "preset") or (target in TABLES and key):
+    if name in (*TABLES, *PLAIN, "preset") or (target in NAMED and key):
         return name
     table = method if isinstance(method, dict) else {"name": method}
     own = [field.name for field in fields(class_of(table)[0]) if field.init]
     if not dot and name in own:
         return f"method.{name}"
-    raise unknown("field", name, [*TABLES, *PLAIN, *(f"method.{key}" for key in own)])
+    raise unknown("field", name, [*TABLES, *PLAIN, *own])
 
 
 def apply(base: Tables, point: Point) -> Tables:
@@ -146,10 +147,10 @@ def apply(base: Tables, point: Point) -> Tables:
     tables = dict(base)
     for name, value in point.items():
         target, *keys = name.split(".")
-        if target not in TABLES:
+        if target not in TABLES and not (target in NAMED and keys):
             tables[target] = value
             continue
-        table = _table(tables.get(target, TABLES[target]))
+        table = _table(tables.get(target, NAMED[target]))
         if not keys:
             if target == "data" and "augment" not in point:
                 tables = without_augment(tables, str(table.get("name")), str(value))

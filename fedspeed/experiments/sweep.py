@@ -166,6 +166,16 @@ def sweep(
     return frame
 
 
+def seed_list(command: str, seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds of a number of them, or of a list."""
+    if isinstance(seeds, bool | str) or not isinstance(seeds, int | Sequence) or (isinstance(seeds, int) and seeds < 1):
+        raise UserError(f"{command}: expected how many seeds, such as 3, or which, such as [5, 7]; got {seeds!r}")
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UserError(f"{command}: expected different seeds, got {chosen}; leave one out")
+    return chosen
+
+
 def run_sweep(
     base: Config | Tables | None,
     out: Path,
@@ -181,12 +191,10 @@ def run_sweep(
     if base is not None and not isinstance(base, Config | Mapping):
         raise UserError(f"sweep: expected a Config or its tables as base, got {base!r}")
     tables = base.to_dict() if isinstance(base, Config) else dict(base or {})
-    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1) or not isinstance(seeds, int | Sequence):
-        raise UserError(f"sweep: expected how many seeds, such as 3, or which, such as [5, 7]; got {seeds!r}")
+    chosen = seed_list("sweep", seeds)
     if not isinstance(jobs, int) or jobs < 0:
         raise UserError(f"sweep: jobs must be a whole number >= 0, got {jobs!r}")
     Observers(log)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     planned = plan(tables, points_of(grid, points, len(chosen), max_runs), chosen, out, overwrite=overwrite, log=log)
     with one_command(out):
         failed = make_runs(unfinished(tasks_of(planned)), jobs or cores())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..runs.simulate import as_method, as_plan, require_loss
+from ..runs.simulate import as_loss, as_method, as_plan
 from .agreement import Agreement
 
 if TYPE_CHECKING:
@@ -108,5 +108,4 @@ def require_flwr() -> str:
 def _agreement(
     method: Any, model: Any, plan: Any, loss: Any, no_decay: Sequence[str], settings: dict[str, Any]
 ) -> Agreement:
-    require_loss(loss)
-    return Agreement(as_method(method), model, as_plan(plan, settings), loss, tuple(no_decay))
+    return Agreement(as_method(method), model, as_plan(plan, settings), as_loss(loss), tuple(no_decay))

@@ -14,6 +14,7 @@ from ..client.hooks import overrides
 from ..client.losses import fitting_loss, loss_name
 from ..client.work import Work
 from ..config.plan import PLACEMENT, Plan
+from ..config.spec import SETTINGS, Spec, with_texts
 from ..config.stopping import RULES
 from ..data.federated import Federated
 from ..errors import UserError
@@ -66,8 +67,10 @@ class Agreement:
             )
         if plan.engine == "block":
             raise UserError("flower: engine must be loop, found block; a device runs one client")
-        if plan.client_metrics.endswith("own"):
-            raise UserError(f"flower: client_metrics must be every=N, found {plan.client_metrics}; leave out `own`")
+        if "," in plan.client_metrics:
+            raise UserError(
+                f"flower: client_metrics must be every=N, found {plan.client_metrics}; leave out what follows"
+            )
         return replace(self, plan=replace(plan, engine="loop", backend="auto", on_client_error="drop"))
 
     def module(self, data: Federated) -> nn.Module:
@@ -87,7 +90,9 @@ class Agreement:
 
     def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:
         """Return the statements of this side by name, for the comparison of server and device."""
-        plan = {key: value for key, value in self.plan.fields().items() if key not in LOOSE}
+        plan = {key: value for key, value in with_texts(self.plan.fields()).items() if key not in LOOSE}
+        files = {key: spec for key in SETTINGS if isinstance(spec := getattr(self.plan, key), Spec)}
+        plan |= {key: f"{plan[key]} {spec.code}" for key, spec in files.items()}  # the place may differ, the code not
         plan["active"] = self.plan.cohort_size(data.clients)
         about = environment(pick_device(self.plan.device))
         return {

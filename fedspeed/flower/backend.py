@@ -20,7 +20,7 @@ import torch
 from ..backends.serial import Serial
 from ..client.evaluate import Score, Sums
 from ..client.work import Failed, Job, Reply, Work
-from ..errors import ClientFailed, Diverged
+from ..errors import ClientFailed, Diverged, UserError
 from .clients_file import ClientsFile
 from .messages import Refused, Vector, cut, failure, pulled, read_reply, read_sums, refusal, server_metrics, to_arrays
 from .roster import Node, Roster
@@ -73,6 +73,10 @@ class FlowerBackend:
         found = [exchange.result(i) for i in jobs]
         none = Sums(0, np.array([math.nan]), np.array([math.nan]))
         return [none._replace(first=i) if isinstance(f, Failed) else f for i, f in zip(jobs, found, strict=True)]
+
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Refuse: `agreement` has refused the setting before."""
+        raise UserError("flower: devices have no personalised scores; leave `personalised` out of client_metrics")
 
     def close(self) -> None:
         """Do nothing: Flower starts and stops SuperLink and SuperNodes."""

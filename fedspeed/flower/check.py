@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import UserError, one_line
 from ..utils.files import read_bytes
-from ..utils.registry import load_text
+from ..utils.own_code import find_code
+from ..utils.registry import run_code
 from . import require_flwr
 
 PATIENCE = 10.0
@@ -53,7 +54,7 @@ def app_of(folder: Path) -> tuple[Any, Any, int, str]:
         ) from None
     path = folder / f"{client[0]}.py"
     try:
-        module = load_text(path, read_bytes(path), "app")
+        module = run_code(path.resolve(), find_code(path.resolve()), "app")
         made = getattr(module, client[2]).fedspeed
         clients = int(getattr(module, server[2]).fedspeed[1].clients)
     except UserError:

@@ -147,6 +147,11 @@ def own_part(data: Federated, client: int, clients: int) -> Federated:
             f"flower: the data of client {client}: expected those of one client, or of all {clients}, found "
             f"{data.clients} clients; correct the app's data function"
         )
+    if data.client_test is not None:
+        raise UserError(
+            f"flower: the data of client {client}: expected no test part per client, found one: devices score a model "
+            f"on their training data; leave client_test out of the app's data function"
+        )
     rows = data.rows(client if data.clients == clients else 0)
     offsets = np.where(np.arange(clients + 1) > client, len(rows), 0)
     taken = torch.from_numpy(np.ascontiguousarray(rows))

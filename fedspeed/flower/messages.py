@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..client.hooks import numbers
+from ..client.losses import has_accuracy
 from ..client.tree_bytes import encode, names
 from ..client.trees import all_finite, tree_leaves, tree_map
 from ..client.upload_digest import upload_digests
@@ -204,7 +205,7 @@ def read_sums(content: Any, run: str, job: Job, work: Work) -> tuple[float, floa
     loss = _number("loss", sums["loss"])
     if loss < 0 and work.loss is cross_entropy:
         raise Refused("malformed", f"expected a loss of at least 0, found {loss:g}")
-    if work.data.classes is None:
+    if not has_accuracy(work.data, work.loss):
         return loss, math.nan
     right, n = _number("right", sums["right"]), int(work.data.sizes[job.client])
     if not 0 <= right <= n:

@@ -154,7 +154,8 @@ def remote_data(clients_file: ClientsFile, test: Federated | None, shape: dict[s
         )
     if test is not None:
         held = federated(test)
-        base = replace(held, x=torch.zeros_like(held.x[:1]), y=torch.zeros_like(held.y[:1]), validation=None)
+        base = replace(held, x=torch.zeros_like(held.x[:1]), y=torch.zeros_like(held.y[:1]))
+        base = replace(base, validation=None, client_test=None)
     else:
         x, y, classes = claimed(shape)
         base = Federated(x, y, np.zeros(1, np.int64), np.array([0, 1]), classes=classes, name="devices")

@@ -8,6 +8,7 @@ round is
     down = broadcast(server)                                    once, sent to every active client
     x    = start(down, client)                                  on each active client
     x   -= lr * rate(k, K) * (direction(x, grad, down, client) + mix * wd * x)     for k = 0..K-1; rate is 1 by default
+                                                                (or what the plan's `local_optimizer` makes of these)
     up, client = upload(x, down, client, Local(K, lr, n, ...))  `client` is stored if and only if `up` is counted
     client = settle(client, mean(up), Round(t, S, N, K, ...))   each counted client, before it is stored; few need it
     server = update(server, mean(up), Round(t, S, N, K, ...))   only the mean (`received`) reaches the server
@@ -143,7 +144,8 @@ class Method(Params):
     measures_uploads: ClassVar[bool] = False  # sends numbers about its vectors: no wrapper around it may change them
     lasting: ClassVar[Collection[str]] = ()  # fields that no fork may change: the method reports on all rounds together
     hands_on: ClassVar[Collection[str]] = ()  # hooks that a wrapper writes only to call its base's
-    reads_gradient_from_D: ClassVar[bool] = False  # D / lr_sum is taken as a mean gradient, D measured from the start
+    reads_gradient_from_D: ClassVar[str | bool] = ""  # what takes D / lr_sum as a mean gradient: D is measured from the
+    # start, and steps are plain SGD, so that another `local_optimizer` is refused with this reason; "" if nothing does
     reads_K: ClassVar[bool] = False  # `update` depends on how many steps the clients took: on K or lr_sum of `Round`
     family: ClassVar[str] = ""  # the kind of method it is, one of `methods.FAMILIES`: how lists are grouped
     paper_decay: ClassVar[float] = 0.998  # the paper's decay of the local rate per round, for `--preset paper`

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, one_line, unknown
-from ..utils.registry import code_digest, file_of, foreign, load, load_text, read_code, require_part
+from ..utils.own_code import Code
+from ..utils.registry import file_of, foreign, load, read_code, require_part, run_code
 from .adaptive import FedAdagrad as FedAdagrad
 from .adaptive import FedAdam as FedAdam
 from .adaptive import FedYogi as FedYogi
@@ -71,6 +72,12 @@ _AFTER = (
 METHODS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (*_PAPER, *_FAMILY, *_AFTER)}
 """The methods of the paper's comparison first, then the family around them, then those published after FedSpeed."""
 
+IN_PAPERS = {name: cls.__name__ for name, cls in METHODS.items()} | {
+    "scaffold": "SCAFFOLD", "fedgamma": "FedGAMMA", "afedpd": "A-FedPD", "afedpdsam": "A-FedPDSAM",
+    "fedlesamd": "FedLESAM-D", "fedlesams": "FedLESAM-S",
+}  # fmt: skip
+"""The names as the papers write them, for tables and figures."""
+
 FAMILIES = ("averaging", "adaptive server", "control variates", "momentum", "primal-dual", "sharpness-aware")
 """The values of `Method.family`, in the order of lists."""
 
@@ -81,16 +88,18 @@ WRAPPERS: dict[str, type[Method]] = {cls.__name__.lower(): cls for cls in (FedIn
 def find_method(name: str, code: str = "", origin: str = "") -> type[Method]:
     """Return the class of a name in `METHODS` or `WRAPPERS`, of an entry point, or of `path/to/file.py:Class`.
 
+    Names of this package may be written as the papers do: `FedAvg`, `SCAFFOLD`.
+
     Args:
         code: the digest the file must have, "" for any; a file that has another is not executed.
         origin: where the file was copied from, "" if it is not a copy.
     """
     known = METHODS | WRAPPERS
-    if name in known:
-        return known[name]
+    if name.lower() in known:
+        return known[name.lower()]
     if file_of(name):
-        path, text, _ = read_code("method", name, code)
-        return from_text(path, name.rpartition(":")[2], text, origin)
+        path, read, _ = read_code("method", name, code)
+        return from_code(path, name.rpartition(":")[2], read, origin)
     require_part("method", name)
     others = foreign("fedspeed.methods")
     if name in others:
@@ -136,11 +145,11 @@ def require_name(method: Method) -> None:
         require_name(base)
 
 
-def from_text(path: Path, name: str, text: bytes, origin: str = "") -> type[Method]:
-    """Return a class from the text of a file, which is executed, whatever the file contains by now."""
-    cls = _checked(load_text(path, text, "method", name), f"{path}:{name}")
+def from_code(path: Path, name: str, code: Code, origin: str = "") -> type[Method]:
+    """Return a class from the code of a file, which is executed, whatever the file contains by now."""
+    cls = _checked(run_code(path, code, "method", name), f"{path}:{name}")
     if cls.source:
-        cls.code, cls.origin = code_digest(text), origin or cls.__dict__.get("origin") or str(path)
+        cls.code, cls.origin = code.digest, origin or cls.__dict__.get("origin") or str(path)
     return cls
 
 

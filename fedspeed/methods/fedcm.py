@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Movement, Nothing, Round
-from .terms import zeros
+from .terms import MIXED, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -48,7 +48,7 @@ class FedCM(Method):
     alpha: float = param(0.1, "(0, 1]", "alpha, the weight of the fresh gradient", tune="0.03..1:log")
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "momentum"
-    reads_gradient_from_D = True
+    reads_gradient_from_D = MIXED
     reads_K = True
 
     @property

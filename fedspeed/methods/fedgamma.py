@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Round
-from .terms import sam_gradient, zeros
+from .terms import VARIATE, sam_gradient, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -61,7 +61,7 @@ class FedGamma(Method):
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "sharpness-aware"
     running_mean = ("c", "c")
-    reads_gradient_from_D = True
+    reads_gradient_from_D = VARIATE
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

@@ -40,7 +40,7 @@ class FedGMT(Method):
     without its prox term.
     The paper prints the mean over ACTIVE clients of x_iK + h_i in line 4, which stalls under partial participation as
     FedSpeed(server="active") does; line 4 is what the authors' code runs (harrylee999/FL-SAM@c2aa2c5). That code has
-    local momentum 0.9 too, which there is not here, and weighs models by samples but duals uniformly.
+    local momentum 0.9 too (--local-optimizer momentum:0.9), and weighs models by samples but duals uniformly.
 
     Args:
         gamma: weight of the pull to the teacher; 0 has none, and costs none.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Model, Movement, Round
-from .terms import add_corrected_prox_, ascent_, check_prox, zeros
+from .terms import VARIATE, add_corrected_prox_, ascent_, check_prox, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -185,7 +185,7 @@ class FedLESAMS(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "sharpness-aware"
     running_mean = ("c", "c")
-    reads_gradient_from_D = True
+    reads_gradient_from_D = VARIATE
 
     def init_server(self, x0: Vec) -> VariateServer:
         return VariateServer(x0, zeros(x0))

@@ -40,7 +40,9 @@ class FedNova(Method):
 
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "averaging"
-    reads_gradient_from_D = True
+    reads_gradient_from_D = (
+        "its a_i = K_i is the sum of the weights that gradients have in D_i, which it is after plain SGD steps alone"
+    )
     numbers = ("a",)
 
     def init_server(self, x0: Vec) -> Model:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Model, Movement, Nothing, Round
-from .terms import falling, zeros
+from .terms import VARIATE, falling, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -114,7 +114,7 @@ class FedMoSWA(Method):
     gamma: float = param(0.2, "(0, 1]", "gamma, weight of this round's replies in the momentum")
     family = "control variates"
     released: ClassVar[Mapping[str, Any]] = {"rho": 1.0, "alpha": 1.0, "gamma": 0.4}
-    reads_gradient_from_D = True
+    reads_gradient_from_D = VARIATE
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

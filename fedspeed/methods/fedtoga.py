@@ -62,7 +62,9 @@ class FedTOGA(Method):
     family = "primal-dual"
     paper_decay = 0.9995  # a prox term and a dual: the paper takes a slower decay
     running_mean = ("h", "H")
-    reads_gradient_from_D = True
+    reads_gradient_from_D = (
+        "its Delta takes -mean D_i / K as the mean of eta_l times a gradient, which it is after plain SGD steps alone"
+    )
     reads_K = True
 
     def check(self, lr: float, active: int, clients: int) -> None:

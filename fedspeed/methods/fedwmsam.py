@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Round
-from .terms import ascent_, norm, zeros
+from .terms import VARIATE, ascent_, norm, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -69,7 +69,7 @@ class FedWMSAM(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "sharpness-aware"
     running_mean = ("c", "c")
-    reads_gradient_from_D = True
+    reads_gradient_from_D = VARIATE
     reads_K = True
     numbers = ("v",)
     released: ClassVar[Mapping[str, Any]] = {"rho": 0.1}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Movement, Nothing, Round
-from .terms import sam_gradient, zeros
+from .terms import MIXED, sam_gradient, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -52,7 +52,7 @@ class MoFedSAM(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     ascent_fraction: float = param(1.0, "(0, 1]", "the part of the minibatch used for the ascent gradient")
     family = "sharpness-aware"
-    reads_gradient_from_D = True
+    reads_gradient_from_D = MIXED
     reads_K = True
 
     @property

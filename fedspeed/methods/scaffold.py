@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..utils.params import param
 from .base import Grad, Local, Method, Round
-from .terms import zeros
+from .terms import VARIATE, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor as Vec
@@ -55,7 +55,7 @@ class Scaffold(Method):
     eta_g: float = param(1.0, "(0, inf)", "the server rate eta_g")
     family = "control variates"
     running_mean = ("c", "c")
-    reads_gradient_from_D = True
+    reads_gradient_from_D = VARIATE
 
     def init_server(self, x0: Vec) -> Server:
         return Server(x0, zeros(x0))

@@ -16,6 +16,12 @@ from .base import Grad
 if TYPE_CHECKING:
     from torch import Tensor as Vec
 
+VARIATE = (
+    "its control variate takes (x - x_iK) / (K eta_l) as the mean of a client's gradients, which it is after plain SGD "
+    "steps alone"
+)
+MIXED = "its Delta takes -mean D_i / (K eta_l) as a gradient, which it is after plain SGD steps alone"
+"""Reasons of `Method.reads_gradient_from_D`."""
 TINY = 1e-7
 """Keeps `rho / norm` finite at a stationary point (the value of the authors' code)."""
 

@@ -17,7 +17,7 @@ from torch import nn
 from ..data.federated import Federated, federated
 from ..errors import UserError, unknown
 from ..utils.random import torch_seed
-from ..utils.registry import file_of, load_code, raised, require_part, to_install
+from ..utils.registry import call, file_of, load_code, raised, require_part, to_install
 from .basic import cnn, lenet, linear, mlp, vector
 from .charlstm import CharLSTM, charlstm
 from .resnet import resnet18_gn
@@ -57,7 +57,8 @@ def build_model(name: str, data: Federated, *, seed: int = 0, **options: Any) ->
     """Build a named model that fits the data, initialised as a function of the seed alone.
 
     Args:
-        name: one of `MODELS`, or `path/to/file.py:build` with a function `build(shape, outputs, **options)`.
+        name: one of `MODELS`, or `path/to/file.py:build` with a function `build(shape, outputs, **options)`, or the
+            class of a module that needs no arguments.
         options: the builder's own keywords, e.g. `hidden=(32, 32)` for `mlp`.
     """
     federated(data)
@@ -78,7 +79,8 @@ def build_with(
             f"model {name}: expected floating inputs or bytes, found {data.x.dtype}; use data.floats(), or for token "
             f"ids a model of your own with an embedding"
         )
-    parameters = list(inspect.signature(builder).parameters.values())[2:]
+    alone = _needs_nothing(builder)
+    parameters = list(inspect.signature(builder).parameters.values())[0 if alone else 2 :]
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     for option, value in options.items():
         if len(known) < len(parameters):  # it takes any
@@ -92,16 +94,18 @@ def build_with(
         if not file_of(name):
             _check_option(name, option, value, known[option])
     shape = tuple(data.y.shape[1:])
-    with torch_seed(seed, "init"):
-        try:
-            model = builder(data.shape, data.classes or math.prod(shape), **options)
-        except Exception as error:
-            if isinstance(error, UserError):
-                raise
-            reason = (str(error).splitlines() or ["not enough memory"])[0]
-            reason = raised(error, Path(file_of(name)).resolve()) if file_of(name) else reason
-            reason += to_install("model", error) if file_of(name) else ""
-            raise UserError(f"model {name}: cannot be built with {options}: {reason}") from error
+    facts = (data.shape, data.classes or math.prod(shape))
+    try:
+        with torch_seed(seed, "init"):
+            model = builder(*facts, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        if not alone:
+            why = _why(name, builder, facts, error)
+            raise UserError(f"model {name}: cannot be built with {options}: {why}") from error
+        with torch_seed(seed, "init"):
+            model = call("model", name, builder, options)
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name}: expected an nn.Module, found a {type(model).__name__}; return one")
     if isinstance(model, CharLSTM):
@@ -109,6 +113,25 @@ def build_with(
     if data.classes or len(shape) == 1:
         return model
     return nn.Sequential(model, nn.Unflatten(1, shape) if shape else nn.Flatten(0))  # outputs shaped like the targets
+
+
+def _needs_nothing(builder: Callable[..., nn.Module]) -> bool:
+    """Return whether a builder is a class that can be called without arguments, if not with shape and outputs."""
+    parameters = inspect.signature(builder).parameters.values()
+    free = all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    return isinstance(builder, type) and free
+
+
+def _why(name: str, builder: Any, facts: tuple[Any, ...], error: Exception) -> str:
+    """Return why a model could not be built, and how a user's function was called."""
+    if not file_of(name):
+        return (str(error).splitlines() or ["not enough memory"])[0]
+    path = Path(file_of(name)).resolve()
+    reason = raised(error, path) + to_install(error, path)
+    if isinstance(error, ImportError):
+        return reason
+    called = getattr(builder, "__name__", "build")
+    return f"{reason}; it is called as {called}(shape, outputs, **options), here {called}({facts[0]}, {facts[1]})"
 
 
 def _check_option(model: str, option: str, value: Any, default: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..data.on_disk import TensorOnDisk
 from ..errors import UserError
 
 
@@ -24,7 +25,7 @@ class CharLSTM(nn.Module):
         scores: torch.Tensor = self.output(states[:, -1])
         return scores
 
-    def check(self, *inputs: torch.Tensor | None) -> None:
+    def check(self, *inputs: torch.Tensor | TensorOnDisk | None) -> None:
         """Raise unless inputs are ids of known tokens."""
         for ids in inputs:
             if ids is not None and ids.dtype != torch.int64:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.spec import OWN_CODE
 from ..errors import UserError
 from ..record import PLACED, TIMES
 from ..runs.directory import CLIENT_METRICS, ROUNDS, RunDir
@@ -40,11 +41,14 @@ class Difference:
     b: Any
 
 
-def differences(a: Path, b: Path) -> list[Difference]:
+def differences(a: Path | str, b: Path | str) -> list[Difference]:
     """Return the differences between two runs, times excepted: config, fingerprints, environment, the first round
     that differs, scores on clients' data, the model."""
     one, other = RunDir(a), RunDir(b)
-    configs = _tables("config", one.config(), other.config())
+    first, second = one.config(), other.config()
+    if _dict(first.get(OWN_CODE)).get("made_by") != _dict(second.get(OWN_CODE)).get("made_by"):
+        first, second = ({k: v for k, v in tables.items() if k != OWN_CODE} for tables in (first, second))
+    configs = _tables("config", first, second)
     return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
 
 

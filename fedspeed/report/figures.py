@@ -52,6 +52,20 @@ def load_matplotlib() -> Any:
     return matplotlib
 
 
+def can_draw(text: str) -> bool:
+    """Return whether a text can be drawn; maths between dollars may be wrong."""
+    if text.count("$") < 2:
+        return True
+    load_matplotlib()
+    from matplotlib.mathtext import MathTextParser
+
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return False
+    return True
+
+
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     """Return a new figure and its axes."""
     load_matplotlib()
@@ -74,55 +88,82 @@ def marker(i: int, points: int, of: int) -> dict[str, Any]:
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "markevery": (every * i // max(1, of), every)}
 
 
-def save(figure: Any, stem: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+def save(figure: Any, stem: Path, kinds: Sequence[str] = ("png", "svg", "pdf"), *, paper: bool = False) -> list[Path]:
     """Write `stem`.png, .svg, .pdf, each atomically and with the same bytes every time."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    return [save_as(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
+    return [save_as(figure, stem.with_name(f"{stem.name}.{kind}"), kind, paper=paper) for kind in kinds]
 
 
-def save_as(figure: Any, path: Path, kind: str) -> Path:
-    """Write one file of any name."""
-    with (
-        load_matplotlib().rc_context(
-            {"svg.hashsalt": "fedspeed"}
-        ),  # a fixed salt fixes the ids, and so the bytes, of an SVG
-        atomic(path) as file,
-    ):
-        figure.savefig(file, format=kind, dpi=150, metadata=METADATA[kind])
+def save_as(figure: Any, path: Path, kind: str, *, paper: bool = False) -> Path:
+    """Write one file of any name.
+
+    Args:
+        paper: as publishers ask: a PNG of 300 dots per inch, and a PDF whose fonts are TrueType, not Type 3.
+    """
+    fixed = {"svg.hashsalt": "fedspeed"}  # a fixed salt fixes the ids, and so the bytes, of an SVG
+    with load_matplotlib().rc_context(fixed | ({"pdf.fonttype": 42} if paper else {})), atomic(path) as file:
+        figure.savefig(file, format=kind, dpi=300 if paper else 150, metadata=METADATA[kind])
     return path
 
 
-def draw_curves(rows: Sequence[Row], title: str = "") -> Any:
-    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross."""
+def draw_curves(rows: Sequence[Row], title: str = "", size: tuple[float, float] | None = None) -> Any:
+    """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross.
+
+    Args:
+        size: width and height in inches, for a paper: small type, and the legend above the curves.
+    """
+    with load_matplotlib().rc_context({"font.size": 8} if size else {}):
+        return _draw_curves(rows, title, size)
+
+
+def _draw_curves(rows: Sequence[Row], title: str, size: tuple[float, float] | None) -> Any:
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
-    figure, axes = new_figure(6.4 + aside, max(4.0, 0.19 * len(rows) + 0.8))
+    figure, axes = new_figure(*(size or (6.4 + aside, max(4.0, 0.19 * len(rows) + 0.8))))
     scale = 100 if key == "test_accuracy" else 1
     for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
         line = {**style(i), **marker(i, len(row.band(key)), len(rows)), "linewidth": 1.6, "zorder": 3}
+        line |= {"linewidth": 1.0, "markersize": 3.0} if size else {}
         _draw_row(axes, row, key, scale, line, label, 1.5 / (8 + len(rows)))
     axes.set(xlabel="communication round", ylabel=Y_LABELS[key], title=title)
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
     limits = _limits(rows, key, scale)
-    if limits:
+    if (
+        limits and key != "test_accuracy"
+    ):  # accuracies are bounded: the axis has all of them; losses may be huge at first
         axes.set_ylim(*limits)
     handles, names = axes.get_legend_handles_labels()
     clipped = list(map(_clipped, names))
-    if many:
+    if size:
+        columns = max(1, int(size[0] / (0.5 + 0.065 * max(map(len, clipped), default=1))))
+        below = {"loc": "outside upper center", "ncols": min(len(names), columns) or 1}
+        figure.legend(handles, clipped, frameon=False, handlelength=2.2, columnspacing=1.2, **below)
+    elif many:
         figure.legend(handles, clipped, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
     elif handles:
         axes.legend(handles, clipped, framealpha=0.8, edgecolor="none", handlelength=3.2)
     return figure
 
 
-def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any:
-    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows."""
+def differences(
+    found: Sequence[Gap], baseline: str, rows: Sequence[Row], size: tuple[float, float] | None = None
+) -> Any:
+    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows.
+
+    Args:
+        size: of the figure of curves beside it, in inches; this one has the same width.
+    """
+    with load_matplotlib().rc_context({"font.size": 8} if size else {}):
+        return _differences(found, baseline, rows, size[0] if size else 6.4)
+
+
+def _differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row], width: float) -> Any:
     places = {row.label: i for i, row in enumerate(rows)}
     gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
     scale = 100 if "accuracy" in found[0].metric else 1
-    figure, axes = new_figure(6.4, 1.3 + 0.42 * max(1, len(gaps)))
+    figure, axes = new_figure(width, (1.3 if width == 6.4 else 0.8) + 0.42 * max(1, len(gaps)))
     axes.axvline(0, color="0.5", linewidth=1, linestyle="--")
     for i, gap in enumerate(gaps):
         colour = style(places[gap.method])["color"]
@@ -130,11 +171,12 @@ def differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row]) -> Any
         axes.plot(values, [i + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.6)
         mean = statistics.fmean(values)
         ends = [[mean - scale * gap.low], [scale * gap.high - mean]] if len(values) > 1 else None
-        axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
+        axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4, markersize=6 if width == 6.4 else 4)
     axes.set_yticks(range(len(gaps)), [_clipped(gap.method) for gap in gaps])
     axes.set_ylim(len(gaps) - 0.4, -0.6)
     unit = "accuracy, points (mean of the last five)" if scale == 100 else "test loss"
-    axes.set(xlabel=f"difference to {baseline}: {unit}, 95% interval")
+    about = f"difference to {baseline}: {unit}, 95% interval"
+    axes.set(xlabel=about if width >= 6 else textwrap.fill(about, int(12 * width)))
     axes.grid(axis="x", alpha=0.3)
     return figure
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.config import TABLES
+from ..config.lr_schedule import shown
 from ..config.plan import PLACEMENT
+from ..config.spec import FROM_FILES, OWN_CODE, setting_text
 from ..utils.tables import flat
 
-ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets")
+ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets", OWN_CODE)
 """Keys of a config that do not distinguish rows: the seed, and where and how the run was computed."""
-CODED = ("method.", "model.", "data.")
-"""Tables of a config that may name a Python file."""
 
 
 def kind_of(config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a config that distinguishes rows (method and setting), flat."""
-    kind = flat({key: value for key, value in config.items() if key not in ELSEWHERE})
-    for key in [key for key in kind if key.startswith(CODED) and key.endswith(".origin")]:
+    named = {key: config[key] for key in FROM_FILES if isinstance(config.get(key), dict)}  # files, like the code below
+    texts = {key: setting_text(table) for key, table in named.items()}
+    texts |= {f"{key}.code": str(table.get("code"))[:8] for key, table in named.items()}
+    kind = flat({key: value for key, value in (config | texts).items() if key not in ELSEWHERE})
+    for key in [key for key in kind if key.partition(".")[0] in TABLES and key.endswith(".origin")]:
         table = key.removesuffix(".origin")  # code is named by the user's file, not by the copy in the run
         kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
         kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
@@ -55,6 +62,63 @@ def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> lis
     return found
 
 
+def paper_names(labels: Sequence[str]) -> dict[str, str]:
+    """Return the labels as a paper writes them; those of which two would be the same stay.
+
+    Example:
+        >>> paper_names(["scaffold", "fedspeed:rho=0,lam=10", "mine.py:FedMom", "fedavg lr=0.1"])
+        {'scaffold': 'SCAFFOLD', 'fedspeed:rho=0,lam=10': 'FedSpeed (rho=0, lam=10)', 'mine.py:FedMom': 'FedMom', \
+'fedavg lr=0.1': 'fedavg lr=0.1'}
+    """
+    found = {label: _paper_name(label) for label in labels}
+    shared = [name for name, times in Counter(found.values()).items() if times > 1]
+    return {label: label if name in shared else name for label, name in found.items()}
+
+
+def _paper_name(label: str) -> str:
+    from ..methods import IN_PAPERS  # late: it imports every method
+
+    parts = re.fullmatch(r"(?:[^:+ ]*\.py:(\w+)|(\w+))(?::([^+ ]+))?", label)
+    name = parts and (parts[1] or IN_PAPERS.get(parts[2], ""))
+    fields = f" ({parts[3].replace(',', ', ')})" if parts and parts[3] else ""
+    return f"{name}{fields}" if name else label
+
+
+def find_label(text: str, labels: Sequence[str]) -> str | None:
+    """Return the label that a text means: fields in any order, any case, or as papers write it; None if not just one.
+
+    Example:
+        >>> known = ["fedavg", "fedspeed:lam=10,rho=0.1"]
+        >>> find_label("FedAvg", known), find_label("fedspeed:rho=0.10,lam=10", known), find_label("fedspeed", known)
+        ('fedavg', 'fedspeed:lam=10,rho=0.1', None)
+        >>> find_label("FedSpeed (rho=0.1, lam=10)", known)
+        'fedspeed:lam=10,rho=0.1'
+    """
+    if text in labels:
+        return text
+    meant = _ordered(text)
+    found = [label for label in labels if meant in (_ordered(label), _ordered(_paper_name(label)))]
+    return found[0] if len(found) == 1 else None
+
+
+def _ordered(label: str) -> str:
+    """Return a label in small letters, the fields of each of its methods in order, numbers in one way of writing."""
+    plain = re.sub(r" \(([^()]*)\)$", lambda fields: ":" + fields[1].replace(", ", ","), label.strip().casefold())
+    parts = []
+    for part in re.split(r"([+ ])", plain):
+        name, colon, fields = part.rpartition(":")
+        parts.append(name + colon + ",".join(sorted(map(_number, fields.split(",")))))
+    return "".join(parts)
+
+
+def _number(field: str) -> str:
+    name, sign, value = field.partition("=")
+    try:
+        return f"{name}{sign}{float(value):g}"
+    except ValueError:
+        return field
+
+
 def _usual(kind: dict[str, Any], usual: dict[str, dict[str, Any]], table: str) -> dict[str, Any]:
     """Return the default fields of the method and of the method inside it, flat."""
     found, inner = flat({table: usual[str(kind[f"{table}.name"])]}), f"{table}.base"
@@ -75,4 +139,4 @@ def _shares(key: str) -> bool:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value).replace(" ", "")
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else shown(str(value)).replace(" ", "")

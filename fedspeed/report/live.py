@@ -188,7 +188,9 @@ def headline(found: Sequence[Standing]) -> str:
     counts = Counter(one.state for one in found)
     parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
     left = max((one.left for one in found if one.left is not None), default=None)
-    return (", ".join(parts) or "no runs yet") + (f"; about {minutes(left)} left" if left is not None else "")
+    return (", ".join(parts) or "no runs yet") + (
+        f"; about {minutes(left)} left for what is running" if left is not None else ""
+    )
 
 
 def progress(one: Standing) -> str:

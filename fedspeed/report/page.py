@@ -51,7 +51,7 @@ def parts(
     about = "Sharpness and client divergence of the trained models, as `fedspeed inspect` found them."
     runs = sum(len(row.runs) for row in rows)
     return {
-        "title": join([setting(rows) or ("several settings" if rows else "No runs yet")]),
+        "title": join([found.look.titled(setting(rows) or ("several settings" if rows else "No runs yet"))]),
         "sub": join([f"{_many(len(rows), 'method')}, {_many(runs, 'run')}, {seeds_of(rows)} each"] if rows else []),
         "warnings": element("div", element("ul", *(element("li", text) for text in notes)), class_="warn")
         if notes

@@ -136,7 +136,7 @@ def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
 def answer(gap: Gap) -> str:
     """Return whether a difference is real, and what would decide it."""
     if gap.more:
-        return f"undecided: {gap.more} more seed{'s' if gap.more > 1 else ''} would decide"
+        return f"undecided; by estimate {gap.more} more seed{'s' if gap.more > 1 else ''} would decide"
     longer = {UNKNOWN: "unknown: 1 seed; one more gives an interval"}
     longer[NO] = "no: less than half a point" if "accuracy" in gap.metric else NO
     return longer.get(gap.answer, gap.answer)
@@ -173,19 +173,15 @@ def script(data: dict[str, Any]) -> str:
 
 
 def last_scores(path: Path) -> dict[str, Any] | None:
-    """Return the last scores of the server model on every client's data; None if it was never scored so."""
+    """Return the last scores on every client's data, of all models that were scored; None if there are none."""
     try:
         found = RunDir(path).client_metrics()
     except UserError:  # damaged; `fedspeed verify` reports it
         return None
     if found is None or not len(found.rounds):
         return None
-    return {
-        "round": int(found.rounds[-1]),
-        "on": str(found.on),
-        "accuracy": _finite(found.accuracy[-1].tolist()),
-        "loss": _finite(found.loss[-1].tolist()),
-    }
+    columns = {name: getattr(found, name)[-1].tolist() for name in found.columns}
+    return {"round": int(found.rounds[-1]), "on": str(found.on)} | {k: _finite(v) for k, v in columns.items()}
 
 
 def _finite(values: list[float]) -> list[float | None]:

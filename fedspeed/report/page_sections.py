@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -16,12 +17,11 @@ import tomli_w
 from ..methods import METHODS, WRAPPERS
 from ..methods.base import Method
 from ..record import is_number
-from ..runs.directory import RunDir
+from ..runs.directory import CODE, RunDir
 from ..utils.files import read_json, read_text
 from ..utils.registry import file_of
 from ..utils.tables import flat
-from . import tables
-from .comparison import Comparison
+from .comparison import Comparison, Look
 from .html import Html, element, folded, join, table
 from .page_data import answer
 from .run_files import Row, RunFiles, measured, short, spread
@@ -44,35 +44,33 @@ MOST = 1_000_000
 
 
 def verdict(found: Comparison) -> Html:
-    """Return a sentence and the table, with the best method and those not proved worse in bold; before a run is
-    finished, only the sentence."""
+    """Return a sentence and the table, with the best of every column in bold; before a run is finished, only the
+    sentence."""
     if not any(row.runs for row in found.rows):
         return element("p", sentence(found, "", {}), class_="lead")
     key, lowest = METRICS[measured(found.rows)][0], measured(found.rows) == "test_loss"
     ranked = [row for row in found.rows if not row.diverged and not any(other.at_goal for other in found.rows)]
     scores = {row.label: sum(v) / len(v) for row in ranked if (v := row.values(key))}
-    header, lines = tables.table(found.rows, found.targets)
     best = (min if lowest else max)(scores, key=lambda label: scores[label]) if scores else ""
-    ahead = _not_worse(found, best)
-    shown = [
-        (join([element("span", class_="swatch", data_row=str(i)), name]), *(cell.replace("+-", "±") for cell in cells))
-        for i, (name, *cells) in enumerate(lines)
-    ]
-    classes = ["best" if row.label in ahead else "" for row in found.rows]
-    scroll = table(header, shown, "numbers", label="results", classes=classes, id="verdict-table")
-    tied = " Bold: the best, and those the seeds do not prove worse." if len(ahead) > 1 else " Bold: the best."
+    scroll = _results(found, "results", id="verdict-table")
+    tied = " Bold: the best of a column, and what the seeds do not distinguish from it."
     note = f"{found.note[0].upper()}{found.note[1:]}".replace("+-", "±")
-    below = element("p", f"{note}.{tied if ahead else ''}", class_="note")
+    below = element("p", f"{note}.{tied if found.leaders else ''}", class_="note")
     settings = element("p", f"{found.settings[:1].upper()}{found.settings[1:]}.", class_="note", id="settings")
-    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below, settings])
+    whole = Comparison(found.rows, found.targets, found.baseline, Look("all"))
+    rest = [folded("All columns", _results(whole, "all results"))] if len(whole.columns) > len(found.columns) else []
+    return join([element("p", sentence(found, best, scores), class_="lead"), scroll, below, *rest, settings])
 
 
-def _not_worse(found: Comparison, best: str) -> set[str]:
-    if not best:
-        return set()
-    key = METRICS[measured(found.rows)][0]
-    against = [gap for gap in gaps(found.rows, best) if gap.metric == key and len(gap.values) > 1]
-    return {best, *(gap.method for gap in against if gap.real not in (YES, OTHER_DATA) and not gap.diverged)}
+def _results(found: Comparison, label: str, **attributes: Any) -> Html:
+    """Return the table, the best of every column in bold."""
+    header, lines = found.table
+    shown = []
+    for i, (name, *cells) in enumerate(lines):
+        texts = [cell.replace("+-", "±") for cell in cells]
+        bold = [element("b", text) if (i, j) in found.leaders else text for j, text in enumerate(texts)]
+        shown.append((join([element("span", class_="swatch", data_row=str(i)), name]), *bold))
+    return table(header, shown, "numbers", label=label, **attributes)
 
 
 def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
@@ -103,7 +101,31 @@ def sentence(found: Comparison, best: str, scores: dict[str, float]) -> str:
         bounds = f" (95% interval {short(scale * gap.low, digits)} to {short(scale * gap.high, digits)})"
     side = "better than" if (gap.mean < 0) == lowest and gap.mean else "from"
     real = "The difference is real." if gap.real == YES else f"Is that real? {answer(gap)[0].upper()}{answer(gap)[1:]}."
-    return f"{start}, {by} {side} {rival}{bounds}. {real}"
+    return f"{start}, {by} {side} {rival}{bounds}. {real}{_second(found, best, rival, scores)}{_price(found, best)}"
+
+
+def _second(found: Comparison, best: str, rival: str, scores: dict[str, float]) -> str:
+    """Return the runner-up, where the sentence so far compares with another method."""
+    lowest = measured(found.rows) == "test_loss"
+    order = sorted((label for label in scores if label != best), key=lambda label: scores[label], reverse=not lowest)
+    if not order or order[0] == rival:
+        return ""
+    shown = short(scores[order[0]]) if lowest else f"{short(100 * scores[order[0]], 2)}%"
+    return f" The runner-up is {order[0]} ({shown})."
+
+
+def _price(found: Comparison, best: str) -> str:
+    """Return the cost of the best method relative to the baseline."""
+    if best == found.baseline:
+        return ""
+    ours, theirs = (next(row for row in found.rows if row.label == label) for label in (best, found.baseline))
+    parts = []
+    for key, words in (("grad_evals", "gradients"), ("bytes", "MB")):
+        mine, base = ours.values(key), theirs.values(key)
+        if mine and base and sum(base):
+            ratio = f"{statistics.fmean(mine) / statistics.fmean(base):.2g}"
+            parts.append(f"the same {words}" if ratio == "1" else f"{ratio} times the {words}")
+    return f" Its price: {' and '.join(parts)} of {found.baseline}." if parts else ""
 
 
 # --- warnings ---
@@ -271,9 +293,11 @@ def _own_docstring(run: RunFiles, name: str) -> str:
     file, inner = file_of(name), name.rpartition(":")[2]
     if not file:
         return ""
-    path = RunDir(run.path).code / file.replace("\\", "/").rpartition("/")[2]
+    folder = RunDir(run.path).code
+    path = folder / file.replace("\\", "/").rpartition(f"{CODE}/")[2]
     try:
-        tree = ast.parse(read_text(path, MOST)) if not path.is_symlink() else ast.Module([], [])
+        inside = path.resolve().is_relative_to(folder.resolve()) and not path.is_symlink()
+        tree = ast.parse(read_text(path, MOST)) if inside else ast.Module([], [])
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return ""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == inner]

@@ -6,18 +6,19 @@ import hashlib
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config.cohort import BIASED, is_biased
 from ..config.stopping import RULES
 from ..errors import UserError
-from ..record import COSTS, Record, cost_to, is_number, planned_rounds
+from ..record import CLIENT_SCORES, COSTS, Record, cost_to, is_number, planned_rounds
 from ..runs.directory import ROUNDS, RunDir, is_running, runs_in
-from ..utils.files import read_bytes
+from ..utils.files import read_bytes, read_json
 from ..utils.tables import flat
 from .labels import kind_of, labels
 
@@ -27,6 +28,8 @@ SUMMARY = ("seed", "last_accuracy", "best_accuracy", "mean_last5_accuracy", "las
 RUNNING, INTERRUPTED, DAMAGED = "running", "interrupted", "damaged"
 MAY_CHANGE = ("rounds", "data_dir", "targets", *RULES)
 """Keys of a config that may change when a run is continued."""
+OF_CLIENTS = ("mean", "worst10", "sd")
+"""The statistics over clients that tables show, of the server's model; of personalised models they show the mean."""
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
@@ -110,9 +113,23 @@ class RunFiles:
         plain["bytes"] = self.summary["bytes_down"] + self.summary["bytes_up"]
         timed = bool(self.config.get("network"))
         plain |= {VIRTUAL: self.rounds[-1].get(VIRTUAL) if self.rounds else 0.0} if timed else {}
+        plain |= self._of_clients
         for target in targets:
             plain |= self._reached.setdefault(target, {}) or self._reach(target)
         return plain
+
+    @cached_property
+    def _of_clients(self) -> dict[str, float | None]:
+        """The last scores over clients, `client_test_accuracy_mean`; losses where there are no accuracies."""
+        found: dict[str, float | None] = {}
+        for on in CLIENT_SCORES:
+            scores = self.summary.get(on)
+            if not isinstance(scores, dict):
+                continue
+            what = "accuracy" if "accuracy_mean" in scores else "loss"
+            names = [*(f"{what}_{name}" for name in OF_CLIENTS), f"personalised_{what}_mean"]
+            found |= {f"{on}_{name}": scores[name] for name in names if is_number(scores.get(name))}
+        return found
 
     @cached_property
     def _reached(self) -> dict[float, dict[str, float | None]]:
@@ -243,12 +260,15 @@ def seeds_of(rows: Iterable[Row]) -> str:
 
 def setting(rows: Iterable[Row]) -> str:
     """Return those of data set, split and cohort that all runs share, as text."""
-    tables = [flat(run.config) for row in rows for run in row.runs]
+    configs = [run.config for row in rows for run in row.runs]
+    tables = [flat(config) for config in configs]
     first = tables[0] if tables else {}
     shared = {key: value for key, value in first.items() if all(t.get(key) == value for t in tables)}
-    parts = [str(shared[key]) for key in ("data.name", "split") if key in shared]
+    name = "data.set" if shared.get("data.name") == "given" and shared.get("data.set") else "data.name"
+    parts = [str(shared[key]) for key in (name, "split") if key in shared]
     if {"active", "clients"} <= set(shared):
-        parts.append(f"{shared['active']} of {shared['clients']} clients")
+        biased = any(is_biased(config.get("cohort", "fixed")) for config in configs)
+        parts.append(f"{shared['active']} of {shared['clients']} clients{f' ({BIASED})' if biased else ''}")
     return ", ".join(parts)
 
 
@@ -297,7 +317,8 @@ def gather(
 
 
 def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row], list[str]]:
-    """Return the runs of some folders as rows, sorted by method for one folder; and why others are left out.
+    """Return the runs of some folders as rows; of one folder in the order of the comparison that made them, else sorted
+    by method; and why others are left out.
 
     Args:
         unfinished: also take the rounds so far of runs that are in progress, interrupted or damaged.
@@ -306,7 +327,17 @@ def collect(given: Sequence[Path], unfinished: bool = False) -> tuple[list[Row],
     rows, left_out = rows_of(folders, read_any if unfinished else RunFiles.read, unfinished, len(given) == 1)
     if not rows:
         raise UserError(f"{given[0]}: expected finished runs, found none; {left_out[0]}")
-    return rows, left_out
+    place = _places(given[0]) if len(given) == 1 else {}
+    return sorted(rows, key=lambda row: min(place.get(run.path.name, len(place)) for run in row.runs)), left_out
+
+
+def _places(folder: Path) -> dict[str, int]:
+    """Return the place of every run in the table that `compare` wrote beside it; empty without one."""
+    try:
+        rows = read_json(folder / "table.json")["rows"]
+        return {str(name): i for i, row in enumerate(rows) for name in row.get("folders", ())}
+    except (KeyError, TypeError, AttributeError):  # it is of another kind, or damaged
+        return {}
 
 
 def rows_of(
@@ -326,6 +357,11 @@ def rows_of(
         rank = {name: i for i, name in enumerate(usual)}
         rows = sorted(rows, key=lambda row: rank.get(str(row.runs[0].config["method"]["name"]), len(rank)))
     return rows, left_out
+
+
+def renamed(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
+    """Return the rows with other labels."""
+    return [Row(names[row.label], row.runs) for row in rows]
 
 
 def finished(rows: Sequence[Row]) -> list[Row]:

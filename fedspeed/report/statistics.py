@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import unknown
+from .labels import find_label
 from .run_files import Row, measured
 
 SMALL = 0.005
 """Half a point of accuracy: a difference whose interval lies within it is reported as not real."""
+
+ENOUGH = 3
+"""The least number of seeds that decide."""
 
 MOST = 1000
 """The largest number of seeds that `Gap.more` recommends."""
@@ -63,7 +67,8 @@ class Gap:
     def real(self) -> str:
         """`yes` if the interval excludes 0, `no` if it lies within half a point of 0, else why it is undecided.
 
-        Equal differences in all seeds come from a small test set, not from certainty: they decide nothing.
+        Equal differences in all seeds come from a small test set, not from certainty: they decide nothing, and nor do
+        two seeds, which may be alike by chance. Only where every seed has the same score twice the answer is `no`.
         """
         if self.other:
             return OTHER_DATA
@@ -73,7 +78,9 @@ class Gap:
             return STOPPED
         if len(self.values) < 2:
             return UNKNOWN if self.values else "no seed in common"
-        if (self.low > 0 or self.high < 0) and self.high - self.low > 1e-9:
+        if (len(self.values) < ENOUGH or self.high - self.low <= 1e-9) and max(map(abs, self.values)) > 1e-9:
+            return UNDECIDED
+        if self.low > 0 or self.high < 0:
             return YES
         small = SMALL if "accuracy" in self.metric else 0.0
         return NO if max(-self.low, self.high) <= small else UNDECIDED
@@ -117,11 +124,12 @@ def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
 
 
 def find_row(rows: Sequence[Row], label: str) -> Row:
-    """Return the row with a label, the first for ""."""
-    for row in rows:
-        if row.label == label or not label:
-            return row
-    raise unknown("--baseline", label, [row.label for row in rows])
+    """Return the row that a label means (`find_label`), the first for ""."""
+    labels = [row.label for row in rows]
+    meant = find_label(label, labels) if label else labels[0]
+    if meant is None:
+        raise unknown("--baseline", label, labels)
+    return rows[labels.index(meant)]
 
 
 def _gap(row: Row, against: Row, metric: str) -> Gap:

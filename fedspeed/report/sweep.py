@@ -17,7 +17,7 @@ from .comparison import Comparison, targets_of
 from .run_files import Row, RunFiles, measured, setting, short
 from .statistics import interval
 
-PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation")
+PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation", "client_test")
 """Fields that define the problem: points with other values of them are neither averaged nor compared."""
 
 
@@ -120,7 +120,7 @@ class Swept:
     @cached_property
     def table(self) -> tuple[tuple[str, ...], tables.Lines]:
         """Header and one line per point: the score with its 95% interval, then the columns of a comparison."""
-        header, lines = tables.table(self.rows, self.targets)
+        header, lines = tables.table(self.rows, self.targets, ["all"])
         kept = [i for i, title in enumerate(header) if i and title != self.title]
         found = []
         for line, score in zip(lines, self.scores, strict=True):
@@ -229,7 +229,7 @@ class Swept:
         found = Comparison(self.rows, self.targets or targets_of(self.rows, baseline), baseline)
         write(out / "table.md", self.markdown())
         write(out / "table.csv", self.csv())
-        write(out / "table.tex", tables.tabular(*self.table))
+        write(out / "table.tex", tables.booktabs(*self.table))
         write(out / "table.json", json.dumps(self.data(), indent=1, default=str) + "\n")
         write(out / "report.html", page(self.rows, found))
         return [out / "table.md", out / "report.html", *save(draw_sweep(self), out / "sweep")]

@@ -8,12 +8,14 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UserError, unknown
+from ..record import CLIENT_SCORES
 from .run_files import VIRTUAL, Row, measured, short, spread, to
-from .statistics import Gap
+from .statistics import Gap, interval
 
 Lines = list[tuple[str, ...]]
 
@@ -25,6 +27,7 @@ class Column:
     Args:
         keep: its priority when there is little room; columns with the least are dropped first.
         deviation: whether the deviation over seeds is shown.
+        named: its name for `--columns`, if that does not follow from the title.
     """
 
     title: str
@@ -33,6 +36,20 @@ class Column:
     scale: float = 1.0
     digits: int = 2
     deviation: bool = True
+    named: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the column for `--columns`.
+
+        Example:
+            >>> ACCURACIES[2].name, Column("rounds to 80%", "rounds_to_80", 8).name
+            ('last5', 'rounds-to-80')
+        """
+        if self.named:
+            return self.named
+        words = self.title.replace("last-5 mean", "last5").replace("MB sent", "mb")
+        return words.replace("%", "").strip().replace(" ", "-").lower()
 
 
 METHOD = "method"
@@ -56,27 +73,136 @@ TO_TARGET = (
     ("seconds", "seconds", 1, 1.0, 1),
 )
 """Costs to reach a target: title, name, `keep`, scale and digits of the column."""
+CLIENTS = {
+    "client-mean": ("client {} mean", "{}_mean", 6),
+    "worst10": ("client {} worst tenth", "{}_worst10", 8),
+    "spread": ("client {} sd", "{}_sd", 6),
+    "personalised": ("personalised {} mean", "personalised_{}_mean", 6),
+}
+"""Scores over clients: names of the columns, with title, key and `keep`."""
+VIRTUAL_TO_TARGET = ("virtual s", VIRTUAL, 6, 1.0, 2)
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
-    """Return the columns: accuracies (losses without them), costs to the targets, totals; simulated time if all
-    runs have it."""
+    """Return all columns: accuracies (losses without them), scores over clients that a run has, costs to the targets,
+    totals; simulated time if all runs have it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
     timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
-    costs = (*TO_TARGET, *([("virtual s", VIRTUAL, 6, 1.0, 2)] if timed else []))
-    reached = [
+    reached = _reached(targets, (*TO_TARGET, *([VIRTUAL_TO_TARGET] if timed else [])))
+    return (*scores, *client_columns(rows), *reached, *OTHERS, *([SIMULATED] if timed else []))
+
+
+def client_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of scores over clients that a run has; their titles say on which data of a client."""
+    known = {key for row in rows for run in row.runs for key in run.numbers()}
+    found = []
+    for name, (title, key, keep) in CLIENTS.items():
+        for on, data in zip(CLIENT_SCORES, ("test", "training"), strict=True):
+            for score, end, scale, digits in (("accuracy", " %", 100.0, 2), ("loss", "", 1.0, 4)):
+                words = f"{data} loss" if score == "loss" else data
+                own = Column(title.format(words) + end, f"{on}_{key.format(score)}", keep, scale, digits, named=name)
+                found += [own] if own.key in known else []
+    return found
+
+
+def table(
+    rows: Sequence[Row], targets: Sequence[float] = (), names: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Lines]:
+    """Return header and one line per method: mean +- deviation over seeds, notes on diverged and missing runs."""
+    shown, most = choose(rows, targets, names), max((len(row.runs) for row in rows), default=0)
+    lines = [(_name(row, most), *(_cell(row, column, targets) for column in shown)) for row in rows]
+    return (METHOD, *(column.title for column in shown)), lines
+
+
+def choose(rows: Sequence[Row], targets: Sequence[float], names: Sequence[str] = ()) -> tuple[Column, ...]:
+    """Return the columns with these names, in this order; for `all` every column that the rows fill.
+
+    Without names there are four, and one per further target: last-5 mean and best accuracy (test and training loss
+    without accuracies), rounds to the targets (MB without targets), and gradients; and simulated time, if there is any.
+    """
+    full = columns(rows, targets)
+    if list(names) == ["all"]:
+        return full
+    if names:
+        return named_columns(targets, names, client_columns(rows))
+    timed = [column for column in full if VIRTUAL in column.key and ("_to_" in column.key or not targets)]
+    scores = ACCURACIES[:0:-1] if measured(rows) == "test_accuracy" else (TEST_LOSS, OTHERS[0])
+    reached = named_columns(targets, ["rounds"]) if targets else OTHERS[1:2]
+    return (*scores, *reached, *timed, OTHERS[2])
+
+
+def named_columns(
+    targets: Sequence[float], names: Sequence[str], of_clients: Sequence[Column] = ()
+) -> tuple[Column, ...]:
+    """Return the columns with these names; `rounds` stands for those of all targets, and `method` is always there.
+
+    Args:
+        of_clients: the scores over clients that the runs have; there is no column for the others.
+
+    Raises:
+        UserError: no runs have such a column; it lists those there are.
+    """
+    reached = _reached(targets, (*TO_TARGET, VIRTUAL_TO_TARGET))
+    every = (*ACCURACIES, TEST_LOSS, *reached, *OTHERS, SIMULATED)
+    known = {METHOD: (), **{column.name: (column,) for column in every}}
+    known |= {name: tuple(column for column in of_clients if column.name == name) for name in CLIENTS}
+    known |= {"rounds": rounds} if (rounds := tuple(c for c in reached if c.title.startswith("rounds"))) else {}
+    for name in names:
+        if not targets and (name == "rounds" or "-to-" in name):
+            raise UserError(
+                f"column {name}: expected an accuracy to reach, found none; give one, --targets 0.8 (targets=[0.8])"
+            )
+        if name not in known:
+            raise unknown("column", name, [*known, "all"])
+    return tuple(column for name in dict.fromkeys(names) for column in known[name])
+
+
+def _reached(targets: Sequence[float], costs: Sequence[tuple[str, str, int, float, int]]) -> list[Column]:
+    return [
         Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
         for target in targets
         for title, cost, keep, scale, digits in costs
     ]
-    return (*scores, *reached, *OTHERS, *([SIMULATED] if timed else []))
 
 
-def table(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[tuple[str, ...], Lines]:
-    """Return header and one line per method: mean +- deviation over seeds, notes on diverged and missing runs."""
-    shown, most = columns(rows, targets), max((len(row.runs) for row in rows), default=0)
-    lines = [(_name(row, most), *(_cell(row, column, targets) for column in shown)) for row in rows]
-    return (METHOD, *(column.title for column in shown)), lines
+def leaders(rows: Sequence[Row], shown: Sequence[Column], targets: Sequence[float] = ()) -> set[tuple[int, int]]:
+    """Return (row, column) of every cell that is best in its column, or that the seeds do not distinguish from it.
+
+    High accuracies and low losses, costs and deviations over clients are good. Means of fewer than all runs,
+    diverged runs, and scores of runs that stopped at a score take no part. A column of equal
+    numbers has no best cell, nor have runs on different data.
+    """
+    data = {(run.summary["seed"], run.summary.get("data_fingerprint", "")) for row in rows for run in row.runs}
+    if len(data) > len({seed for seed, _ in data}):
+        return set()
+    found: set[tuple[int, int]] = set()
+    for j, column in enumerate(shown):
+        score = "accuracy" in column.key or "loss" in column.key
+        high = "accuracy" in column.key and not column.key.endswith("_sd")
+        if score and any(row.at_goal for row in rows):
+            continue
+        values = {i: _by_seed(row, column.key, targets) for i, row in enumerate(rows) if not row.diverged}
+        means = {i: statistics.fmean(v.values()) for i, v in values.items() if v and len(v) == len(rows[i].runs)}
+        if not means:
+            continue
+        best = (max if high else min)(means, key=lambda i: means[i])
+        alike = {i for i in means if i == best or _alike(values[i], values[best])}
+        found |= {(i, j) for i in alike} if len(rows) > 1 and len({*means.values()}) > 1 else set()
+    return found
+
+
+def _by_seed(row: Row, key: str, targets: Sequence[float]) -> dict[int, float]:
+    numbers = {int(run.summary["seed"]): run.numbers(targets).get(key) for run in row.runs}
+    return {seed: value for seed, value in numbers.items() if value is not None}
+
+
+def _alike(ours: dict[int, float], best: dict[int, float]) -> bool:
+    """Whether the 95% interval of the paired differences contains zero; of one seed, whether the numbers are equal."""
+    differences = [ours[seed] - best[seed] for seed in ours.keys() & best.keys()]
+    if len(differences) < 2:
+        return ours == best
+    low, high = interval(differences)
+    return low <= 0 <= high
 
 
 def _name(row: Row, most: int) -> str:
@@ -95,7 +221,8 @@ def _cell(row: Row, column: Column, targets: Sequence[float]) -> str:
         return _bound(row, column, targets)
     if column.deviation or not values:
         return spread(values, column.scale, column.digits)
-    return short(column.scale * statistics.fmean(values), column.digits)
+    mean = column.scale * statistics.fmean(values)
+    return f"{mean:.2g}" if 0 < mean < 0.5 * 10**-column.digits else short(mean, column.digits)  # 0.013 MB are not 0.0
 
 
 def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
@@ -152,11 +279,59 @@ def tabular(header: tuple[str, ...], lines: Lines) -> str:
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *rows, r"\end{tabular}", ""])
 
 
+def booktabs(header: tuple[str, ...], lines: Lines, bold: Collection[tuple[int, int]] = ()) -> str:
+    """Return a LaTeX tabular with the rules of the package booktabs; `bold` has (line, column after the first)."""
+    names, body = [symbols(line[0]) for line in lines], []
+    for i, (_, *numbers) in enumerate(lines):
+        cells = [re.sub(r"(?<![\w.])-(?=\d)", "$-$", escape(cell)) for cell in numbers]  # a minus, not a hyphen
+        bolds = [rf"\textbf{{{cell}}}" if (i, j) in bold else cell for j, cell in enumerate(cells)]
+        body.append(" & ".join([names[i], *bolds]))
+    titles = [escape(f"{title[:1].upper()}{title[1:]}".replace(" %", " (%)")) for title in header]
+    rows = [r"\toprule", " & ".join(titles) + r" \\", r"\midrule", *(line + r" \\" for line in body)]
+    rows += [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join([rf"\begin{{tabular}}{{@{{}}l{'r' * (len(header) - 1)}@{{}}}}", *rows])
+
+
 def escape(text: str) -> str:
     """Escape text for LaTeX."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", ">": "$>$", "<": "$<$"}
     special.update({sign: "\\" + sign for sign in "&%$#_{}"})
     return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
+
+
+GREEK = (
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "eta",
+    "theta",
+    "kappa",
+    "lambda",
+    "mu",
+    "rho",
+    "sigma",
+    "tau",
+    "omega",
+)
+
+
+def symbols(label: str) -> str:
+    r"""Return a method's label for LaTeX: `rho=` with its Greek letter, and what stands in dollars as it is.
+
+    Example:
+        >>> print(symbols("FedSpeed (rho=0.05, lam=10)"), symbols(r"A_1 $\lambda_1$"))
+        FedSpeed ($\rho$=0.05, $\lambda$=10) A\_1 $\lambda_1$
+    """
+    parts = re.split(r"(\$[^$]+\$)", label)
+    field = re.compile(rf"(?<![\w\\])({'|'.join(GREEK)}|lam)(?:\\_([a-z])|(\d))?(?==)")
+
+    def symbol(found: re.Match[str]) -> str:
+        letter, below = "lambda" if found[1] == "lam" else found[1], found[2] or found[3]
+        return rf"$\{letter}_{below}$" if below else rf"$\{letter}$"
+
+    return "".join(part if i % 2 else field.sub(symbol, escape(part)) for i, part in enumerate(parts))
 
 
 def csv_lines(lines: Iterable[Iterable[Any]]) -> str:
@@ -209,6 +384,7 @@ def _row(row: Row, targets: Sequence[float]) -> dict[str, Any]:
         "method": row.label,
         "seeds": [numbers.pop("seed") for numbers in of_runs],
         "status": [run.state for run in row.runs],
+        "folders": [run.path.name for run in row.runs],
         "illnesses": [run.findings for run in row.runs],
     }
     for key in _names(of_runs):

@@ -69,11 +69,13 @@ class Checkpoints:
         folder: the run directory.
         every: write a checkpoint every this many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
         bound: digests of config, data, ... of the run; every manifest holds them.
+        keep: write one every this many rounds that is never removed; 0 for none.
     """
 
-    def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None, keep: int = 0) -> None:
         self.folder = folder
         self.every = every
+        self.keep = keep
         self.bound = bound or {}
         self.run = RunDir(folder)
         self.waited = 0.0  # seconds that rounds waited in here
@@ -81,6 +83,8 @@ class Checkpoints:
         self._here = folder.stat().st_ino if folder.exists() else None
         self._newest: int | None = None
         self._replaced: list[Path] = []  # files that only the checkpoint before the newest needs
+        self._kept: set[Path] = set()  # files of checkpoints that are never removed
+        self._kept_before = 0  # `keep` of the config with which the run began
         self._new_names = True  # the folder has names that were not flushed yet
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -98,8 +102,12 @@ class Checkpoints:
             size = tree_bytes(server) + states.unsaved_bytes
             busy = self._thread is not None and self._thread.is_alive()
             due = t % self.every == 0 if self.every else size <= SMALL or time.monotonic() - self._last >= PAUSE
-            if due and not (busy and (size > SMALL or (not self.every and self._impatient()))):
+            if self._keeps(t) or (due and not (busy and (size > SMALL or (not self.every and self._impatient())))):
                 self.write(t, server, states)
+
+    def _keeps(self, t: int) -> bool:
+        """Return whether the checkpoint of round t is never removed."""
+        return any(every and t % every == 0 for every in (self.keep, self._kept_before))
 
     def _impatient(self) -> bool:
         return self.waited - self._earlier > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
@@ -148,7 +156,10 @@ class Checkpoints:
             self._write_manifest(t, vectors, waited)
             self._check_same_folder()
             for path in self._replaced:
-                path.unlink(missing_ok=True)
+                if path not in self._kept:
+                    path.unlink(missing_ok=True)
+            if self._keeps(t):  # Its log and states stay, too, when later checkpoints supersede them.
+                self._kept.update(self._files(self.run.manifest_path(t)))
             self._replaced = superseded if self._newest is None else [*self._needs(self._newest), *superseded]
             self._newest, self._new_names = t, False
         except BaseException as error:  # `wait` raises it, on the thread of the run.
@@ -306,14 +317,16 @@ class Checkpoints:
     def rewind_to(self, saved: Saved, states: ClientStates | DiskStates) -> None:
         """Continue writing from a checkpoint: remove the files that neither it nor the one before it needs, and cut
         the log and the files that grow to their length at the checkpoint."""
+        stored = self.run.config().get("keep_every")
+        self._kept_before = stored if type(stored) is int and stored > 0 else 0
         needed, replaced = set(self._named(saved.manifest, saved.entries)), list[Path]()
         for path in self.manifests()[1:KEEP]:
-            with suppress(*ERRORS):
-                manifest = Manifest.read(path)
-                replaced = [p for p in self._named(manifest, manifest.entries(self.run)) if p not in needed]
+            replaced = [p for p in self._files(path) if p not in needed]
         for path in self.manifests()[KEEP:]:
-            path.unlink(missing_ok=True)
-        keep = {*needed, *replaced}
+            if not self._keeps(int(path.stem)):
+                path.unlink(missing_ok=True)
+        self._kept = {file for path in self.manifests() if self._keeps(int(path.stem)) for file in self._files(path)}
+        keep = {*needed, *replaced, *self._kept}
         if isinstance(states, DiskStates):
             keep |= {states.path(i, g) for i, g in states.generations.items()}
         for path in [*self.run.checkpoints.glob("*@*"), *self.run.states.glob("*@*")]:
@@ -336,6 +349,13 @@ class Checkpoints:
                 cut(self.folder / name, self._grown[name].count)
             elif name != ROUNDS:
                 (self.folder / name).unlink(missing_ok=True)
+
+    def _files(self, path: Path) -> list[Path]:
+        """Return the files that the checkpoint of a manifest needs; none if it cannot be read."""
+        with suppress(*ERRORS):
+            manifest = Manifest.read(path)
+            return self._named(manifest, manifest.entries(self.run))
+        return []
 
     def _named(self, manifest: Manifest, entries: dict[int, Any]) -> list[Path]:
         """Return the files that a checkpoint needs; the manifest first."""
@@ -368,6 +388,8 @@ def _restore(saved: Saved, simulation: Simulation, server: Any, records: list[Re
     simulation.states.restore(saved, simulation.work.hooks.init_client(simulation.x0))
     elapsed = records[saved.t - 1].virtual_seconds if 0 < saved.t <= len(records) else None
     simulation.restore(saved.t, server, elapsed)
+    if simulation.cohort.history is not None:
+        simulation.cohort.history.restart(records[: saved.t])
 
 
 def stale_states(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:

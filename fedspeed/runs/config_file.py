@@ -1,7 +1,8 @@
 """The config of a run directory: written so that it means the same from every folder, read back, and digested.
 
-A method, a model or data from a user's file are a part of the run: the code is copied beside the config, and named by
-its digest. A run directory may come from another user: one that names code is refused unless the user allows it.
+A method, a model, data or a setting from a user's file are a part of the run: the file is copied beside the config,
+and named by its digest. A run directory may come from another user: one that names code is refused unless the user
+allows it, or made it with this very config and code (`signature.py`).
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.config import CODED, Config, rename_code, resolved
+from ..config.config import FILED, NAMED, Config, rename_code, resolved
 from ..config.plan import COMMAND_LINE_ONLY
 from ..config.plan import PLACEMENT as PLACEMENT
 from ..config.presets import paper_decay
+from ..config.spec import SETTINGS
 from ..config.stopping import RULES
 from ..errors import UserError
 from ..utils.environment import bits_environment
-from ..utils.files import read_bytes, write
-from ..utils.registry import code_digest, file_of, text_of
+from ..utils.files import write
+from ..utils.own_code import Code, copy_name, find_code
+from ..utils.registry import code_of, file_of, named_file, read_code
 from .directory import CODE, CONFIG, RunDir
+from .signature import refusal, sign
 
 if TYPE_CHECKING:
     from ..server.simulation import Simulation
@@ -34,19 +38,31 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
     """Read the config of a run directory.
 
     Args:
-        allow_code: also if it names Python files, which are then executed.
+        allow_code: also if it names Python files, which are then executed; a run that the user signed needs no leave.
     """
     run = RunDir(out)
     run.refuse_links()
-    tables = {key: value for key, value in resolved(run.config(), out).items() if key not in COMMAND_LINE_ONLY}
+    stored = run.config()
+    tables = {key: value for key, value in resolved(dict(stored), out).items() if key not in COMMAND_LINE_ONLY}
     code = named_code(tables)
-    if code and not allow_code:
+    if code and not allow_code and (why := _refusal(run, stored, tables)) is not None:
         raise UserError(
             f"{run.config_file} names {sorted(code)[0]}, whose code would be executed; a run directory is only "
-            f"data unless you trust it: add --allow-code if you do"
+            f"data unless you trust it: add --allow-code if you do{why and f' ({why})'}"
         )
     _warn_of_changes(tables)
     return Config.from_dict(tables)
+
+
+def _refusal(run: RunDir, stored: dict[str, Any], tables: dict[str, Any]) -> str | None:
+    """Return why the code of a run may not be executed without asking, "" without a reason of its own; None if it may.
+
+    What is signed is what `Config.from_dict` then executes: the tables hold the digests of the code that is read here.
+    """
+    if "data huggingface" in named_code(tables):  # Its code is not here to be signed.
+        return ""
+    read = (read_code(kind, table["name"], str(table.get("code", "")))[1] for kind, table in _coded(tables))
+    return refusal(run, stored, read)
 
 
 def named_code(tables: dict[str, Any]) -> set[str]:
@@ -56,7 +72,7 @@ def named_code(tables: dict[str, Any]) -> set[str]:
         >>> named_code({"method": {"name": "fedinit", "base": "own.py:Mine"}})
         {'method own.py:Mine'}
     """
-    found = {f"{kind} {table['name']}" for kind, table in _coded(tables)}
+    found = {f"{kind} {table['name']}" for kind, table in _coded(tables) if file_of(table["name"])}
     data = tables.get("data")
     if (data.get("name") if isinstance(data, dict) else data) == "huggingface" and not tables.get("data_dir"):
         found.add("data huggingface")
@@ -64,18 +80,27 @@ def named_code(tables: dict[str, Any]) -> set[str]:
 
 
 def trusted(tables: dict[str, Any], config: Config) -> bool:
-    """Return whether the user's own config names all code that a stored config would execute."""
+    """Return whether the user's own config names all code that a stored config would execute.
+
+    A run keeps the numbers of a schedule, so that a stored one never names a file: such a config was changed.
+    """
     given = config.to_dict()
+    if any(file_of(table["name"]) for _, table in _coded(tables, ("lr_schedule",))):
+        return False
     codes = [table.get("code") for _, table in _coded(given)]
     return all(table.get("code") in codes for _, table in _coded(tables)) and (
         "data huggingface" not in named_code(tables) or "data huggingface" in named_code(given)
     )
 
 
-def _coded(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables that name a file of code, each with its kind: method, model or data."""
-    for kind in CODED:
-        yield from ((kind, table) for table in _chain(tables.get(kind)) if file_of(table.get("name")))
+def _coded(tables: dict[str, Any], kinds: Iterable[str] = FILED) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the tables that name a file, each with its kind: method, model, data or a setting; also those of a fork's
+    first rounds."""
+    for kind in kinds:
+        yield from ((kind, table) for table in _chain(tables.get(kind)) if named_file(table.get("name"))[1])
+    first = tables.get("until")
+    for over in first.values() if isinstance(first, dict) else ():
+        yield from _coded(over, SETTINGS) if isinstance(over, dict) else ()
 
 
 def _chain(method: Any) -> Iterator[dict[str, Any]]:
@@ -90,16 +115,18 @@ def _warn_of_changes(tables: dict[str, Any]) -> None:
     """Warn if a file was changed after the run copied it."""
     warned = set()
     for _, table in _coded(tables):
-        copy, origin = file_of(table.get("name")), table.get("origin")
+        copy, origin = named_file(table.get("name"))[1], table.get("origin")
         if isinstance(origin, str) and Path(origin).resolve() != Path(copy).resolve():
             try:
-                changed = code_digest(read_bytes(Path(origin))) != table.get("code")
-            except (OSError, ValueError):
+                code = find_code(Path(origin).resolve())
+            except (OSError, ValueError, UserError):
                 continue
+            changed = table.get("code") not in (code.digest, Code(code.text).digest)  # Older runs kept one file.
             if changed and origin not in warned:
                 warned.add(origin)
+                what = f"{origin} or a file beside it" if "+" in str(table.get("code")) else origin
                 warnings.warn(
-                    f"{origin} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
+                    f"{what} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
                 )
 
 
@@ -113,19 +140,22 @@ def as_stored(config: Config) -> dict[str, Any]:
 
 
 def _copy_name(file: str, code: str) -> str:
-    stem = Path(file).stem.removesuffix(f"-{code[:8]}")
-    return f"{CODE}/{stem}-{code[:8]}.py"
+    return f"{CODE}/{copy_name(file, code)}"
 
 
 def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
-    """Write `config.toml`, or another name, after copies of the files of its method, model and data.
+    """Write `config.toml`, or another name, after copies of the files of its method, model, data and settings.
 
-    Copies come first, each on the disk, so that a config that exists can always be read back.
+    Copies come first, each on the disk, so that a config that exists can always be read back. Its user has executed
+    the code, or asks for that: the config is signed.
     """
+    codes = []
     for kind, table in _coded(config.to_dict()):
-        copy = out / _copy_name(file_of(table["name"]), table["code"])
-        copy.parent.mkdir(exist_ok=True)
-        write(copy, text_of(kind, table["name"], table["code"]), durable=True)
+        copy = out / _copy_name(named_file(table["name"])[1], table["code"])
+        codes.append(code := code_of(kind, table["name"], table["code"]))
+        for part, text in ((copy.name, code.text), *code.beside):
+            (copy.parent / part).parent.mkdir(parents=True, exist_ok=True)
+            write(copy.parent / part, text, durable=True)
     tables = as_stored(config)
     try:
         RunDir(out).write_tables(tables, name)
@@ -133,6 +163,8 @@ def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
         raise UserError(
             f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"
         ) from None
+    if name == CONFIG and any(file_of(table["name"]) for _, table in _coded(tables)):
+        sign(RunDir(out), codes)
 
 
 def amend(out: Path, config: Config, data_dir: str) -> None:
@@ -143,7 +175,11 @@ def amend(out: Path, config: Config, data_dir: str) -> None:
     rules = {name: value for name in RULES if (value := getattr(config, name))}
     new = {**{k: v for k, v in tables.items() if k not in RULES}, "rounds": config.rounds, **rules, **moved}
     if new != tables:
+        codes = [code_of(kind, table["name"], table["code"]) for kind, table in _coded(config.to_dict())]
+        signed = bool(codes) and refusal(run, tables, codes) is None
         run.write_tables(new)
+        if signed:  # A run that was allowed but not signed stays so.
+            sign(run, codes)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
@@ -195,7 +231,7 @@ def placement(config: Config) -> dict[str, Any]:
 def _timeless(tables: dict[str, Any]) -> dict[str, Any]:
     """Return a run's tables without the places of the user's code."""
     found = dict(tables)
-    for kind in CODED:
+    for kind in [kind for kind in NAMED if kind in tables]:
         chain = enumerate(_chain(tables[kind]))
         found[kind] = {str(i): {k: v for k, v in table.items() if k not in ("origin", "base")} for i, table in chain}
     return found

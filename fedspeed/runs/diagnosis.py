@@ -43,8 +43,8 @@ MEANING = {
     "gradient there: a layer behind them is dead, or the forward pass cuts them off (detach, no_grad).",
     "loss above guessing": "Equal odds for all classes would lose less. Local steps overshoot (the rate, or their "
     "number, is too large for this model), or clients go so far apart that their mean is worse than each of them.",
-    "chance": "The accuracy is that of always naming one class. Training is on a plateau at its start, or what was "
-    "learned has been lost again.",
+    "chance": "The accuracy is that of always giving the same answer. Training is on a plateau at its start, or what "
+    "was learned has been lost again.",
     "standing still": "The model is where it started: steps are far too small to be seen, or no gradient arrives.",
     "growing state": "A vector that server or clients carry from round to round, a correction for example, grows "
     "instead of settling. Corrections that are seldom refreshed (few active clients), or that come from local "

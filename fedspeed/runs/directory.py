@@ -19,11 +19,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tomli_w
 
 from ..errors import UserError
-from ..record import Record
-from ..utils.files import SEAL, read_bytes, read_json, read_text, read_toml, refuse_depth, sealed, tensors_digest, write
+from ..record import Record, is_number
+from ..utils.files import (
+    LARGEST,
+    SEAL,
+    read_bytes,
+    read_json,
+    read_text,
+    read_toml,
+    refuse_depth,
+    sealed,
+    tensors_digest,
+    write,
+)
 from ..utils.locks import locked
 from ..utils.notebook import card
-from ..utils.registry import code_digest
+from ..utils.own_code import Code, read_copy
 
 if TYPE_CHECKING:
     from ..data.federated import Federated
@@ -39,11 +50,13 @@ GROWING = (ROUNDS, CLIENT_METRICS, UPLOADS)
 """The files that are appended to in every round; a checkpoint says how much of each belongs to it."""
 SPLIT = "split.json"
 FORK = "fork.json"
-FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK)
+SIGNATURE = "signature.json"
+FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK, SIGNATURE)
 INSPECTION = "inspect.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
-"""The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`."""
+"""The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`, or
+`mine-1a2b3c4d/mine.py` and what it imports, with the digest of them all."""
 NUMBER = "(?:0|[1-9][0-9]{0,17})"
 STATE = re.compile(f"states/({NUMBER})@({NUMBER})")
 """The name of a state file: a client, and the round its state is of."""
@@ -85,9 +98,19 @@ class RunDir:
         self.uploads_file = self.path / UPLOADS
         self.split_file = self.path / SPLIT
         self.fork_file = self.path / FORK
+        self.signature_file = self.path / SIGNATURE
         self.inspection_file = self.path / INSPECTION
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
+
+    def __repr__(self) -> str:
+        summary = self.raw_summary() or {}
+        begun = "not finished" if self.config_file.exists() else "no run yet"
+        parts = [next(iter(str(summary.get("status", begun)).splitlines()), "")]
+        parts += [f"{summary['rounds']} rounds"] if "rounds" in summary else []
+        accuracy = summary.get("last_accuracy")
+        parts += [f"accuracy {accuracy:.2%}"] if is_number(accuracy) else []
+        return f"<RunDir {self.path}: {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
         summary, records = self.raw_summary() or {}, self.records()
@@ -138,7 +161,12 @@ class RunDir:
 
     def write_tables(self, tables: dict[str, Any], name: str = CONFIG) -> None:
         """Write tables to `config.toml`, or another name; they are on the disk when this returns."""
-        write(self.path / name, tomli_w.dumps(tables), durable=True)
+        text = tomli_w.dumps(tables)
+        if (size := len(text.encode())) > LARGEST:  # It could not be read back.
+            raise UserError(
+                f"{name}: expected at most {LARGEST:,} bytes, found {size:,}; shorten its longest setting, lr_schedule?"
+            )
+        write(self.path / name, text, durable=True)
 
     def lines(self, whole: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the rounds in `rounds.jsonl` as plain values, up to a line that was cut off.
@@ -275,10 +303,18 @@ class RunDir:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_code(self) -> None:
-        """Remove the copies of code that `config_file.write_config` made: files named by their own digest."""
-        for copy in self.code.glob("*-????????.py") if not self.code.is_symlink() else ():
-            if copy.is_file() and copy.stem.endswith(f"-{code_digest(read_bytes(copy))[:8]}"):
+        """Remove the copies of code that `config_file.write_config` made: files and folders named by their digest."""
+        for copy in self.code.glob("*-????????*") if not self.code.is_symlink() else ():
+            if copy.is_file() and copy.stem.endswith(f"-{Code(read_bytes(copy)).digest[:8]}"):
                 copy.unlink(missing_ok=True)
+        for folder in self.code.glob("*-????????") if not self.code.is_symlink() else ():
+            first = folder / f"{folder.name[:-9]}.py"
+            code = read_copy(first) if not folder.is_symlink() and first.is_file() else None
+            for name in (first.name, *(name for name, _ in code.beside)) if code else ():
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # One that is not a copy, or holds a file of the user's, stays.
+                for inner in sorted([folder, *folder.rglob("*")] if code else [], reverse=True):
+                    inner.rmdir()
         with suppress(OSError):  # It does not exist, or holds a file of the user's.
             self.code.rmdir()
 
@@ -289,6 +325,7 @@ class RunDir:
     def withdraw(self, made: list[Path]) -> None:
         """Remove a run that could not begin, and the folders that were made for it."""
         self.config_file.unlink(missing_ok=True)
+        self.signature_file.unlink(missing_ok=True)
         self._remove_code()
         with suppress(OSError):  # Another process has put a file there meanwhile.
             for folder in made:

@@ -18,6 +18,7 @@ from ..client.hooks import overrides
 from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..config.presets import paper_decay
+from ..config.spec import SETTINGS
 from ..config.until import ANY_ROUND, FIXED, changed_lasting_field, class_chain
 from ..errors import UserError
 from ..methods.base import Method, nested
@@ -69,7 +70,8 @@ def fork(
     made = RunDir(out).missing_folders()
     branch(run, at, out, changes or {}, allow_code)
     try:
-        return resume(out, observers=observers, progress=progress, allow_code=allow_code)
+        # The code of the run was allowed when it was read above; other code was named by this call.
+        return resume(out, observers=observers, progress=progress, allow_code=True)
     except UserError:
         if len(RunDir(out).records()) <= at:  # It has no rounds of its own.
             _remove(out, made)
@@ -168,8 +170,12 @@ def _with(
 
 def _then(config: Config, new: Config, upto: int) -> dict[str, Any]:
     """Return the settings that rounds up to `upto` had and that differ from a new config."""
-    ignored = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or upto != config.rounds))
-    return difference(*({k: v for k, v in _full(one).items() if k not in ignored} for one in (config, new)))
+    matter = upto == config.rounds or config.lr_schedule != new.lr_schedule  # a schedule must reach all rounds
+    ignored = (*PLACEMENT, "until", *(name for name in ANY_ROUND if name != "rounds" or not matter))
+    found = difference(*({k: v for k, v in _full(one).items() if k not in ignored} for one in (config, new)))
+    if config.lr_schedule != new.lr_schedule:  # else more rounds of the fork would be more of this schedule
+        found["rounds"] = config.rounds
+    return found | {key: _full(config)[key] for key in SETTINGS if key in found}  # whole: options belong to a file
 
 
 def _full(config: Config) -> dict[str, Any]:

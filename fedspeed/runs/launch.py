@@ -18,6 +18,7 @@ from .recorder import RunRecorder, disk_errors
 from .summary import final_summary
 
 if TYPE_CHECKING:
+    from ..client.flat_model import Loss
     from ..data.federated import Federated
     from ..record import Record
     from ..server.simulation import Simulation
@@ -38,6 +39,7 @@ def prepare(
     """
     from torch.nn.functional import cross_entropy, mse_loss
 
+    from ..client.losses import named_loss
     from ..models import build_with, find_builder, takes_numbers
     from ..server.simulation import Simulation
 
@@ -46,19 +48,26 @@ def prepare(
     if takes_numbers(builder):
         data = data.floats()
     model = build_with(builder, config.model.name, data, config.seed, config.model.options)
-    if new:
+    if config.loss:
+        loss: Loss | None = named_loss(config.loss)
+    elif new:
         _require_targets(data)
-    loss = None if new else mse_loss if data.classes is None else cross_entropy
-    return Simulation(config.method, model, data, config, loss, folder=folder)
+        loss = None
+    else:
+        loss = mse_loss if data.classes is None else cross_entropy
+    return Simulation(config.method, model, data, config, loss, folder=folder, new=new)
 
 
 def _require_targets(data: Federated) -> None:
-    """Raise for targets that need a loss of the user's own."""
+    """Raise for targets that have no default loss."""
+    from ..client.losses import doubtful
+
     if data.classes is None and not data.y.is_floating_point():
-        raise UserError(
-            f"data {data.name}: expected one class label per row, or floats for regression, found whole numbers of "
-            f"shape {tuple(data.y.shape)}; train on them from Python, with a loss of your own"
+        found = doubtful(data.y.cpu().numpy()) or (
+            f"expected one class label per row, or floats for regression, found whole numbers of shape "
+            f"{tuple(data.y.shape)}; name a loss, --loss bce for several labels of 0 and 1 per row"
         )
+        raise UserError(f"data {data.name}: {found}")
 
 
 def load_federation(
@@ -73,6 +82,7 @@ def load_federation(
         "seed": config.seed,
         "augment": config.augment,
         "data_dir": config.data_dir or None,
+        "client_test": config.client_test,
     }
     for spec, kind in ((config.data, "data"), (config.model, "model")):
         for key in spec.options:
@@ -88,7 +98,8 @@ def load_federation(
     if config.validation:
         data = data.with_validation(config.validation, config.seed)
     if not config.test_set:
-        data = replace(data, x_test=None, y_test=None)
+        own = data.client_test is not None and data.client_test.held
+        data = replace(data, x_test=None, y_test=None, client_test=None if own else data.client_test)
     return config, data
 
 
@@ -141,7 +152,7 @@ def run_config(
             clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
             config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
             write_config(out, config)
-            checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation))
+            checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation), config.keep_every)
             return _run(RunRecorder(out, config, simulation, [], checkpoints), watching)
 
 
@@ -207,7 +218,7 @@ def resume_config(
     from .checkpoint import Checkpoints
 
     with exclusive(out):
-        checkpoints = Checkpoints(out, config.checkpoint_every)
+        checkpoints = Checkpoints(out, config.checkpoint_every, keep=config.keep_every)
         saved = checkpoints.latest()  # before the data, which may take long
         records = run.records(saved.t) if saved else []
         with prepare(config, progress, run.states) as simulation:

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..config.config import GIVEN, Config
+from ..config.config import Config
+from ..config.spec import GIVEN
 from ..errors import UserError
 from ..server.observers import status_of
 from ..utils.processes import delay_signals

@@ -268,7 +268,7 @@ def _again(
 
 def _chunk(by: Simulation, client: int) -> list[Job]:
     """Return the jobs that the engine computes together with a client's in the next round."""
-    turn = plan_round(by.work, by.t)
+    turn = plan_round(by.work, by.t, by.cohort)
     for chunk in make_engine(by.work).chunks(turn.jobs):
         if any(job.client == client for job in chunk):
             return chunk

@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from ..client.flat_model import Loss
-from ..config.plan import Plan
+from ..client.losses import named_loss
+from ..config.losses import LOSSES
+from ..config.lr_schedule import from_file
+from ..config.plan import Plan, Settings, lists_settings
+from ..config.stopping import as_targets
 from ..data.federated import Federated, federated
 from ..errors import UserError, unknown
 from ..methods import METHODS, build
@@ -23,18 +27,20 @@ from ..utils.random import torch_seed
 from .from_objects import recorded
 
 
+@lists_settings
 def simulate(
     method: Method | type[Method] | str,
     model: nn.Module | Callable[[], nn.Module] | str,
     data: Federated,
     plan: Plan | None = None,
     *,
-    loss: Loss | None = None,
+    loss: Loss | str | dict[str, Any] | None = None,
     no_decay: Sequence[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
+    targets: Sequence[float] = (),
     observers: Sequence[Observer | str] = (),
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Simulation:
     """Train `model` over the clients of `data`; iterate to run the rounds.
 
@@ -44,12 +50,14 @@ def simulate(
             arguments, is built from the seed.
         data: the samples of every client; `load_data` and `Federated.from_arrays` make it.
         plan: how to train; every keyword of `Plan` may also be given as `settings`.
-        loss: `loss(model(x), y)`, the mean over a batch; by default cross-entropy for classes, the squared error for
-            floating targets.
+        loss: a function `loss(model(x), y)`, the mean over a batch, or a name: `"cross-entropy:smoothing=0.1"`,
+            `"mse"`, `"huber:delta=0.5"`, `"bce"` for several labels per row, `"file.py:loss"`. By default cross-entropy
+            for classes, the squared error for floating targets.
         no_decay: names, or ends of names, of parameters without weight decay.
         out: a run directory to write while you iterate; however that ends, the run can be resumed.
         resume: continue the run in `out`, if there is one; it must have the same arguments, and ends with the same
             bits as without a break. With more `rounds`, it ends as if it had had them from the start.
+        targets: accuracies to time, stored in `out` for its tables.
         observers: `fedspeed.Observer`s or their names, called as the run proceeds.
 
     Returns:
@@ -63,14 +71,13 @@ def simulate(
         >>> [record.round for record in run]
         [1, 2]
     """
-    watching = Observers(observers)
-    plan, data = as_plan(plan, settings), federated(data)
-    require_loss(loss)
-    module = as_model(model, data, plan.seed)
-    make = partial(Simulation, as_method(method), module, data, plan, loss, no_decay, observers=watching)
+    watching, goals = Observers(observers), as_targets(targets)
+    plan, data = as_plan(plan, dict(settings)), federated(data)
+    how = as_method(method), as_model(model, data, plan.seed), data, plan, as_loss(loss), no_decay
+    make = partial(Simulation, *how, observers=watching, new=True)
     if out is None and not resume:
         return make()
-    return recorded(out, resume, make, module)
+    return recorded(out, resume, make, how[1], goals)
 
 
 def as_method(value: Any) -> Method:
@@ -119,19 +126,34 @@ def as_plan(base: Any, settings: dict[str, Any]) -> Plan:
         raise UserError(f"plan: expected a Plan, found {_a(base)}; give settings by name, simulate(..., rounds=60)")
     fields = Plan().fields()
     for name in settings:
+        if name in ("client_test", "validation"):
+            raise UserError(
+                f"simulate: {name}: expected as a part of the data, found as a setting; load_data(..., {name}=0.2), or "
+                f"data.with_{name}(0.2)"
+            )
         if name not in fields:
-            others = ("plan", "loss", "no_decay", "out", "resume", "observers")
+            others = ("plan", "loss", "no_decay", "out", "resume", "targets", "observers")
             raise unknown("keyword of simulate", name, [*fields, *others])
+    if "lr_schedule" in settings:
+        settings = {**settings, "lr_schedule": from_file(settings["lr_schedule"])}
     return Plan(**{**{name: getattr(base or Plan(), name) for name in fields}, **settings})
 
 
-def require_loss(loss: Any) -> None:
-    """Raise for a loss that cannot be called, or is a class; None stands for the usual loss."""
+def as_loss(loss: Any) -> Loss | None:
+    """Return the function of a loss; None stands for the default one. Raise for what cannot be called, or is a class.
+
+    Example:
+        >>> as_loss("mse").__name__
+        'mse_loss'
+    """
+    if isinstance(loss, str | dict):
+        return named_loss(loss)
     if (loss is not None and not callable(loss)) or isinstance(loss, type):
         raise UserError(
-            f"loss: expected a function loss(model(x), y), found {_a(loss)}; torch.nn.functional.cross_entropy for "
-            f"classes, mse_loss for numbers, or an instance such as nn.BCEWithLogitsLoss()"
+            f"loss: expected a function loss(model(x), y) or a name of {', '.join(LOSSES)}, found {_a(loss)}; give an "
+            f"instance, such as nn.BCEWithLogitsLoss()"
         )
+    return loss  # type: ignore[no-any-return]
 
 
 def _refuse_arguments(what: str, made: Any) -> None:

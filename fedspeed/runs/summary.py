@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import mixture
+from ..config.cohort import BIASED, is_biased
 from ..config.config import Config
+from ..config.lr_schedule import shown
+from ..config.spec import setting_text
 from ..config.stopping import Stopping, rules
 from ..errors import UserError
-from ..record import cost_to, rounds_digest
+from ..record import CLIENT_SCORES, cost_to, rounds_digest
 from ..utils.environment import environment
 from .diagnosis import diagnose
 from .directory import RunDir
@@ -66,10 +69,13 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         **(virtual if config.network else {}),
         **({"wall_seconds": stopping.used} if config.max_time else {}),
         "seed": config.seed,
+        **({"lr_schedule": shown(config.lr_schedule)} if config.lr_schedule else {}),
         **({"warmup": config.warmup} if config.warmup else {}),
         **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
+        **next((found for r in reversed(plain) if (found := {k: r[k] for k in CLIENT_SCORES if k in r})), {}),
         "settings": simulation.data_settings,
+        **({"cohort": f"{setting_text(config.cohort)}: {BIASED}"} if is_biased(config.cohort) else {}),
         "parameters": simulation.work.flat.d,
         "data_fingerprint": data.fingerprint,
         "split_fingerprint": data.split_fingerprint,

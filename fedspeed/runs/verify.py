@@ -34,6 +34,7 @@ from .directory import CLIENT_METRICS, CONFIG, MODEL, REPORTED, ROUNDS, SPLIT, S
 from .fork_origin import read_parent
 from .launch import prepare
 from .model_file import model_tensors
+from .signature import damage
 from .summary import digests, summarise
 from .uploads import read_uploads, upload_mismatches
 
@@ -73,7 +74,7 @@ class Verification:
 
 
 def verify(
-    run: Path,
+    run: Path | str,
     *,
     every_round: bool = False,
     backend: str = "",
@@ -88,6 +89,7 @@ def verify(
         backend: run them on this back end; the config's own if "".
         allow_code: also if the directory's config names Python files, which are then executed.
     """
+    run = Path(run)
     config = read_config(run, allow_code)
     found, files = Verification(), RunDir(run)
     done = files.finished()
@@ -136,6 +138,7 @@ class _Verifier:
             found.note(f"the first {origin.at} rounds are those of {origin.folder}", origin.mismatches(self.records))
         for one in saved:
             self._check_checkpoint(one)
+        found.broken += damage(self.files)
         self._check_split()
         self._check_measured()
         model_of = 0 if self.in_progress else self._check_results(saved)
@@ -289,10 +292,11 @@ def round_mismatches(again: Record, before: Record | None) -> list[str]:
             plain["signs"] = {
                 sign: value for sign, value in plain.get("signs", {}).items() if not sign.startswith(UNTRAINED)
             }
+    later = {"signs", "client_train"} - set(old)  # older versions did not write these
     return [
         f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
         for key in new | old
-        if key not in TIMES and old.get(key) != new.get(key) and (key != "signs" or key in old)  # older runs have none
+        if key not in TIMES and old.get(key) != new.get(key) and key not in later
     ]
 
 

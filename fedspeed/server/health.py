@@ -17,7 +17,7 @@ from torch import nn
 
 from ..client.batch_norm import full_vector, method_part
 from ..client.evaluate import Score, slices
-from ..client.losses import is_entropy
+from ..client.losses import bce, has_accuracy, is_entropy
 from ..client.trees import all_finite, grown, large, named, norm, one_thread, sum_dtype
 from ..errors import Diverged
 from ..utils.devices import to_device
@@ -56,9 +56,10 @@ class HealthMonitor:
         self.validation = not slices(data, False)
         held = data.validation if self.validation else None
         labels = data.y_test if held is None else data.y[to_device(held, data.y.device)]
-        self.labels = 0 if labels is None or data.classes is None else labels.numel()
+        self.labels = labels.numel() if labels is not None and has_accuracy(data, work.loss) else 0
+        several = self.labels and work.loss is bce
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
-        self.likely = max(shares, default=0.0)
+        self.likely = _usual_labels(labels) if several else max(shares, default=0.0)
         self.entropy = -math.fsum(p * math.log(p) for p in shares)
         self.guess = math.log(data.classes) if data.classes and is_entropy(work.loss) else None
 
@@ -189,6 +190,12 @@ class HealthMonitor:
         if score is not None and self.labels and score.accuracy <= self.likely + noise:
             found["accuracy of guessing"] = self.likely
         return found
+
+
+def _usual_labels(labels: Any) -> float:
+    """Return the share of right labels if every row were given the more frequent value of each label."""
+    share = (labels > 0.5).reshape(len(labels), -1).cpu().double().mean(0)
+    return float(torch.maximum(share, 1 - share).mean())
 
 
 def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+from ..config.spec import with_texts
 from ..errors import Diverged, Terminated, UserError, one_line, unknown
 from ..record import Record
 from ..utils.registry import foreign, load
@@ -96,7 +97,7 @@ class Observers:
             raise UserError("an observer must not run rounds")
         if not self._going:
             self._going = True
-            config = {**run.plan.fields(), "method": run.method.to_dict()}
+            config = {**with_texts(run.plan.fields()), "method": run.method.to_dict()}
             self.tell("started", run, run.recorder.config.to_dict() if run.recorder else config)
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:

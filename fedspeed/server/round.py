@@ -25,8 +25,8 @@ from ..config.plan import Plan
 from ..config.presets import paper_decay
 from ..errors import UserError
 from ..methods.base import Method, Round
-from ..record import Record
-from ..utils.random import cohort, dropped, straggler_steps
+from ..record import Record, finite
+from ..utils.random import dropped, straggler_steps
 from .client_metrics import ClientMetrics
 from .health import server_diverged
 from .states import settle
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..backends import Backend
     from ..client.evaluate import Sums
     from ..data.federated import Federated
+    from .cohort import Cohort
     from .simulation import Simulation
 
 
@@ -57,13 +58,13 @@ class RoundResult(NamedTuple):
 def compute_round(run: Simulation) -> RoundResult:
     """Compute the next round from the present state, which stays as it is; new client states are only staged."""
     started = time.perf_counter()
-    planned = plan_round(run.work, run.t)
+    planned = plan_round(run.work, run.t, run.cohort)
     work = run.work.at(run.t)
     collected, mean = collect_replies(run, planned, broadcast(run, work))
     updated = update_server(run, work, planned, collected.replies, mean)
     del mean  # Vectors are large: none is kept longer than it is needed.
     trained = time.perf_counter()
-    scored = score_round(run.backend, run.work, full_vector(updated.server), run.t + 1, collected.replies)
+    scored = score_round(run.backend, run.work, full_vector(updated.server), run.t + 1, collected.replies, planned.lr)
     train_loss = average(collected.replies, "train_loss")
     signs = run.health.round(run.t + 1, updated.server, train_loss, (scored.test, scored.validation))
     times = trained - started, time.perf_counter() - trained
@@ -90,11 +91,11 @@ class RoundJobs(NamedTuple):
     jobs: list[Job]
 
 
-def plan_round(work: Work, t: int) -> RoundJobs:
+def plan_round(work: Work, t: int, cohort: Cohort) -> RoundJobs:
     """Return the turns of round t = 0, 1, ..."""
     plan = work.plan
     lr = plan.rate(t, paper_decay(work.method))
-    active = cohort(plan.seed, t, work.data.clients, plan.active, plan.cohort)
+    active = cohort.draw(t)
     lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
     jobs = make_jobs(work, [i for i in active if i not in lost], t, lr)
     return RoundJobs(lr, [int(i) for i in active], lost, jobs)
@@ -285,8 +286,12 @@ class Scored(NamedTuple):
     clients: ClientMetrics | None = None
 
 
-def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply]) -> Scored:
-    """Score the server's full vector after t rounds; the scores of the clients' own models are in their replies."""
+def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply], lr: float) -> Scored:
+    """Score the server's full vector after t rounds; the scores of the clients' own models are in their replies.
+
+    Args:
+        lr: the local rate of the round, which is that of personalised scores.
+    """
     plan, data = work.plan, work.data
     due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)
     if not due and not each:
@@ -297,7 +302,11 @@ def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: 
     if not each:
         return Scored(test, validation)
     own = {reply.job.client: reply.facts.own for reply in replies} if plan.scores_clients(t, own=True) else None
-    return Scored(test, validation, measured(backend.evaluate_clients(vector), data, t, own))
+    found = measured(backend.evaluate_clients(vector), data, t, own)
+    if plan.personal_steps:
+        loss, accuracy = np.array(backend.personalise(vector, t - 1, lr)).T
+        found = found._replace(personalised_loss=loss[None], personalised_accuracy=accuracy[None])
+    return Scored(test, validation, found)
 
 
 def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Score | None] | None) -> ClientMetrics:
@@ -306,13 +315,15 @@ def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Scor
     Args:
         own: scores of the active clients' own models; None if they were not asked for.
     """
-    m = data.clients
+    m, sizes = data.clients, np.diff(data.scored.offsets)
     loss, correct = np.zeros(m), np.zeros(m)
     for part in parts:
         here = slice(part.first, part.first + len(part.loss))
         loss[here] += part.loss
         correct[here] += part.right
-    found = ClientMetrics(np.array([t]), data.sizes, (loss / data.sizes)[None], (correct / data.sizes)[None])
+    counts = np.where(sizes, sizes, math.nan)  # NaN is the score of a client without a test part
+    found = ClientMetrics(np.array([t]), sizes, (loss / counts)[None], (correct / counts)[None])
+    found = found._replace(on="train" if data.client_test is None else "test")
     if own is None:
         return found
     scores = np.full((2, 1, m), math.nan)
@@ -335,7 +346,7 @@ def make_record(
     times: tuple[float, float],
 ) -> Record:
     """Return the record of a round; `times` are the seconds of training and of evaluation."""
-    replies, (test, validation, _) = collected.replies, scored
+    replies, (test, validation, clients) = collected.replies, scored
     record = Record(
         round=run.t + 1,
         cohort=planned.active,
@@ -356,9 +367,18 @@ def make_record(
         validation_accuracy=validation and validation.known_accuracy,
         metrics=updated.metrics,
         signs=signs,
+        client_test=clients.statistics() if clients and clients.on == "test" else {},
+        client_train=clients.statistics() if clients and clients.on == "train" else {},
         wall_seconds=run.stopping.wall_seconds(),
+        client_losses=client_losses(replies) if run.cohort.history is not None else [],
     )
     return run.meter.with_costs(record, replies, run.elapsed) if run.meter else record
+
+
+def client_losses(replies: list[Reply]) -> list[float | None]:
+    """Return the loss of every reply in the order of the cohort, as the record holds it, which is what a resumed run
+    reads: a user's sampler must see the same numbers in both."""
+    return [finite(float(reply.facts.train_loss)) for reply in sorted(replies, key=lambda reply: reply.job.client)]
 
 
 def average(replies: list[Reply], name: str) -> float:

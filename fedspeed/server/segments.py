@@ -39,6 +39,7 @@ class Segments:
         if self._other is None:
             made = sibling(simulation, config.method, config, observers=simulation.observers, states=simulation.states)
             made.stopping = simulation.stopping  # Its records count the time of the whole run.
+            made.cohort = simulation.cohort  # It is the same in all rounds, and knows all of them.
             self._other = config, made
         other = self._other[1]
         other.restore(simulation.t, simulation.server, simulation.elapsed)

@@ -18,7 +18,7 @@ from ..client.batch_norm import full_vector
 from ..client.divergence import made_nan
 from ..client.flat_model import Loss, flat_model
 from ..client.hooks import require_hooks
-from ..client.losses import fitting_loss, loss_name, require_outputs
+from ..client.losses import bce, fitting_loss, has_accuracy, loss_name, require_outputs
 from ..client.trees import all_finite, sum_dtype, tree_map
 from ..client.work import Work
 from ..config.config import Config
@@ -34,6 +34,7 @@ from ..utils.devices import pick_device
 from ..utils.notebook import card
 from ..utils.processes import delay_signals
 from .client_metrics import ClientMetrics
+from .cohort import Cohort
 from .health import HealthMonitor
 from .observers import Observers
 from .round import RoundResult, compute_round
@@ -75,13 +76,15 @@ class Simulation:
         observers: Observers | None = None,
         states: ClientStates | DiskStates | None = None,
         place: CustomBackend | None = None,
+        new: bool = False,
     ) -> None:
-        plan = fitting_plan(plan, data, method)
+        fitting = fitting_loss(loss, data)
+        plan = fitting_plan(plan, data, method, has_accuracy(data, fitting))
         require_hooks(method)
         plan.require(method)
         plan.require_clients(method, data.clients)
+        self.cohort = Cohort(plan, data.sizes)
         device = pick_device(plan.device)
-        fitting = fitting_loss(loss, data)
         flat = flat_model(model, data, plan, device, no_decay, method)
         self.method = method
         self.data = data
@@ -89,12 +92,13 @@ class Simulation:
         self.client_metrics: ClientMetrics | None = None  # of the last round, if it was measured
         self.x0 = flat.x
         self.recorder: Recorder | None = None  # writes the rounds to a run directory, if there is one
+        self._records: list[Record] = []  # of a run without a directory
         self.cause: BaseException | None = None  # why the rounds were ended from outside
         self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
-        if loss is None:
-            require_outputs(work)
+        if new:  # A run that is continued, or a device's, has been asked.
+            require_outputs(work, loss is not None)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self._first = work.hooks.init_client(self.x0)  # the first state of every client: it depends on x^0 alone
         touched = min(data.clients, plan.active * plan.rounds)
@@ -128,8 +132,13 @@ class Simulation:
 
     @property
     def data_settings(self) -> dict[str, str]:
-        """The settings that the data decide: the augmentation of pictures, and the loss."""
-        return {"augment": self.data.pipeline.augmentation, "loss": loss_name(self.work.loss).partition(":")[2]}
+        """The settings that the data decide: the augmentation of pictures, the loss, and what an accuracy is of."""
+        labels = {"accuracy": "per label"} if self.work.loss is bce else {}
+        return {
+            "augment": self.data.pipeline.augmentation,
+            "loss": loss_name(self.work.loss).partition(":")[2],
+            **labels,
+        }
 
     @property
     def settings(self) -> str:
@@ -147,9 +156,17 @@ class Simulation:
     def __repr__(self) -> str:
         return described(self)
 
+    @property
+    def records(self) -> list[Record]:
+        """The rounds so far; with a directory also those before it was resumed."""
+        return self.recorder.records if self.recorder else self._records
+
     def _repr_html_(self) -> str:
-        records = self.recorder.records if self.recorder else []
-        return card(repr(self).strip("<>"), {"directory": self.out} if self.out else {}, records)
+        about = repr(self).strip("<>")
+        facts = {"settings": self.settings} | ({"directory": self.out} if self.out else {})
+        last = self.records[-1].to_dict() if self.records else {}
+        facts |= {key: last[key] for key in ("test_accuracy", "test_loss", "train_loss") if last.get(key) is not None}
+        return card(about, facts, self.records)
 
     def __iter__(self) -> Iterator[Record]:
         """Return an iterator over the rounds that are left; the one in use, if its rounds are in progress.
@@ -215,6 +232,10 @@ class Simulation:
             self.server, self.t = result.server, result.record.round
             self.elapsed, self.client_metrics = result.record.virtual_seconds or 0.0, result.client_metrics
             self.stopping.update(result.record)
+            if self.cohort.history is not None:
+                self.cohort.history.add(result.record)
+            if self.recorder is None:
+                self._records.append(result.record)
         return result
 
     def next_runner(self) -> Simulation:
@@ -231,7 +252,7 @@ class Simulation:
     def restore(self, t: int, server: Any, elapsed: float | None) -> None:
         """Continue from a checkpoint: t rounds are done, in `elapsed` virtual seconds if they are simulated.
 
-        Client states are restored by `states` itself.
+        Client states are restored by `states` itself, what a user's sampler may know by `cohort.history`.
         """
         self.t, self.server = t, tree_map(lambda a: a.to(self.work.flat.device), server)
         self.elapsed = elapsed or 0.0
@@ -265,39 +286,31 @@ class Simulation:
         self.close(error)
 
 
-def fitting_plan(plan: Plan, data: Federated, method: Method) -> Plan:
-    """Return the plan with the size of its cohort; raise for data or a method that do not fit it."""
+def fitting_plan(plan: Plan, data: Federated, method: Method, accuracy: bool) -> Plan:
+    """Return the plan with the size of its cohort; raise for data or a method that do not fit it.
+
+    Args:
+        accuracy: whether models are scored by an accuracy.
+    """
     plan.require_schedules(method, paper_decay(method))
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
     if data.sizes.min() < 1:
         raise UserError(f"data: every client needs at least one sample; client {int(data.sizes.argmin())} has none")
     test, validation = (rows is not None and len(rows) > 0 for rows in (data.y_test, data.validation))
-    require_scores(plan, test, validation, data.classes is not None)
+    require_scores(plan, test, validation, accuracy)
+    if plan.personal_steps and data.client_test is None:
+        raise UserError(
+            "client_metrics: personalised expects a test part per client, found none: a model that was tuned on a "
+            "client's data is not scored on the same data; add one, --client-test 0.2 (load_data(..., client_test=0.2))"
+        )
     return plan
-
-
-def shown(method: Method) -> str:
-    """Return a method as text, with the fields that are not at their defaults.
-
-    Example:
-        >>> from fedspeed import FedSpeed
-        >>> shown(FedSpeed(rho=0.05))
-        'FedSpeed(rho=0.05)'
-    """
-    fields = []
-    for field in dataclasses.fields(method):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        value = getattr(method, field.name)
-        if value != default:
-            fields.append(f"{field.name}={shown(value) if isinstance(value, Method) else repr(value)}")
-    return f"{type(method).__name__}({', '.join(fields)})"
 
 
 def described(run: Simulation) -> str:
     """Return a simulation as one line: method, model, data, round, engine and back end."""
     flat, data, plan = run.work.flat, run.data, run.plan
     return (
-        f"<Simulation: {shown(run.method)}, {type(flat.model).__name__} with "
+        f"<Simulation: {run.method}, {type(flat.model).__name__} with "
         f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
         f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.status else ''}, engine {plan.engine}, "
         f"back end {run.placement}>"

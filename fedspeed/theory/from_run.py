@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config.lr_schedule import shown
 from ..config.warmup import LR, follow_text, followers, lengths, warmup_text
 from ..errors import UserError
 from ..runs.directory import RunDir
@@ -13,6 +14,8 @@ from ..utils.files import read_text, read_toml
 
 FAMILY = ("fedspeed", "feddyn", "fedadmm")
 """Under full participation FedDyn and FedADMM are FedSpeed with rho = 0, so the theorem covers them."""
+
+LEFT_OPEN = "lr_decay 0 takes the method's own, below 1"
 
 
 class Fact(NamedTuple):
@@ -89,13 +92,14 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
     full = config["active"] == config["clients"] and config["cohort"] == "fixed"
     decay = config["lr_decay"]
     warmup = warmup_text(config.get("warmup", ""))
-    warmed = lengths(warmup)
+    warmed, schedule = lengths(warmup), str(config.get("lr_schedule", ""))
+    constant = decay == 1 and LR not in warmed and schedule in ("", "constant")
     facts = [
         Fact("every client in every round", full, f"active {config['active']} of {config['clients']}"),
         Fact(
             "a constant rate",
-            decay == 1 and LR not in warmed,
-            (f"lr_decay {decay:g}" if decay else "lr_decay 0 takes the method's own, below 1")
+            constant,
+            (f"lr_schedule {shown(schedule)}" if schedule else f"lr_decay {decay:g}" if decay else LEFT_OPEN)
             + (f", warmup {warmup}" if LR in warmed else ""),
         ),
         Fact(
@@ -118,6 +122,8 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
             "reshuffled every epoch; independent only if a batch holds all of a client's samples",
         ),
     ]
+    if steps := config.get("local_optimizer"):
+        facts.append(Fact("plain SGD steps", steps == "sgd", f"local_optimizer {steps}"))
     if config.get("until"):
         facts.append(Fact("the same settings in all rounds", False, "a fork: its first rounds had others"))
     if method["name"] == "fedspeed":
@@ -130,7 +136,7 @@ def _facts(config: dict[str, Any], ascent: float) -> tuple[Fact, ...]:
         if ascent and "rho" in warmed:
             facts.append(Fact("a constant rho", False, f"warmup {warmup}"))
         elif ascent and "rho" in followers(follow_text(config.get("follow_lr", ""))):
-            facts.append(Fact("a constant rho", decay == 1 and LR not in warmed, "follow_lr rho"))
+            facts.append(Fact("a constant rho", constant, "follow_lr rho"))
     return tuple(facts)
 
 

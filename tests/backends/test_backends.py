@@ -181,7 +181,7 @@ def _owners(run):
 def test_what_cannot_be_sent_is_named():
     data, model = digits()
     with pytest.raises(UserError, match="the loss cannot be sent to worker processes"):
-        simulate(METHODS["fedavg"](), model, data, loss=lambda a, b: a.sum(), backend="process", **SETTINGS)
+        simulate(METHODS["fedavg"](), model, data, loss=lambda a, b: a.mean(), backend="process", **SETTINGS)
     model.extra = lambda: None
     with pytest.raises(UserError, match="the model cannot be sent to worker processes"):
         simulate(METHODS["fedavg"](), model, data, backend="process", **SETTINGS)

@@ -163,13 +163,15 @@ def test_code_runs_where_the_user_allows_it(old):
     assert executed.exists()
 
 
-def test_a_method_the_user_names_can_be_resumed(tmp_path):
+def test_a_method_the_user_names_can_be_resumed(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(EVIL)
     options = ["run", "--method", f"{tmp_path}/own.py:Evil", "--rounds", "2", "--clients", "4", "--active", "2",
                "--local-steps", "1", "--model", "linear", "--out", str(tmp_path / "out"), "--quiet"]  # fmt: skip
     assert main(options) == 0
     (tmp_path / "out" / "summary.json").unlink()
     assert main([*options, "--resume", "auto"]) == 0
+    assert main(["resume", str(tmp_path / "out"), "--quiet"]) == 0  # made here, from this very code
+    monkeypatch.setenv("FEDSPEED_STATE", str(tmp_path / "of another user"))
     assert main(["resume", str(tmp_path / "out"), "--quiet"]) == 2
     assert main(["resume", str(tmp_path / "out"), "--quiet", "--allow-code"]) == 0
     assert main(["verify", str(tmp_path / "out"), "--allow-code", "--json"]) == 0

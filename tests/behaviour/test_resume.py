@@ -241,9 +241,10 @@ CASES = [
 ] + [("afedpd", "process", "disk")]
 
 
-def kill_case(tmp_path, method, backend, states, kills, seed):
+def kill_case(tmp_path, method, backend, states, kills, seed, more=()):
     options = ["--method", method, "--clients", "12", "--active", "4", "--rounds", "40", "--batch-size", "10",
-               "--local-epochs", "2", "--engine", "loop", "--states", states, "--split", "dirichlet:0.6"]  # fmt: skip
+               "--local-epochs", "2", "--engine", "loop", "--states", states, "--split",
+               "dirichlet:0.6", *more]  # fmt: skip
     whole = tmp_path / "whole"
     assert main(["run", *options, "--backend", "serial", "--out", str(whole), "--quiet"]) == 0
     broken = tmp_path / "broken"
@@ -266,6 +267,13 @@ KILLS = int(os.environ.get("FEDSPEED_KILLS", "2"))
 def test_kill_9_at_random_instants_everywhere(tmp_path, method, backend, states):
     """Sixteen combinations, two kills each if nothing else is said."""
     kill_case(tmp_path, method, backend, states, KILLS, seed=CASES.index((method, backend, states)))
+
+
+@pytest.mark.slow
+def test_kill_9_while_clients_run_adam(tmp_path):
+    """The state of a local optimiser ends with a turn, so there is nothing of it to lose."""
+    more = ["--local-optimizer", "adam", "--lr", "0.01"]
+    kill_case(tmp_path, "fedspeed", "process", "disk", KILLS, seed=3, more=more)
 
 
 def test_two_processes_cannot_run_in_one_directory(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from poisoned import trip
+from poisoned import poison, trip
 from same_bits import SETTINGS, assert_same_bits, digits, outcome
 from watching import Rounds
 
@@ -103,12 +103,24 @@ def test_a_method_from_a_file_is_found_in_workers_too(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "finished"
 
 
-def test_a_method_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its code is a part of the run; that of modules beside it would not be."""
-    (tmp_path / "mine.py").write_text("import beside_it\n" + textwrap.dedent(OWN))
-    (tmp_path / "beside_it.py").write_text("")
-    assert main(["run", "--method", f"{tmp_path / 'mine.py'}:Mine", "--out", str(tmp_path / "out")]) == 2
-    assert "a method is one file: install what else it needs" in capsys.readouterr().err
+def test_a_method_imports_from_its_own_folder_and_not_from_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a file of its folder stand in for an installed module, in the method or in anything else."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").write_text("import json, numpy, beside_it\n" + textwrap.dedent(OWN))
+    mark = poison(tmp_path / "own")
+    monkeypatch.chdir(poison(tmp_path / "current").parent)
+    Path("beside_it.py").write_text(f"open({str(mark)!r}, 'w')")
+    command = ["run", "--method", "../own/mine.py:Mine", *LONG[1:], "--rounds", "1", "--quiet", "--out", "../out"]
+    assert main(command) == 2
+    assert "install it, or put it beside mine.py as beside_it.py" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "own" / "beside_it.py").write_text("import random, torch\nassert random.Random and torch.nn\n")
+    assert main(command) == 0
+    assert {path.name for path in (tmp_path / "out" / "code").rglob("*.py")} == {"mine.py", "beside_it.py"}
+    assert not mark.exists()
+    assert not Path("PWNED").exists()
 
 
 USER = """

@@ -16,10 +16,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import tomli_w
 from quick_runs import MODULE, QUICK
 
 from fedspeed import Config, FedAvg, __version__, cli
-from fedspeed.cli import COMMANDS, GROUPS, MODULES, main, options
+from fedspeed.cli import ANSWERS, COMMANDS, GROUPS, MODULES, main, options
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +47,30 @@ BAD = [
     ("run --split dirichlett:1", "unknown split 'dirichlett'; did you mean 'dirichlet'?"),
     ("run --set method.roh=1", "unknown field of FedSpeed 'roh'; did you mean 'rho'?"),
     ("run --set metod.rho=1", "unknown --set target 'metod'; did you mean 'method'?"),
-    ("run --set rho=1", "--set: expected WHAT.FIELD=VALUE such as method.rho=0.05, got 'rho=1'"),
-    ("run --set method.rho", "--set: expected WHAT.FIELD=VALUE"),
+    ("run --set roh=1", "unknown field in --set 'roh'; did you mean 'rho'?"),
+    ("run --set lr=fast", "lr must be a number, got 'fast'"),
+    ("run --set method.rho", "--set: expected FIELD=VALUE such as lr=0.5"),
+    ("compare fedavg fedspeed --set rho=0.3", "--set: compare has several methods, got 'rho=0.3'"),
+    ("run nosuch", "run nosuch: expected a config file (.toml) or a method, found neither"),
+    ("run fedavgg", "found neither; did you mean fedavg?"),
+    ("run fedavg --method fedprox", "run: expected one method, found fedavg and --method fedprox; leave one out"),
+    (
+        "compare fedavg,fedprox",
+        "method 'fedavg,fedprox': expected one method, found a comma; separate methods by blanks",
+    ),
+    ("run --split noniid", "unknown split 'noniid'; did you mean 'dirichlet'?"),
+    ("run --model resnet", "unknown model 'resnet'; did you mean 'resnet18_gn'?"),
+    ("run --active 0.1", "--active: expected a whole number, got '0.1'; it is a number, not a share"),
+    ("run --ray-gpus 1", "--ray-gpus: expected --backend ray, found another; add it"),
+    ("run --weight_decay 0.1", "unrecognized arguments: --weight_decay; did you mean --weight-decay?"),
+    ("run --local-ep 3", "did you mean --local-epochs?"),
+    ("run --lr-schedule linear", "did you mean 'polynomial'?"),
+    ("sweep --grid roh=1,2", "unknown field 'roh'; did you mean 'rho'?"),
+    ("eval", "invalid choice: 'eval'; expected one that its help lists; see `fedspeed --help`"),
+    ("train", "invalid choice: 'train'; did you mean 'run'?"),
+    ("list", "invalid choice: 'list'; did you mean 'runs'?"),
+    ("runs nowhere", "nowhere: expected run directories below it, found none; `fedspeed run` makes one"),
+    *((f"run --{name.replace('_', '-')} 1", answer) for name, answer in ANSWERS.items()),
     ("run --set method.rho=", "rho must be a number, got ''"),
     ("run --set method.rho=big", "rho must be a number, got 'big'"),
     ("run --set model.hidden=32", "hidden must be a list of whole numbers"),
@@ -61,7 +84,7 @@ BAD = [
     ("run --rounds 1.5", "--rounds: expected a whole number, got '1.5'"),
     ("run --rounds 0", "rounds must be in [1, 1e7], got 0"),
     ("run --seed 99999999999999999999", "seed must be in [0, 1e18]"),
-    ("run --cohort some", "cohort must be one of fixed, bernoulli, got 'some'"),
+    ("run --cohort some", "unknown cohort 'some'"),
     ("run --targets high", "--targets: expected numbers such as 0.8,0.85, got 'high'"),
     ("run --targets 85", "targets must be accuracies in (0, 1), got 85.0"),
     ("run --clients 10 --active 11", "active must be at most the number of clients, got 11 active of 10"),
@@ -93,8 +116,8 @@ BAD = [
     ("run --participation 5", "did you mean --active? see"),
     ("run --batch 5", "did you mean --batch-size? see"),
     ("run --output x", "did you mean --out? see"),
-    ("run --rho 0.1", "--rho; it is a field of a method: --set method.rho=VALUE; see"),
-    ("run --momentum 0.9", "clients have no momentum unless their method adds it: --method fedcm; see"),
+    ("run --rho 0.1", "--rho; it is a field of a method: --set rho=VALUE; see"),
+    ("run --momentum 0.9", "it is a local optimiser: --local-optimizer momentum:0.9; see"),
     ("run --device gpu", "error: device: expected auto, cpu, cuda, cuda:N or mps, found 'gpu'\n"),
     (
         "compare fedavg --seed 3",
@@ -503,3 +526,94 @@ def test_help_shows_five_groups_with_all_commands(capsys):
     files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} | set(MODULES)
     assert set(COMMANDS) < files  # every command has a module
     assert not {about.split()[0] for about in COMMANDS.values()} & {"what", "a", "an", "the", "how", "which", "whether"}
+
+
+def test_methods_may_be_written_as_in_their_papers_and_without_an_option(capsys):
+    for words in (["--method", "FedAvg"], ["FedAvg"], ["fedavg"]):
+        assert main(["run", *words, *QUICK, "--out", "-".join(["r", *words])]) == 0
+    found = [options.read_tables(path) for path in sorted(Path().glob("r-*/config.toml"))]
+    assert len(found) == 3
+    assert all(tables["method"] == {"name": "fedavg", "eta_g": 1.0} for tables in found)
+    assert main(["run", "FedSpeed:rho=0.2+TopK:0.1", *QUICK, "--out", "wrapped", "--set", "lr=0.05"]) == 0
+    wrapped = options.read_tables(Path("wrapped/config.toml"))
+    assert wrapped["method"]["name"] == "topk"
+    assert wrapped["method"]["base"]["rho"] == 0.2
+    assert wrapped["lr"] == 0.05
+
+
+OWN = """
+from fedspeed.methods import FedAvg
+
+
+class Mine(FedAvg):
+    pass
+
+
+def helper():
+    return 1
+"""
+
+
+def test_a_file_without_a_class_is_answered_with_those_it_has(capsys):
+    Path("mine.py").write_text(OWN)
+    says = refused(capsys, "run", "--method", "mine.py")
+    assert "expected path/to/file.py:Class; which class of mine.py is it? It has Mine, helper" in says
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_schedule_that_changes_nothing_is_noticed(capsys):
+    assert main(["run", "fedavg", *QUICK, "--out", "idle", "--lr-schedule", "step:30,60:0.1"]) == 0
+    assert "lr_schedule: step:30,60:0.1 changes nothing within 3 rounds" in capsys.readouterr().err
+    assert main(["run", "fedavg", *QUICK, "--out", "busy", "--lr-schedule", "step:2:0.1"]) == 0
+    assert "changes nothing" not in capsys.readouterr().err
+
+
+def test_runs_are_listed_newest_first_damaged_ones_too(capsys):
+    Path("mine.py").write_text(OWN)
+    assert main(["run", "fedavg", *QUICK, "--out", "runs/a"]) == 0
+    assert main(["run", "mine.py:Mine", *QUICK, "--out", "own/x"]) == 0
+    assert main(["runs", "own"]) == 0
+    assert "mine.py:Mine" in capsys.readouterr().out
+    assert main(["run", "scaffold", *QUICK, "--out", "runs/deep/b"]) == 0
+    for file in Path("runs/a").iterdir():
+        os.utime(file, (1e9, 1e9))
+    Path("runs/c").mkdir()
+    Path("runs/c/config.toml").write_text("method = 3\n")
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "method", "data", "rounds", "score", "state", "written"]
+    assert sorted(line.split()[0] for line in lines[1:3]) == ["runs/c", "runs/deep/b"]
+    assert lines[3].split()[:3] == ["runs/a", "fedavg", "digits"]
+    assert "3/3" in lines[3]
+    assert "finished" in lines[3]
+    assert any("damaged" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("fedspeed ru", "run"), ("fedspeed run --meth", "--method"), ("fedspeed compare scaff", "scaffold")],
+)
+def test_a_shell_completes_commands_options_and_methods(line, wanted, tmp_path):
+    env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+           "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found")}  # fmt: skip
+    subprocess.run([sys.executable, "-m", "fedspeed"], env=env, check=False)
+    found = (tmp_path / "found").read_text().split("\x0b")
+    assert wanted in [word.strip() for word in found]
+
+
+def test_a_schedule_that_a_changed_config_names_is_not_executed(capsys):
+    """Its table has the digest of a file that the user does name."""
+    Path("own.py").write_text("def sample(round, rng, clients, active, history):\n    return [0, 1]\n")
+    Path("evil.py").write_text("open('executed', 'w')\n\n\ndef f(t):\n    return 1.0\n")
+    given = ["fedavg", *QUICK, "--cohort", "own.py:sample", "--quiet"]
+    assert main(["compare", *given, "--seeds", "1", "--out", "c"]) == 0
+    assert main(["run", *given, "--out", "r"]) == 0
+    for run in ("c/fedavg-s0", "r"):
+        tables = options.read_tables(Path(run, "config.toml"))
+        code = tables["cohort"]["code"]
+        tables["lr_schedule"] = {"name": f"{Path('evil.py').resolve()}:f", "code": code, "origin": "evil.py"}
+        Path(run, "config.toml").write_text(tomli_w.dumps(tables))
+    assert main(["compare", *given, "--seeds", "1", "--out", "c"]) == 2
+    assert main(["run", *given, "--out", "r", "--resume"]) == 2
+    assert not Path("executed").exists()

@@ -55,6 +55,19 @@ def test_a_long_round_says_how_far_it_is_at_most_every_30_seconds(clock):
     ]
 
 
+def test_a_line_of_a_round_without_a_test_has_no_old_score(clock):
+    console = plain()
+    with progress.Live(console, 3, "fedavg") as live:
+        live.round(Round(1), None)
+        live.round(Round(2, test_loss=None, test_accuracy=None), None)
+        live.round(Round(3, test_loss=0.125, test_accuracy=None), None)
+    assert console.file.getvalue().splitlines() == [
+        "fedavg: round 1/3  accuracy 75.00%  test loss 0.2500  40.00 s",
+        "fedavg: round 2/3  train loss 0.5000  40.00 s",
+        "fedavg: round 3/3  test loss 0.1250  40.00 s",
+    ]
+
+
 def test_on_a_terminal_the_bar_moves_inside_a_round(clock):
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with progress.Live(console, 5, "fedavg") as live:

@@ -1,4 +1,4 @@
-"""The loss where nobody gives one: one rule for Python and the command line, and no targets without a meaning."""
+"""Losses by default and by name: one rule for Python and the command line, and no targets without a meaning."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from fedspeed import Federated, build_model, simulate
 from fedspeed.cli import main
+from fedspeed.client.losses import kind_of, named_loss
 from fedspeed.data import federate, from_arrays
 from fedspeed.errors import UserError
 from fedspeed.runs.config_file import read_config
@@ -70,7 +71,7 @@ UNCLEAR = {
     "float labels": (LABELS.astype("f4"), "targets are floats, and exactly the whole numbers 0 to 3; give classes=4"),
     "from 1": (LABELS + 1.0, "exactly the whole numbers 1 to 4"),
     "one-hot": (np.eye(4)[LABELS], r"targets of shape \(\d+, 4\) are one-hot, a single 1 per row; write y.argmax"),
-    "one-hot, whole": (np.eye(4, dtype=int)[LABELS], "one-hot|whole-number targets of other shapes"),
+    "one-hot, whole": (np.eye(4, dtype=int)[LABELS], "are one-hot, a single 1 per row; write y.argmax"),
     "several": (SEVERAL, r"\(\d+, 3\) are 0 and 1, several labels per row; give a loss="),
 }
 
@@ -111,7 +112,7 @@ def test_outputs_that_are_not_shaped_like_the_numbers_are_refused() -> None:
     with pytest.raises(UserError, match=r"outputs of shape \(batch\).*found \(batch, 1\); write y\[:, None\]"):
         simulate("fedavg", nn.Linear(4, 1), four(NUMBERS), **PLAN)
     simulate("fedavg", nn.Linear(4, 1), four(NUMBERS[:, None]), **PLAN)
-    with pytest.raises(UserError, match="expected class labels for cross-entropy, found a float32 per sample"):
+    with pytest.raises(UserError, match="loss cross-entropy: expected class labels, found float32 of shape"):
         simulate("fedavg", nn.Linear(4, 4), four(NUMBERS), **PLAN, loss=nn.functional.cross_entropy)
 
 
@@ -128,3 +129,202 @@ def test_a_stored_run_on_float_labels_goes_on(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=X, y=LABELS.astype("f4"))
     with prepare(read_config(tmp_path / "run")) as simulation:  # as resume, verify and replay do
         assert simulation.work.loss is torch.nn.functional.mse_loss
+
+
+# --- by name ---
+
+OUTPUTS = RNG.normal(size=(80, 3)) * 3
+WIDE = RNG.normal(size=(80, 4)) * 3
+REAL = RNG.normal(size=(80, 3)) * 3
+
+
+def log_odds(o: np.ndarray) -> np.ndarray:
+    return o - np.log(np.exp(o).sum(1, keepdims=True))
+
+
+def by_formula(name: str, y: np.ndarray) -> Any:
+    """The loss of a batch, without torch."""
+    apart = np.abs(OUTPUTS - y) if y.ndim == 2 else np.zeros(0)
+    return {
+        "cross-entropy": lambda: -log_odds(WIDE)[np.arange(80), y].mean(),
+        "cross-entropy:smoothing=0.3": lambda: (
+            -0.7 * log_odds(WIDE)[np.arange(80), y].mean() - 0.3 * log_odds(WIDE).mean()
+        ),
+        "mse": lambda: (apart**2).mean(),
+        "huber": lambda: np.where(apart < 1, apart**2 / 2, apart - 0.5).mean(),
+        "huber:delta=2.5": lambda: np.where(apart < 2.5, apart**2 / 2, 2.5 * (apart - 1.25)).mean(),
+        "bce": lambda: -(y * np.log(1 / (1 + np.exp(-OUTPUTS))) + (1 - y) * np.log(1 / (1 + np.exp(OUTPUTS)))).mean(),
+    }[name]()
+
+
+BY_TORCH = {
+    "cross-entropy": (nn.CrossEntropyLoss(), WIDE, LABELS),
+    "cross-entropy:smoothing=0.3": (nn.CrossEntropyLoss(label_smoothing=0.3), WIDE, LABELS),
+    "mse": (nn.MSELoss(), OUTPUTS, REAL),
+    "huber": (nn.HuberLoss(), OUTPUTS, REAL),
+    "huber:delta=2.5": (nn.HuberLoss(delta=2.5), OUTPUTS, REAL),
+    "bce": (nn.BCEWithLogitsLoss(), OUTPUTS, SEVERAL.astype("f8")),
+}
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_a_named_loss_is_the_formula_and_torch(name: str) -> None:
+    theirs, outputs, y = BY_TORCH[name]
+    given = torch.tensor(outputs, requires_grad=True)
+    found, wanted = (loss(given, torch.tensor(y)) for loss in (named_loss(name), theirs))
+    assert found.item() == pytest.approx(by_formula(name, y), rel=1e-12)
+    assert torch.equal(found, wanted)
+    slopes = [torch.autograd.grad(value, given, retain_graph=True)[0] for value in (found, wanted)]
+    assert torch.equal(*slopes)
+    assert kind_of(named_loss(name)) == kind_of(theirs) == name.partition(":")[0]
+
+
+def test_whole_numbers_and_floats_are_the_same_labels() -> None:
+    runs = [simulate("fedavg", "linear", four(SEVERAL.astype(kind)), **PLAN, loss="bce") for kind in ("f4", "i8")]
+    first, second = ([(r.train_loss, r.test_loss, r.test_accuracy) for r in run] for run in runs)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("y", "name"), [(NUMBERS[:, None], "mse"), (LABELS, "cross-entropy")], ids=["numbers", "classes"]
+)
+def test_the_default_by_its_name_has_the_same_bits(y: np.ndarray, name: str) -> None:
+    runs = [simulate("fedavg", "linear", four(y), **PLAN | {"active": 4}, loss=loss) for loss in (None, name)]
+    assert runs[0].plan.engine == runs[1].plan.engine == "block"
+    assert all(torch.equal(run.x, runs[0].x) for run in runs if list(run))
+
+
+@pytest.mark.parametrize("name", ["huber", "cross-entropy:smoothing=0.1", "bce"])
+def test_any_other_loss_takes_the_loop(name: str) -> None:
+    y = {"huber": NUMBERS, "bce": SEVERAL}.get(name, LABELS)
+    assert simulate("fedavg", "linear", four(y), **PLAN | {"active": 4}, loss=name).plan.engine == "loop"
+
+
+def branching(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.mean() if outputs.sum() > 0 else -outputs.mean()
+
+
+def test_the_block_says_that_it_cannot_take_a_loss_that_branches() -> None:
+    run = simulate("fedavg", "linear", four(NUMBERS), **PLAN, loss=branching, engine="block")
+    with pytest.raises(UserError, match="data-dependent control flow") as told:
+        next(iter(run))
+    assert "\n" not in str(told.value)
+    list(simulate("fedavg", "linear", four(NUMBERS), **PLAN, loss=branching))
+
+
+class Listed:
+    """A loss that cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).abs().mean()
+
+
+def test_a_loss_may_be_any_object_that_is_called() -> None:
+    assert len(list(simulate("fedavg", "linear", four(NUMBERS[:, None]), **PLAN | {"active": 4}, loss=Listed()))) == 2
+
+
+MISFITS: dict[str, tuple[Any, Any, str]] = {
+    "entropy of numbers": (
+        NUMBERS,
+        "cross-entropy",
+        "loss cross-entropy: expected class labels, found float32 of shap",
+    ),
+    "entropy of columns": (REAL.astype("f4"), "cross-entropy:smoothing=0.1", "expected class labels, found float32"),
+    "bce of classes": (
+        LABELS,
+        "bce",
+        r"loss bce: expected a 0 or 1 per label, found int64 of shape .*class numbers; take",
+    ),
+    "bce of numbers": (NUMBERS[:, None], "bce", r"loss bce: .*found targets from -[\d.]+ to [\d.]+; take mse or huber"),
+    "mse of classes": (LABELS, "mse", "loss mse: expected floating targets, found int64 of shape .*take cross-entropy"),
+    "huber of classes": (LABELS, "huber:delta=2", "loss huber: expected floating targets, found int64"),
+    "mse of labels": (SEVERAL.astype(int), "mse", r'loss mse: expected floating.*write y.astype\("float32"\)'),
+    "mse, an object": (LABELS, nn.MSELoss(), "loss mse: expected floating targets"),
+    "a vector": (NUMBERS, lambda o, t: (o - t) ** 2, r"loss .*: expected one number as a tensor.*found shape \(8,\)"),
+    "a vector of torch": (NUMBERS, nn.MSELoss(reduction="none"), r"expected one number.*shape \(8,\); add .mean\(\)"),
+    "a float": (NUMBERS, lambda o, t: 0.5, "expected one number as a tensor, .*found a float; compute it by torch"),
+    "not finite": (
+        NUMBERS,
+        lambda o, t: (o - t).mean().log() * 0 / 0 * torch.nan,
+        "expected a finite number.*found nan",
+    ),
+    "one argument": (
+        NUMBERS,
+        lambda o: o.mean(),
+        r"expected a function of two arguments, loss\(model\(x\), y\), found",
+    ),
+    "three arguments": (
+        NUMBERS,
+        lambda a, b, c: a.mean(),
+        r"expected a function of two arguments, .*found \(a, b, c\)",
+    ),
+    "it raises": (
+        NUMBERS,
+        lambda o, t: o.nonsense,
+        r"expected loss\(model\(x\), y\) of outputs of shape \(batch\) and flo",
+    ),
+    "unknown": (NUMBERS, "hubber", "unknown loss 'hubber'; did you mean 'huber'"),
+    "its parameter": (NUMBERS, "huber:detla=1", "loss huber: expected delta=NUMBER once, got 'huber:detla=1'"),
+    "twice": (NUMBERS, "huber:delta=1,delta=2", "loss huber: expected delta=NUMBER once"),
+    "no parameters": (NUMBERS, "mse:delta=1", "loss mse: expected no parameters, got 'mse:delta=1'"),
+    "negative": (NUMBERS, "huber:delta=-1", r"loss huber: delta must be in \(0, inf\), got -1.0; it is"),
+    "not a number": (NUMBERS, "huber:delta=nan", r"loss huber: delta must be in \(0, inf\), got nan"),
+    "text": (NUMBERS, "huber:delta=x", "loss huber: delta must be a number"),
+    "nothing": (NUMBERS, "huber:delta", "loss huber: delta must be a number, got ''"),
+    "all smooth": (LABELS, "cross-entropy:smoothing=1", r"loss cross-entropy: smoothing must be in \[0, 1\), got 1.0"),
+    "no file": (NUMBERS, "none.py:f", "there is no file .*none.py; expected path/to/file.py:loss"),
+    "no name": (NUMBERS, "none.py", "loss none.py: expected path/to/file.py:loss; which function of none.py is it"),
+}
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_loss_that_does_not_fit_is_refused_in_one_line(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    y, loss, message = MISFITS[kind]
+    with pytest.raises(UserError, match=message) as told:
+        simulate("fedavg", "linear", four(y), **PLAN, loss=loss)
+    assert "\n" not in str(told.value)
+    if isinstance(loss, str):
+        assert on_the_command_line(tmp_path, y, "--loss", loss) == 2
+        err = capsys.readouterr().err
+        assert re.search(message, err)
+        assert err.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_outputs_must_fit_the_loss() -> None:
+    for name, y in (("mse", NUMBERS), ("huber", NUMBERS), ("bce", (NUMBERS > 0).astype("f4"))):
+        with pytest.raises(UserError, match=r"outputs of shape \(batch\).*found \(batch, 1\); write y\[:, None\]"):
+            simulate("fedavg", nn.Linear(4, 1), four(y), **PLAN, loss=name)
+    with pytest.raises(UserError, match="model: expected 4 outputs, one per class, found 3"):
+        simulate("fedavg", nn.Linear(4, 3), four(LABELS), **PLAN, loss="cross-entropy")
+
+
+def test_a_sum_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="loss mse: expected the mean over a batch, found a sum"):
+        simulate("fedavg", "linear", four(NUMBERS), **PLAN, loss=nn.MSELoss(reduction="sum"))
+
+
+def test_a_model_does_not_notice_that_the_loss_is_tried() -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    assert simulate("fedavg", Counting(4, 3), four(SEVERAL), **PLAN, loss="bce").work.flat.model.calls == 0
+
+
+def test_a_rule_about_accuracy_needs_classes_or_labels() -> None:
+    simulate("fedavg", "linear", four(SEVERAL), **PLAN, loss="bce", stop_at="accuracy=0.9")
+    with pytest.raises(UserError, match="accuracy expects data with classes, found numbers to predict"):
+        simulate("fedavg", "linear", four(NUMBERS), **PLAN, loss="huber", stop_at="accuracy=0.9")
+
+
+def test_a_teacher_of_classes_is_refused_for_labels() -> None:
+    with pytest.raises(UserError, match=r"grad\(x, teacher=...\) compares class probabilities"):
+        next(iter(simulate("fedgmt", "linear", four(SEVERAL), **PLAN, loss="bce")))

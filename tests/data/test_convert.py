@@ -12,8 +12,10 @@ from torch import nn
 
 from fedspeed import FedAvg, build_model, simulate
 from fedspeed.cli import main
+from fedspeed.config.config import Config, Spec
 from fedspeed.data import Federated, Samples, federate, from_arrays, from_torch, load
 from fedspeed.errors import UserError
+from fedspeed.runs.launch import prepare
 
 N = 12
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -263,8 +265,9 @@ def test_named_models_take_whole_numbers_as_floats_when_told(tmp_path: Path) -> 
 
 def test_whole_number_targets_without_a_loss_are_refused_in_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=np.stack([Y, Y], 1))
-    with pytest.raises(UserError, match=r"one class label per row, or floats .* found int64 of shape \(12, 2\)"):
-        load("arrays", data_dir=tmp_path / "a.npz", split="iid", clients=2)
+    given = Config(data=Spec("arrays"), data_dir=str(tmp_path / "a.npz"), split="iid", clients=2, active=2)
+    with pytest.raises(UserError, match=r"label per row, or floats .* found whole numbers of shape .*name a loss"):
+        prepare(given, new=True)
     with pytest.raises(UserError, match=r"needs class labels \(one whole number per row\), found int64 of shape"):
         federate(from_arrays(X, np.stack([Y, Y], 1), holdout=0), split="dirichlet:1", clients=2)
     assert federate(from_arrays(X, np.stack([Y, Y], 1), holdout=0), split="iid", clients=2).sizes.tolist() == [6, 6]

@@ -70,20 +70,22 @@ def test_what_a_speech_is(given: str, said: list[tuple[str, str]]) -> None:
 def test_windows_are_those_of_a_loop(archive: Path) -> None:
     samples = read("shakespeare", data_dir=archive, **OPTIONS)
     train: list[tuple[str, str, str]] = []
-    test: list[tuple[str, str]] = []
+    test: list[tuple[str, str, str]] = []
     for role, said in script(5).items():
         if len(said) < 300:
             continue
         border = 4 * len(said) // 5
         train += [(role, said[s : s + 7], said[s + 7]) for s in range(0, border - 7, 3)]
-        test += [(said[s : s + 7], said[s + 7]) for s in range(border, len(said) - 7, 7)]
+        test += [(role, said[s : s + 7], said[s + 7]) for s in range(border, len(said) - 7, 7)]
     roles = list(script(5))
     assert samples.owner is not None
+    assert samples.owner_test is not None
     assert samples.x_test is not None
     assert samples.y_test is not None
     rows = zip(samples.owner, samples.x, samples.y, strict=True)
     assert [(roles[i], text(x), VOCABULARY[y]) for i, x, y in rows] == train
-    assert [(text(x), VOCABULARY[y]) for x, y in zip(samples.x_test, samples.y_test, strict=True)] == test
+    rows = zip(samples.owner_test, samples.x_test, samples.y_test, strict=True)
+    assert [(roles[i], text(x), VOCABULARY[y]) for i, x, y in rows] == test
     assert (samples.x.dtype, samples.classes, samples.labels[0]) == (np.int64, 80, "\\n")
     assert len({role for role, _, _ in train}) == 3, "two roles have less to say than 300 characters"
 
@@ -91,6 +93,9 @@ def test_windows_are_those_of_a_loop(archive: Path) -> None:
 def test_splits_and_augmentation(archive: Path) -> None:
     data = load("shakespeare", data_dir=archive, split="natural", **OPTIONS)
     assert data.clients == 3
+    own = load("shakespeare", data_dir=archive, split="natural", client_test="own", **OPTIONS)
+    assert own.client_test is not None
+    assert own.client_test.indices.tolist() == list(range(len(own.y_test)))  # type: ignore[arg-type]
     for split in ("iid", "dirichlet:0.5", "lognormal-size:1"):
         assert load("shakespeare", data_dir=archive, split=split, clients=5, **OPTIONS).clients == 5
     with pytest.raises(UserError, match="the data come with 3 clients, found clients = 5"):

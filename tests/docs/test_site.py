@@ -153,11 +153,16 @@ class Opened:
         self.page, self.wrong = self.context.new_page(), list[str]()
         self.page.on("console", lambda message: self.wrong.append(message.text))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("requestfailed", lambda request: self.wrong.append(request.url))
+        self.page.on("requestfailed", self.failed)
         self.page.on(
             "request", lambda request: request.url.startswith(("file:", "data:")) or self.wrong.append(request.url)
         )
         self.page.goto(path.as_uri())
+
+    def failed(self, request: Any) -> None:
+        """Note it, unless the next page was opened first, which aborts requests (often the icon's)."""
+        if request.failure != "net::ERR_ABORTED":
+            self.wrong.append(f"{request.failure} {request.url}")
 
     def luminance(self) -> float:
         """Of the background, 0 (black) to 255."""
@@ -188,7 +193,7 @@ def opened(browser, site, tmp_path) -> Iterator[Any]:
 def test_the_home_leads_to_the_four_parts(opened):
     home = opened("index.html").page
     assert home.locator("img[src*=demo]").evaluate("picture => picture.complete && picture.naturalWidth > 300")
-    assert home.locator("pre", has_text="make demo").is_visible()
+    assert home.locator("pre", has_text="fedspeed compare").is_visible()
     cards = home.locator(".sd-card")
     assert cards.count() == 4
     for title in ("Tutorials", "How-to guides", "Explanation", "Reference"):
@@ -216,6 +221,26 @@ def test_the_search_works_from_the_disk(opened):
     results.filter(has_text=re.compile("^Data$")).click()
     assert page.url.partition("?")[0].endswith("/guides/data.html")
     assert "dirichlet-refill" in page.locator("article").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("query", "guide"),
+    [
+        ("wandb", "trackers"),
+        ("allow-code", "resume-and-verify"),
+        ("client sampling", "participation"),
+        ("learning rate schedule", "schedules"),
+        ("adam", "local-optimizer"),
+        ("fairness", "per-client"),
+    ],
+)
+def test_a_search_finds_the_guide_first(opened, query, guide):
+    page = opened("index.html").page
+    page.locator("input[name=q]").first.fill(query)
+    page.keyboard.press("Enter")
+    first = page.locator("#search-results li a").first
+    first.wait_for()
+    assert f"guides/{guide}.html" in str(first.get_attribute("href"))
 
 
 @pytest.mark.parametrize(

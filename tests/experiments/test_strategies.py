@@ -200,6 +200,7 @@ def test_what_is_given_is_not_tuned() -> None:
         "fedprox": ["lr", "mu"],
     }
     assert list(spaces(methods, {"lr": 0.1})["fedprox"]) == ["mu"]
+    assert list(spaces(methods, {"lr": 0.1, "local_optimizer": "adam"})["fedprox"]) == ["mu"]
     both = spaces(methods, {"lr": 0.1}, ["lr=0.1,0.3", "fedspeed:lam=2.rho=0,0.1", "weight_decay=0,0.001"])
     assert both["fedspeed:lam=2"]["rho"] == Values((0.0, 0.1))
     assert list(both["fedprox"]) == ["mu", "lr", "weight_decay"]

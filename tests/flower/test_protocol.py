@@ -41,7 +41,9 @@ def test_a_deployed_run_has_the_bits_of_simulate(tmp_path, data, method):
         {"weighting": "samples"},
         {"cohort": "bernoulli", "stragglers": 0.5, "dropout": 0.2},
         {"warmup": "lr=3", "local_steps": 3, "local_epochs": 1},
+        {"local_optimizer": "adam:beta1=0.8", "lr": 0.01},
         {"state_dtype": "bfloat16", "precision": "bfloat16", "lr_decay": 0.0},
+        {"loss": "cross-entropy:smoothing=0.1"},
     ],
     ids=lambda s: "-".join(s),
 )
@@ -360,6 +362,13 @@ def test_another_app_takes_no_part(tmp_path, data, log):
     assert run.rows[0]["dropped"] == [0]
 
 
+def test_another_loss_takes_no_part(tmp_path, data, log):
+    run = Run(tmp_path, data, "fedavg", active=4, loss="cross-entropy:smoothing=0.1")
+    run.join(0, app=run.app(loss="cross-entropy:smoothing=0.2"))
+    run.go(timeout=1.0, rounds=1)
+    assert "expected loss torch.nn.functional:cross_entropy(label_smoothing=0.1), found" in line_of(log, "refused")
+
+
 def test_nobody_runs_what_the_server_runs(tmp_path, data):
     """That is told at once, and no run begins."""
     run = Run(tmp_path, data, fedspeed.FedSpeed(lam=10))
@@ -477,6 +486,7 @@ def test_noise_that_every_device_can_compute_is_refused(data, method):
     [
         ({"engine": "block"}, "engine must be loop, found block"),
         ({"client_metrics": "every=1,own"}, "client_metrics must be every=N"),
+        ({"client_metrics": "every=1,personalised=2"}, "client_metrics must be every=N"),
     ],
 )
 def test_plans_that_devices_cannot_run(tmp_path, data, how, why):

@@ -95,7 +95,7 @@ def test_a_mean_over_all_clients_is_declared_and_nothing_else_is(method):
 
 @pytest.mark.parametrize("method", EVERY, ids=str)
 def test_who_reads_a_gradient_from_d_says_so(method):
-    assert reads_gradient(method) == method.reads_gradient_from_D
+    assert reads_gradient(method) == bool(method.reads_gradient_from_D)
 
 
 def test_a_forgotten_declaration_is_found():
@@ -104,7 +104,7 @@ def test_a_forgotten_declaration_is_found():
     @dataclass(frozen=True)
     class Forgetful(Scaffold):
         running_mean = None
-        reads_gradient_from_D = False
+        reads_gradient_from_D = ""
 
     assert means(Forgetful()) == {("c", "c")}
     assert reads_gradient(Forgetful())
@@ -238,7 +238,16 @@ def test_every_setting_is_an_option_of_one_group():
 
 def test_where_a_run_is_computed():
     ray = {"ray_address", "ray_cpus", "ray_gpus", "allow_mixed"}
-    assert set(PLACEMENT) == {"device", "backend", "workers", "states", "checkpoint_every", "max_time", *ray}
+    assert set(PLACEMENT) == {
+        "device",
+        "backend",
+        "workers",
+        "states",
+        "checkpoint_every",
+        "keep_every",
+        "max_time",
+        *ray,
+    }
 
 
 @pytest.mark.parametrize(("name", "given"), [("digits", {}), ("synthetic", {"split": "natural", "clients": 5})])

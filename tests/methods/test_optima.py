@@ -14,6 +14,7 @@ from fedspeed.data.federated import Federated
 from fedspeed.methods import (
     FedADMM,
     FedAvg,
+    FedCM,
     FedDyn,
     FedExP,
     FedGloSS,
@@ -98,6 +99,41 @@ def test_reaches_the_optimum_under_partial_participation(method, variate):
     assert np.abs(gradients).max() > 0.1  # the clients disagree
     for i in range(problem.clients):
         np.testing.assert_allclose(variate(run.states.get(i)).numpy(), gradients[i], atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum:0.9", "nesterov:0.9", "adam:eps=0.3"])
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [
+        (FedDyn(alpha=1.0), 1.0),
+        (FedADMM(lam=1.0), 1.0),
+        (FedSpeed(lam=1.0, rho=0), 1.0),
+        (FedGMT(gamma=0, lam=2.0), 0.5),
+    ],
+    ids=lambda value: value if isinstance(value, float) else value.name,
+)
+def test_a_dual_reaches_the_optimum_with_any_local_optimizer(method, weight, optimizer):
+    """h_i += D_i asks of local work where it ends, not by which steps. Adam's last steps are small by its eps."""
+    problem = Quadratics()
+    run = finish(problem.run(method, rounds=300, active=4, steps=10, lr=0.05, local_optimizer=optimizer))
+    best = problem.optimum()
+    assert np.abs(run.x.numpy() - best).max() < 1e-8
+    for i in range(problem.clients):
+        np.testing.assert_allclose(-weight * run.states.get(i).h.numpy(), problem.gradients(best)[i], atol=1e-6)
+
+
+@pytest.mark.parametrize("base", [Scaffold, FedCM])
+def test_a_gradient_read_from_d_diverges_after_steps_with_momentum(base):
+    """Why they are refused: D / (K lr) is then several gradients long. Plain steps bring the same method close."""
+    unaware = type("Unaware", (base,), {"reads_gradient_from_D": "", "block_safe": True})()
+    problem = Quadratics()
+    ends = {
+        optimizer: finish(problem.run(unaware, rounds=60, active=8, steps=10, lr=0.05, local_optimizer=optimizer)).x
+        for optimizer in ("sgd", "momentum:0.9")
+    }
+    best = problem.optimum()
+    assert np.abs(ends["sgd"].numpy() - best).max() < 0.05
+    assert np.abs(ends["momentum:0.9"].numpy() - best).max() > 1e6
 
 
 @pytest.mark.parametrize(

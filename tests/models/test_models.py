@@ -154,3 +154,57 @@ def test_what_cannot_be_built_is_refused(name, options, message):
 def test_picture_models_refuse_vectors(name):
     with pytest.raises(UserError, match=r"expected pictures .*found inputs of shape \(60,\); use linear or mlp"):
         build_model(name, pictures((60,)))
+
+
+OWN = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.first = nn.Linear(channels % 3, heads)
+
+
+class Plain(nn.Sequential):
+    def __init__(self, width=3):
+        super().__init__(nn.Flatten(), nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+class Two(Plain):
+    def __init__(self, width=3, bias=True):
+        super().__init__(width)
+        self[3].bias.requires_grad_(bias)
+
+
+class Fitting(nn.Linear):
+    def __init__(self, shape=(4,), outputs=2):
+        super().__init__(shape[0], outputs)
+
+
+def one(shape):
+    return nn.Linear(4, 2)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "net.py").write_text(OWN)
+    data = Federated.from_arrays(np.zeros((6, 4), "f4"), np.arange(6) % 2, [range(6)])
+    return lambda name, **options: build_model(f"{tmp_path}/net.py:{name}", data, **options)
+
+
+def test_a_class_that_needs_no_arguments_is_a_model(own):
+    assert [sum(p.numel() for p in own(name).parameters()) for name in ("Plain", "Two")] == [15 + 8, 15 + 8]
+    assert own("Plain", width=5)[1].out_features == own("Two", width=5)[1].out_features == 5
+    assert torch.equal(own("Two", seed=3)[1].weight, own("Plain", seed=3)[1].weight)  # a function of the seed alone
+    assert own("Fitting").out_features == 2
+    with pytest.raises(UserError, match=r"unknown option of model .*net.py:Plain 'wdth'; did you mean 'width'"):
+        own("Plain", wdth=5)
+
+
+@pytest.mark.parametrize(("name", "why"), [("Net", "unsupported operand"), ("one", "takes 1 positional argument")])
+def test_a_builder_with_another_signature_is_told_how_it_is_called(own, name, why):
+    called = rf"{why}.*; it is called as {name}\(shape, outputs, \*\*options\), here {name}\(\(4,\), 2\)"
+    with pytest.raises(UserError, match=called):
+        own(name)

@@ -151,7 +151,7 @@ def test_many_clients_are_timed_by_the_clock(tmp_path, monkeypatch):
     found = checkpoint.crowd(clients=60, active=5, rounds=12)
     assert 5 < found["touched"] <= 60
     assert 0 < found["first_reported"] <= found["first"]
-    assert 0 < found["share"] < 1
+    assert found["share"] > 0  # of a busy machine it may exceed 1: rounds and waits are timed apart
     assert goals({}, None, None, None, {**found, "first": 1.0, "last": 1.1})[-1].met is True
     assert goals({}, None, None, None, {**found, "first": 1.0, "last": 1.3})[-1].met is False
     assert goals({}, None, None)[-1].met is None
@@ -167,6 +167,20 @@ def test_scale_measures_what_it_says(tmp_path):
     assert row["peak_rss"] >= row["imported_rss"] > 0
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
     assert scale.table([row]).splitlines()[2].startswith("| scaffold | 40 | 10 | memory | yes |")
+
+
+def test_mapped_measures_what_it_says(tmp_path, monkeypatch, quick_workers):
+    from benchmarks import mapped
+
+    (tmp_path / "x").mkdir()
+    mapped.write(tmp_path / "x", 0.005, 0.002)
+    monkeypatch.setattr(mapped, "PLAN", {**mapped.PLAN, "rounds": 3, "local_steps": 2})
+    assert len(list((tmp_path / "x").glob("x-*.npy"))) == 3
+    assert sum(file.stat().st_size for file in (tmp_path / "x").glob("x-*.npy")) == pytest.approx(5e6, rel=0.01)
+    found = [mapped.run(tmp_path / "x", on) for on in (True, False)]
+    assert [row["pictures"] for row in found] == [int(5e6 / mapped.PICTURE)] * 2
+    row = {"gigabytes": 0.005, "mapped": True, **found[0], "peak_rss": 1e9, "peak_pss": 5e8}
+    assert mapped.table([row]).splitlines()[2].startswith("| 406 | 0.005 | on disk |")
 
 
 MEASURED = ROOT / "benchmarks" / "results" / "start"

@@ -158,6 +158,8 @@ def folder(tmp_path, monkeypatch, given_runs) -> Path:
                 Path(file[1]).write_text(code)
     with Path("my_method.py").open("a") as method:
         method.write("\n\nMyMethod = FedAvgM\n")
+    monkeypatch.syspath_prepend(tmp_path)  # as in a session of Python that was started there
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
     return tmp_path
 
 
@@ -169,6 +171,7 @@ def folder(tmp_path, monkeypatch, given_runs) -> Path:
         if steps(p) and name(p) not in ELSEWHERE_RUN
     ],
 )
+@pytest.mark.filterwarnings("ignore:lr_schedule")  # commands run for two rounds here, in which a schedule is idle
 def test_everything_runs_as_printed(path, folder, capsys):
     names: dict[str, Any] = {"__name__": "documentation"}
     failed = []

@@ -58,7 +58,7 @@ def test_it_opens_in_every_size_and_colour(browser, runs, width, scheme):
 def test_the_numbers_are_those_of_the_summaries(browser, runs):
     page = Opened(browser, runs / "report.html").page
     titles = page.locator("#verdict-table thead th").all_text_contents()
-    for name, letter in (("fedavg", "a"), ("fedspeed", "b"), ("scaffold", "c")):
+    for name, letter in (("FedAvg", "a"), ("FedSpeed", "b"), ("SCAFFOLD", "c")):
         line = page.locator("#verdict-table tbody tr").filter(has_text=name)
         cells = [line.locator("th").inner_text(), *line.locator("td").all_text_contents()]
         shown = dict(zip(titles, cells, strict=True))["last-5 mean %"]
@@ -86,7 +86,7 @@ def test_the_controls_change_what_is_drawn(browser, runs):
         changed()
     page.locator("#smooth").fill("10")
     changed()
-    button = page.locator("#legend button").filter(has_text="fedspeed")
+    button = page.locator("#legend button").filter(has_text="FedSpeed")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     changed()
@@ -149,9 +149,9 @@ def test_panels_zoom_and_hover_together_also_by_keyboard(browser, runs):
 def test_another_baseline_and_the_split(browser, runs):
     page = Opened(browser, runs / "report.html").page
     first = page.locator("#forest-plot").inner_text()
-    page.locator("#baseline").select_option("fedspeed")
+    page.locator("#baseline").select_option("FedSpeed")
     assert page.locator("#forest-plot").inner_text() != first
-    assert page.locator("#forest-plot .name").all_text_contents() == ["fedavg", "fedprox", "scaffold"]
+    assert page.locator("#forest-plot .name").all_text_contents() == ["FedAvg", "FedProx", "SCAFFOLD"]
     cells = page.locator("#split-plot rect.cell title").all_text_contents()
     page.locator("#which-split").select_option(index=1)
     assert page.locator("#split-plot rect.cell title").all_text_contents() != cells
@@ -283,4 +283,34 @@ def test_fairness_is_of_the_runs_that_are_over(browser, tmp_path):
         assert main(["report", str(tmp_path / given), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
         page = Opened(browser, tmp_path / "r.html").page
         assert note in page.locator("#fairness-note").inner_text()
+        assert "of the server model on their training data, " in page.locator("#fairness-note").inner_text()
         assert page.locator("#fairness-table td").first.inner_text() == mean
+
+
+def test_fairness_on_test_data_of_three_models(browser, tmp_path):
+    """Of 21 clients, the worst and the best tenth are 2; one has no test part."""
+    run, scores = made_run(tmp_path / "run"), np.r_[np.linspace(0, 1, 21), np.nan][None]
+    found = ClientMetrics(np.array([40]), np.full(22, 9), 1 - scores, scores, on="test")
+    own = np.where(np.arange(22) < 3, 0.25, np.nan)[None]
+    more = {"own_loss": own, "own_accuracy": own, "personalised_loss": own, "personalised_accuracy": scores / 2}
+    run.add_client_metrics(found._replace(**more))
+    assert main(["report", str(run.path), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
+    opened = Opened(browser, tmp_path / "r.html")
+    page = opened.page
+    assert (
+        "accuracy of the server model on their own test data, after round 40."
+        in page.locator("#fairness-note").inner_text()
+    )
+    rows = [[*row.inner_text().split("\t")] for row in page.locator("#fairness-table tr").all()]
+    sd = 100 * np.linspace(0, 1, 21).std()
+    assert [row[1:] for row in rows[1:]] == [
+        ["50.00", "2.50", "50.00", "97.50", f"{sd:.2f}"],
+        ["25.00", "25.00", "25.00", "25.00", "0.00"],
+        ["25.00", "1.25", "25.00", "48.75", f"{sd / 2:.2f}"],
+    ]
+    assert [row[0].partition(", ")[2] for row in rows[1:]] == [
+        "",
+        "own models of the clients of that round",
+        "personalised by local steps",
+    ]
+    assert opened.wrong == []

@@ -336,6 +336,8 @@ def test_a_run_directory_in_a_notebook():
     assert "failed: &lt;img src=x&gt;" in text
     assert "test_accuracy, rounds 2 to 4: 0.5 to 0.75, last 0.75" in text
     assert "<svg" not in RunDir("nowhere")._repr_html_()
+    assert repr(RunDir("nowhere")) == "<RunDir nowhere: no run yet>"
+    assert repr(RunDir("<script>alert(1)")).startswith("<RunDir <script>alert(1): failed: <img src=x>, ")
     run_folder(Path("flat"), status=None, rounds=lines(2, train_loss=None))
     assert "rounds so far" in RunDir("flat")._repr_html_()
 
@@ -345,6 +347,10 @@ def test_a_simulation_in_a_notebook():
     given = {"rounds": 3, "active": 2, "local_steps": 1, "batch_size": 2}
     alone = simulate(FedAvg(), problem.model(), problem.federated(), **given)
     assert "round 0 of 3" in alone._repr_html_()
+    assert "<svg" not in alone._repr_html_()
+    assert [record.round for record in alone] == [record.round for record in alone.records] == [1, 2, 3]
+    assert "train_loss, rounds 1 to 3" in alone._repr_html_()
+    assert Checked(problem.federated()._repr_html_()).tags >= {"table", "td"}
     with simulate(FedAvg(), problem.model(), problem.federated(), out="run", **given) as run:
         list(run)
     text = run._repr_html_()

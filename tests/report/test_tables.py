@@ -15,8 +15,18 @@ import tomli_w
 
 from fedspeed.errors import UserError
 from fedspeed.report import tables
+from fedspeed.report.comparison import Comparison, Look
 from fedspeed.report.figures import COLOURS, MARKS, chart, draw_curves, save, style
-from fedspeed.report.run_files import Row, RunFiles, folders_of_runs, gather, seeds_of, setting, short, spread
+from fedspeed.report.run_files import (
+    Row,
+    RunFiles,
+    folders_of_runs,
+    gather,
+    seeds_of,
+    setting,
+    short,
+    spread,
+)
 from fedspeed.report.statistics import gaps
 
 LONG = "somewhere/of/my/own/method.py:FederatedAveragingWithMomentumAndMore:beta=0.95,eta_g=0.1"
@@ -73,7 +83,7 @@ def test_a_table_by_hand():
         Row("b", [run_files([0.5], status="diverged: NaN"), run_files([], seed=1)]),
         Row("c", [run_files([0.5])]),
     ]
-    header, lines = tables.table(rows)
+    header, lines = tables.table(rows, (), ["all"])
     a, b, c = (dict(zip(header, line, strict=True)) for line in lines)
     assert a["method"] == "a"
     assert a["last %"] == "60.00 +- 14.14"  # standard deviation of 50 and 70 with n - 1
@@ -104,7 +114,7 @@ def test_targets_are_in_the_table_with_bounds_where_not_all_reached_them():
         Row("one", [run_files([0.7, 0.8, 0.9, 0.9]), run_files([0.1] * 4, seed=1)]),
         Row("none", [run_files([0.1] * 4), run_files([0.1] * 2, status="diverged: NaN", seed=1)]),
     ]
-    header, lines = tables.table(rows, [0.8])
+    header, lines = tables.table(rows, [0.8], ["all"])
     at = [header.index("rounds to 80%"), header.index("MB to 80%")]
     assert [[line[i] for i in at] for line in lines] == [
         ["2.5 +- 0.7", "3.8 +- 1.1"],
@@ -129,7 +139,7 @@ def test_spread_and_markdown():
 @pytest.mark.parametrize("targets", [(), (0.6, 0.9)], ids=str)
 @pytest.mark.parametrize("rows", [ROWS, [ROWS[0], ROWS[2]], [row("a", 0.5)]], ids=["long", "short", "one seed"])
 def test_a_table_fits_and_nothing_in_it_is_cut(rows, targets, width):
-    header, lines = tables.table(rows, targets)
+    header, lines = tables.table(rows, targets, ["all"])
     keep = [column.keep for column in tables.columns(rows, targets)]
     text, dropped = tables.fit(header, lines, keep, width)
     assert max(map(len, text.splitlines())) <= width
@@ -144,7 +154,7 @@ def test_a_table_fits_and_nothing_in_it_is_cut(rows, targets, width):
 
 
 def test_short_names_stay_beside_their_numbers_and_what_matters_least_goes_first():
-    header, lines = tables.table([ROWS[0], ROWS[2]], ())
+    header, lines = tables.table([ROWS[0], ROWS[2]], (), ["all"])
     keep = [column.keep for column in tables.columns(ROWS, ())]
     text, dropped = tables.fit(header, lines, keep, 80)
     assert dropped == ["best %", "gradients", "seconds"]
@@ -164,10 +174,108 @@ def test_csv_is_a_line_per_run_with_numbers():
 
 
 def test_latex_has_a_line_per_method():
-    lines = tables.tabular(*tables.table(ROWS)).splitlines()
+    lines = tables.tabular(*tables.table(ROWS, (), ["all"])).splitlines()
     assert lines[0] == r"\begin{tabular}{lrrrrrrr}"
     assert len(lines) == 7
     assert r"\_g=0.1 & 73.00 $\pm$ 2.65 &" in lines[4]
+
+
+def test_bold_is_the_best_of_a_column_and_what_the_seeds_do_not_distinguish():
+    """Differences to the best: of `a` 10, 10.1 and 9.9 points, of `c` 1, -1 and 0.5; `c` alone sends less."""
+    best, near, far = (0.8, 0.82, 0.81), (0.79, 0.83, 0.805), (0.7, 0.719, 0.711)
+    rows = [row("a", *far), row("b", *best), row("c", *near, bytes_up=1)]
+    shown = tables.choose(rows, (), ["last5", "mb", "gradients"])
+    assert tables.leaders(rows, shown) == {(1, 0), (2, 0), (2, 1)}
+    text = tables.booktabs(*tables.table(rows, (), ["last5", "mb", "gradients"]), tables.leaders(rows, shown))
+    lines = text.splitlines()
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert lines[0] == r"\begin{tabular}{@{}lrrr@{}}"
+    assert lines[4].count("textbf") == 0
+    assert lines[5].startswith(r"b & \textbf{81.00 $\pm$ 1.00} & ")
+    assert lines[6].count("textbf") == 2
+
+
+def test_latex_has_a_minus_and_no_hyphen_before_a_number():
+    lines = tables.booktabs(("method", "gap"), [("my-9", "-0.07"), ("b", "[-1.50, +3e-7]")]).splitlines()
+    assert lines[4:6] == [r"my-9 & $-$0.07 \\", r"b & [$-$1.50, +3e-7] \\"]
+
+
+def test_of_one_seed_only_the_best_is_bold():
+    rows = [row("a", 0.5), row("b", 0.501)]
+    assert tables.leaders(rows, tables.choose(rows, (), ["last"])) == {(1, 0)}
+
+
+def test_other_labels_may_replace_those_with_commas():
+    labels = ["fedavg", "fedspeed:rho=0,lam=100", "fedspeed"]
+    look = Look(labels="fedspeed:rho=0,lam=100=FedSpeed, rho = 0,fedavg=FedAvg")
+    assert list(look.named(labels, papers=False).values()) == ["FedAvg", "FedSpeed, rho = 0", "fedspeed"]
+    assert Look(labels={"fedavg": "A"}).named(labels, papers=True) == {
+        "fedavg": "A", "fedspeed:rho=0,lam=100": "FedSpeed (rho=0, lam=100)", "fedspeed": "FedSpeed",
+    }  # fmt: skip
+    for wrong in ("fedprox=X", "fedavg", "fedavg=", "fedavg=fedspeed", "x", "=", ","):
+        with pytest.raises(UserError, match="labels: expected"):
+            Look(labels=wrong).named(labels, papers=False)
+
+
+def test_two_methods_of_one_paper_name_keep_their_own():
+    labels = ["a.py:Mine", "b.py:Mine", "scaffold", "fedavg lr=0.1", "fedspeed+topk:0.01"]
+    names = Look().named(labels, papers=True)
+    assert list(names.values()) == ["a.py:Mine", "b.py:Mine", "SCAFFOLD", "fedavg lr=0.1", "fedspeed+topk:0.01"]
+
+
+@pytest.mark.parametrize("size", ["x", "0x3", "3", "nanx3", "3x1e9", "wide", "3x2x1", (3, 2)])
+def test_a_wrong_size_is_refused(size):
+    assert Look(size="column").inches[0] == 3.25
+    assert Look(size="5x3.5").inches == (5.0, 3.5)
+    assert Look().inches is None
+    with pytest.raises(UserError, match="size: expected column, page or WIDTHxHEIGHT"):
+        _ = Look(size=size).inches
+
+
+def test_columns_are_chosen_by_name_and_unknown_ones_refused():
+    titles = [column.title for column in tables.choose(ROWS, (0.8, 0.9), ["method", "rounds", "last5", "virtual-s"])]
+    assert titles == ["rounds to 80%", "rounds to 90%", "last-5 mean %", "virtual s"]
+    with pytest.raises(UserError, match=r"unknown column 'foo'.* Known: all, best, client-mean, gradients"):
+        tables.choose(ROWS, (), ["foo"])
+    for name in ("rounds", "mb-to-80"):  # without a target there are no rounds to it
+        with pytest.raises(UserError, match=f"column {name}: expected an accuracy to reach.*--targets"):
+            tables.choose(ROWS, (), [name])
+
+
+def test_scores_over_clients_say_on_which_data_and_a_small_spread_is_good():
+    scores = [{"accuracy_mean": 0.5, "accuracy_worst10": 0.1, "accuracy_sd": sd} for sd in (0.2, 0.1)]
+    rows = [Row(name, [run_files([0.5], client_train=one)]) for name, one in zip("ab", scores, strict=True)]
+    names = ["worst10", "spread", "personalised"]  # of the last there is none
+    shown = tables.choose(rows, (), names)
+    assert [column.title for column in shown] == ["client training worst tenth %", "client training sd %"]
+    assert tables.table(rows, (), names)[1] == [("a", "10.00", "20.00"), ("b", "10.00", "10.00")]
+    assert tables.leaders(rows, shown) == {(1, 1)}
+    losses = [Row("a", [run_files([None], client_test={"loss_mean": 1.5, "loss_sd": "?"})])]
+    assert [column.title for column in tables.client_columns(losses)] == ["client test loss mean"]
+    assert tables.table(losses, (), ["client-mean"])[1] == [("a", "1.5000")]
+
+
+def test_latex_labels_have_greek_letters_and_may_hold_maths():
+    assert tables.symbols("FedX (rho=0.05, beta1=0.9, eta_g=1, lam=5)") == (
+        r"FedX ($\rho$=0.05, $\beta_1$=0.9, $\eta_g$=1, $\lambda$=5)"
+    )
+    assert tables.symbols(r"50% $\lambda_1 \to 0$ & $5") == r"50\% $\lambda_1 \to 0$ \& \$5"
+    assert tables.symbols("zeta=1 thorho=2 rho") == "zeta=1 thorho=2 rho"
+    latex = Comparison([row("a", 0.7, 0.71, 0.72), row("b", 0.5, 0.52, 0.51)], ()).latex()
+    assert "\n% Bold: the best of a column" in latex
+    assert "Bold" not in Comparison([row("a", 0.7)], ()).latex()
+
+
+def test_a_key_of_two_labels_is_refused():
+    with pytest.raises(UserError, match="labels: expected OLD=NEW"):
+        Look(labels="Mine=X").named(["a.py:Mine", "b.py:Mine"], papers=True)
+    assert Look(labels="Mine=X").named(["a.py:Mine", "fedavg"], papers=False) == {"a.py:Mine": "X", "fedavg": "fedavg"}
+
+
+def test_the_usual_table_has_five_columns():
+    usual = ("method", "last-5 mean %", "best %", "MB sent", "gradients")
+    assert tables.table(ROWS)[0] == usual
+    assert tables.table(ROWS, [0.8])[0] == ("method", "last-5 mean %", "best %", "rounds to 80%", "gradients")
 
 
 def test_json_has_numbers_under_machine_names():
@@ -199,6 +307,9 @@ def test_json_has_numbers_under_machine_names():
         ([0.700, 0.601, 0.652], [0.701, 0.600, 0.652], "no"),
         ([0.70, 0.60], [0.70, 0.60], "no"),
         ([0.70, 0.60], [0.60, 0.50], "undecided"),  # to the last digit the same by chance
+        ([0.700, 0.600, 0.500], [0.704, 0.604, 0.504], "undecided"),  # also within half a point
+        ([0.700, 0.600], [0.704, 0.604], "undecided"),
+        ([0.7000, 0.6001], [0.6000, 0.5000], "undecided"),  # two seeds
         ([0.70], [0.60], "unknown: 1 seed"),
     ],
 )
@@ -310,6 +421,16 @@ def test_the_setting_is_what_all_runs_share():
 # --- chart and figure ---
 
 
+def test_data_from_python_are_called_by_their_own_name():
+    given = {"data": {"name": "given", "set": "hospitals"}, "split": "natural"}
+    assert setting([Row("a", [run_files([0.5], config=given)])]) == "hospitals, natural"
+
+
+def test_the_figure_of_a_regression_is_called_loss(tmp_path):
+    Comparison([Row("a", [run_files([None, None])])], ()).write(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.p*")) == ["loss.pdf", "loss.png"]
+
+
 def test_a_band_takes_the_rounds_all_seeds_have():
     made = Row("a", [run_files([0.5, None, 0.7]), run_files([0.3, 0.4, 0.5]), run_files([0.1, 0.2, 0.3])])
     assert [(t, mean) for t, mean, _ in made.band()] == [(1, pytest.approx(0.3)), (3, pytest.approx(0.5))]
@@ -368,7 +489,7 @@ def test_two_dozen_methods_are_told_apart_and_the_legend_is_beside_the_picture()
     assert draw_curves(rows[:3]).axes[0].get_legend() is not None
 
 
-def test_a_figure_shows_mean_and_deviation_and_zooms_on_where_methods_differ():
+def test_a_figure_shows_mean_and_deviation_and_every_accuracy():
     runs = [run_files([0.1, 0.2, 0.3, *[0.90 + d] * 9], seed=d) for d in (0.0, 0.02)]
     axes = draw_curves([Row("a", runs)]).axes[0]
     (line,) = [line for line in axes.lines if line.get_label() == "a"]
@@ -376,9 +497,26 @@ def test_a_figure_shows_mean_and_deviation_and_zooms_on_where_methods_differ():
     (band,) = axes.collections
     height = band.get_paths()[0].get_extents().y1
     assert height == pytest.approx(91 + 100 * statistics.stdev([0.90, 0.92]))
-    assert axes.get_ylim()[0] < 30  # round 3 of 12 is in the last three quarters
-    flat = draw_curves([Row("a", [run_files([0.1, *[0.9, 0.91] * 6])])]).axes[0]
-    assert flat.get_ylim() == pytest.approx((90 - 0.06, 91 + 0.06))
+    assert axes.get_ylim()[0] < 10  # the climb is part of the data
+
+
+def test_a_huge_loss_at_first_does_not_set_the_axis():
+    run = run_files([None] * 13)
+    for record, loss in zip(run.rounds, [1e9, *[0.9, 0.91] * 6], strict=True):
+        record["test_loss"] = loss
+    axes = draw_curves([Row("a", [run])]).axes[0]
+    assert axes.get_ylim() == pytest.approx((0.9 - 0.0006, 0.91 + 0.0006))
+
+
+@pytest.mark.parametrize(("size", "pixels"), [("column", 975), ("page", 2025), ("5x3", 1500)])
+def test_a_figure_for_a_paper_has_its_width_and_no_title(tmp_path, size, pixels):
+    """A PNG says its width in bytes 16 to 19, and has 300 dots per inch; a PDF embeds TrueType, no Type 3."""
+    found = Comparison(ROWS, (), "", Look(title="none", size=size))
+    found.write(tmp_path)
+    assert int.from_bytes((tmp_path / "accuracy.png").read_bytes()[16:20], "big") == pixels
+    assert b"/Type3" not in (tmp_path / "accuracy.pdf").read_bytes()
+    assert b"/FontFile2" in (tmp_path / "accuracy.pdf").read_bytes()
+    assert found.figure().axes[0].get_title() == ""
 
 
 def test_a_diverged_run_ends_in_a_cross_and_the_legend_says_so():

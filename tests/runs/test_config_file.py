@@ -185,13 +185,13 @@ def test_folders_of_the_user_s_are_not_taken_for_a_run_s(here, name, capsys):
 def test_a_worker_that_is_replaced_has_the_code_the_run_began_with(here):
     """The file was read again, and may have been edited by then."""
     from fedspeed.backends.packing import sources
-    from fedspeed.methods import from_text
+    from fedspeed.methods import from_code
 
     method = Config.from_dict({**SMALL, "method": {"name": "fedinit", "base": "mine.py:Mine"}}).method
     (here / "mine.py").write_text("raise SystemExit('edited')")
-    ((source, text),) = sources(method)
-    assert text == METHOD.encode()
-    assert from_text(Path(source.rpartition(":")[0]), "Mine", text).code == method.base.code
+    ((source, code),) = sources(method)
+    assert code == (METHOD.encode(), ())
+    assert from_code(Path(source.rpartition(":")[0]), "Mine", code).code == method.base.code
 
 
 def test_names_of_runs_hold_neither_paths_nor_colons(here):

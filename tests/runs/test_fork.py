@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import socket
@@ -17,7 +18,7 @@ from fedspeed.config.config import Config
 from fedspeed.config.stopping import Stopping
 from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, WRAPPERS
-from fedspeed.record import TIMES
+from fedspeed.record import TIMES, rounds_digest
 from fedspeed.report.diff import differences
 from fedspeed.report.labels import kind_of, labels
 from fedspeed.report.run_files import gather
@@ -69,7 +70,7 @@ def kept(run):
 
 
 def assert_same(a, b):
-    assert differences(a, b) == []
+    assert [found for found in differences(a, b) if found.name != "keep_every"] == []
     assert (a / "uploads.bin").read_bytes() == (b / "uploads.bin").read_bytes()
     one, other = kept(a), kept(b)
     assert one.keys() == other.keys()
@@ -422,3 +423,50 @@ def test_first_rounds_of_somebodys_run_are_sent_to_no_cluster(parents, tmp_path,
         with pytest.raises(BlockingIOError):
             somebody.accept()
     assert "says where rounds are computed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [None, 5, 6])
+def test_checkpoints_that_are_kept_can_be_forked_exactly_whatever_came_after(tmp_path, monkeypatch, kind, stop):
+    """A new log of states begins at almost every checkpoint, which supersedes the files of the kept ones."""
+    monkeypatch.setattr("fedspeed.runs.state_log.GROWTH", 1)
+    monkeypatch.setattr("fedspeed.runs.state_log.SLACK", 1)
+    whole, kept = config(kind, checkpoint_every=1), config(kind, checkpoint_every=1, keep_every=2)
+    run_config(whole, tmp_path / "whole")
+    if stop:
+        with pytest.raises(KeyboardInterrupt):
+            run_config(kept, tmp_path / "kept", observers=[Stop(stop)])
+        resume(tmp_path / "kept")
+    else:
+        run_config(kept, tmp_path / "kept")
+    assert {int(path.stem) for path in RunDir(tmp_path / "kept").manifests()} == {2, 4, 6, 7}
+    assert verify(tmp_path / "kept").broken == []
+    assert_same(tmp_path / "whole", tmp_path / "kept")
+    for at in (2, 4):
+        fedspeed.fork(tmp_path / "kept", at, tmp_path / f"fork{at}")
+        assert_same(tmp_path / "whole", tmp_path / f"fork{at}")
+        lines = [(tmp_path / run / "rounds.jsonl").read_bytes().splitlines()[:at] for run in ("kept", f"fork{at}")]
+        assert lines[0] == lines[1]  # not even times differ: it began from the checkpoint
+
+
+def test_kept_checkpoints_stay_when_the_run_continues_without_saying_so_again(tmp_path):
+    run_config(config(checkpoint_every=1, keep_every=2), tmp_path / "run")
+    resume(tmp_path / "run", rounds=9, placement={"checkpoint_every": 1, "keep_every": 0})
+    assert {2, 4, 6, 8, 9} <= {int(path.stem) for path in RunDir(tmp_path / "run").manifests()}
+
+
+def test_a_fork_with_another_schedule_may_have_more_rounds(tmp_path):
+    run_config(config("scaffold", lr_schedule="cosine", lr_decay=1.0), tmp_path / "a")
+    fedspeed.fork(tmp_path / "a", 3, tmp_path / "b", {"lr_schedule": "constant"})
+    resume(tmp_path / "b", rounds=10)
+    rates = [record.lr for record in RunDir(tmp_path / "b").records()]
+    assert rates[:3] == [record.lr for record in RunDir(tmp_path / "a").records()][:3]
+    assert rates[3:] == [0.1] * 7
+
+
+def test_rounds_of_a_version_without_scores_of_clients_on_training_data_have_the_same_digest(tmp_path):
+    run_config(config("scaffold", client_metrics="every=1"), tmp_path / "run")
+    records = RunDir(tmp_path / "run").records()
+    assert records[0].client_train
+    before = [dataclasses.replace(record, client_train={}) for record in records]
+    assert rounds_digest(before) == rounds_digest(records)

@@ -265,3 +265,108 @@ def test_diff_and_compare_take_it(tmp_path, capsys):
     assert main(["compare", str(tmp_path / "runs"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 2  # two methods of two seeds each
+
+
+CELL = """
+import numpy as np
+import torch
+from torch import nn
+import fedspeed
+
+class Mine(fedspeed.FedAvg):
+    name = "mine"
+    def rate(self, k, K):
+        return 1.0 * super().rate(k, K)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))).flatten()
+
+def stack():
+    return nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1), nn.Flatten(0))
+
+def loss(found, wanted):
+    return 1.0 * (found - wanted).pow(2).mean()
+
+def sampler(round, rng, clients, active, history):
+    return [0, 1, 2]
+
+chosen = Net
+"""
+EDITED = {
+    "method": ("1.0 * super", "2.0 * super"),
+    "model": ("torch.tanh", "torch.relu"),
+    "layers": ("nn.Dropout(0.1)", "nn.Dropout(0.5)"),
+    "loss": ("1.0 * (found", "3.0 * (found"),
+    "cohort": ("[0, 1, 2]", "[3, 4, 5]"),
+}
+
+
+def in_a_notebook(text: str, out: Path) -> fedspeed.Simulation:
+    """A cell that defines everything, and one that simulates."""
+    cell: dict[str, object] = {"__name__": "__main__"}
+    exec(text, cell)
+    plan = {"rounds": 2, "active": 3, "batch_size": 8, "local_epochs": 1, "lr": 0.05, "cohort": cell["sampler"]}
+    return fedspeed.simulate(cell["Mine"], cell["chosen"], DATA, loss=cell["loss"], out=out, resume=True, **plan)
+
+
+@pytest.mark.parametrize("what", EDITED)
+def test_edited_code_is_another_run(tmp_path, what):
+    text = CELL.replace("chosen = Net", "chosen = stack") if what == "layers" else CELL
+    assert len(list(in_a_notebook(text, tmp_path / "a"))) == 2
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert text.count(EDITED[what][0]) == 1
+    with pytest.raises(fedspeed.UserError, match=f"differs in {what}, .*choose another out") as raised:
+        in_a_notebook(text.replace(*EDITED[what]), tmp_path / "a")
+    assert "\n" not in str(raised.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert list(in_a_notebook("# The cell has moved.\n\n" + text, tmp_path / "a")) == []
+
+
+@pytest.mark.parametrize("how", ["an older version", "another Python"])
+def test_code_is_compared_only_where_digests_can_tell(tmp_path, how):
+    out = tmp_path / "a"
+    in_a_notebook(CELL, out).close()
+    tables = RunDir(out).config()
+    own = tables.pop("own_code")
+    RunDir(out).write_tables(tables if how == "an older version" else {**tables, "own_code": {**own, "made_by": "X"}})
+    assert [record.round for record in in_a_notebook(CELL.replace(*EDITED["loss"]), out)] == [1, 2]
+
+
+def test_code_neither_names_rows_nor_is_compared_between_versions(tmp_path):
+    from fedspeed.report.labels import kind_of
+
+    for name in "ab":
+        assert len(list(in_a_notebook(CELL, tmp_path / name))) == 2
+    run = RunDir(tmp_path / "b")
+    tables = run.config()
+    assert not any("own_code" in key for key in kind_of(tables))
+    run.write_tables({**tables, "own_code": {**tables["own_code"], "loss": "edited"}})
+    assert [d.name for d in differences(tmp_path / "a", tmp_path / "b")] == ["own_code.loss"]
+    run.write_tables({**tables, "own_code": {"made_by": "X"}})
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+
+
+def test_another_cohort_is_named_plainly(tmp_path):
+    def mine(round, rng, clients, active, history):
+        return [0, 1, 2]
+
+    given_script.own(tmp_path / "a", cohort=mine).close()
+    with pytest.raises(fedspeed.UserError, match=r"expected cohort the object .*mine, found 'bernoulli'; "):
+        given_script.own(tmp_path / "a", cohort="bernoulli", resume=True)
+    given_script.own(tmp_path / "b").close()
+    with pytest.raises(fedspeed.UserError, match=r"expected cohort 'fixed', found the object .*mine; "):
+        given_script.own(tmp_path / "b", cohort=mine, resume=True)
+
+
+def test_targets_are_stored(tmp_path):
+    given_script.readme(tmp_path / "a", targets=[0.5]).close()
+    assert RunDir(tmp_path / "a").config()["targets"] == [0.5]
+    for _ in given_script.readme(tmp_path / "a", resume=True):
+        pass
+    assert list(RunDir(tmp_path / "a").summary()["targets"]) == ["0.5"]
+    given_script.readme(tmp_path / "a", resume=True, targets=0.6)
+    assert RunDir(tmp_path / "a").config()["targets"] == [0.6]

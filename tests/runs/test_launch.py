@@ -18,7 +18,7 @@ from fedspeed import METHODS, Config, Diverged, FedAvg, FedSpeed, Record, Simula
 from fedspeed.config.config import Spec
 from fedspeed.report.run_files import RunFiles
 from fedspeed.runs import launch as launch
-from fedspeed.runs.directory import CLIENT_METRICS, FILES, FOLDERS, FORK, RunDir
+from fedspeed.runs.directory import CLIENT_METRICS, FILES, FOLDERS, FORK, SIGNATURE, RunDir
 from fedspeed.runs.launch import prepare
 from fedspeed.runs.summary import summarise
 
@@ -49,7 +49,7 @@ def test_the_files_of_a_run(tmp_path):
     config, out = small(targets=[0.3, 0.99]), tmp_path / "run"
     seen: list[Record] = []
     summary = run_config(config, out, observers=[Rounds(seen.append)])
-    assert sorted(path.name for path in out.iterdir()) == sorted({*FILES, *FOLDERS} - {CLIENT_METRICS, FORK})
+    assert sorted(path.name for path in out.iterdir()) == sorted({*FILES, *FOLDERS} - {CLIENT_METRICS, FORK, SIGNATURE})
     assert Config.from_toml(out / "config.toml") == replace(config, engine="loop")  # `auto` is resolved
     assert [r.to_dict() for r in seen] == lines(out)
     written = json.loads((out / "summary.json").read_text())

@@ -186,7 +186,7 @@ def test_the_turn_that_diverged(tmp_path, capsys, engine):
     with prepare(config("fedavg", engine)) as run:
         from fedspeed.server.round import plan_round
 
-        client = plan_round(run.work, done).jobs[0].client
+        client = plan_round(run.work, done, run.cohort).jobs[0].client
     found = fedspeed.replay(tmp_path / "a", done + 1, client)
     assert "diverged" in found.error
     assert found.steps

@@ -79,7 +79,7 @@ X, Y = np.zeros((6, 2), "f4"), np.array([0, 1] * 3)
 PAIRS = TensorDataset(torch.zeros(6, 2), torch.zeros(6).long())
 BAD = [
     ({"method": "fedprocks"}, "unknown method 'fedprocks'; did you mean 'fedprox'"),
-    ({"method": "SCAFFOLD"}, "did you mean 'scaffold'"),
+    ({"method": "SCAFOLD"}, "did you mean 'scaffold'"),
     ({"method": nn.Linear(1, 1)}, r"method: expected a method such as FedSpeed\(rho=0.1\).*found a Linear"),
     ({"method": Net}, "method: expected a method.*found the class Net"),
     ({"method": None}, "method: expected a method.*found None"),
@@ -101,11 +101,14 @@ BAD = [
     ({"data": None}, "found a NoneType"),
     ({"plan": 60}, "plan: expected a Plan, found 60; give settings by name"),
     ({"plan": {"rounds": 3}}, "plan: expected a Plan, found a dict"),
-    ({"loss": "mse"}, r"loss: expected a function loss\(model\(x\), y\), found 'mse'"),
-    ({"loss": nn.CrossEntropyLoss}, "found the class CrossEntropyLoss; .*or an instance"),
+    ({"loss": "hubber"}, "unknown loss 'hubber'; did you mean 'huber'"),
+    ({"loss": 0.5}, r"loss: expected a function loss\(model\(x\), y\) or a name of cross-entropy, .*found 0.5"),
+    ({"loss": nn.CrossEntropyLoss}, "found the class CrossEntropyLoss; give an instance"),
     ({"learning_rate": 0.1}, "unknown keyword of simulate 'learning_rate'; did you mean 'lr'"),
     ({"epochs": 1}, "did you mean 'local_epochs'"),
     ({"K": 5}, "did you mean 'local_steps'"),
+    ({"momentum": 0.9}, "did you mean 'local_optimizer'"),
+    ({"targets": [80]}, "0.85 is 85%"),
     ({"los": 5}, "did you mean 'loss'"),
     ({"xyzzy": 5}, "unknown keyword of simulate 'xyzzy'; Known: active, allow_mixed, backend"),
 ]
@@ -166,12 +169,14 @@ def test_the_nearest_name(found, known, meant):
 def test_a_simulation_shows_itself(data):
     run = simulate(FedSpeed(rho=0.05), "mlp", data, rounds=3, active=2, local_steps=1, engine="block")
     assert repr(run) == (
-        "<Simulation: FedSpeed(rho=0.05), Sequential with 4,810 parameters, digits iid over 4 clients, round 0 of 3, "
-        "engine block, back end serial>"
+        "<Simulation: FedSpeed(lam=10.0, rho=0.05, alpha=1.0, normalise=True, correction=True, prox=True, "
+        "server='all', ascent_fraction=1.0), Sequential with 4,810 parameters, digits iid over 4 clients, "
+        "round 0 of 3, engine block, back end serial>"
     )
     run.step()
     assert "round 1 of 3" in repr(run)
     other = simulate(FedInit(FedProx(mu=0.5)), Net, data, Plan(engine="loop", backend="process", workers=1, **QUICK))
     with other:
-        assert "FedInit(base=FedProx(mu=0.5)), Net with 650 parameters" in repr(other)
+        assert "FedProx(mu=0.5, eta_g=1.0), beta=" in repr(other)
+        assert ", Net with 650 parameters" in repr(other)
         assert "engine loop, back end process>" in repr(other)

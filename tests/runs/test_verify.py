@@ -416,8 +416,8 @@ def test_a_last_loss_that_is_not_finite(tmp_path, monkeypatch):
     tables = {**SMALL, "rounds": 4, "backend": "serial", "model": "linear", "method": "fedspeed"}
     real = server_round.score_round
 
-    def infinite(backend, work, x, t, replies):
-        scored = real(backend, work, x, t, replies)
+    def infinite(backend, work, x, t, *rest):
+        scored = real(backend, work, x, t, *rest)
         return scored._replace(test=scored.test._replace(loss=math.inf)) if t > 2 else scored
 
     monkeypatch.setattr(server_round, "score_round", infinite)

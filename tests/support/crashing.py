@@ -160,7 +160,8 @@ def main(folder: Path, method: str, states: str, stride: int, again: bool, compa
         state_log.GROWTH, state_log.SLACK = 1, 0
     config = Config.from_dict(
         {"rounds": 3, "clients": 4, "active": 2, "local_steps": 1, "batch_size": 5, "engine": "loop", "model": "linear",
-         "backend": "serial", "method": method, "states": states, "client_metrics": "every=2,own"}
+         "backend": "serial", "method": method, "states": states, "client_test": 0.2,
+         "client_metrics": "every=2,own,personalised=1"}
     )  # fmt: skip
     launch.run_config(config, folder / "whole")
     expected = outcome(folder / "whole")

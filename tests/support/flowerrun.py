@@ -19,7 +19,7 @@ from fedspeed.errors import ClientFailed
 from fedspeed.flower import client_app
 from fedspeed.flower.agreement import Agreement
 from fedspeed.flower.server import ServerSide, run_rounds
-from fedspeed.runs.simulate import as_method, as_plan
+from fedspeed.runs.simulate import as_loss, as_method, as_plan
 from fedspeed.server.simulation import Simulation
 
 N = 4
@@ -45,6 +45,7 @@ class Run:
 
     def __init__(self, tmp_path, data, method, fault=None, **settings):
         self.out, self.states, self.data = tmp_path / "run", tmp_path / "states", data
+        self.loss = as_loss(settings.pop("loss", None))
         self.settings = SETTINGS | {"rounds": 4} | settings
         self.method = as_method(method)
         self.loop = Loop(fault)
@@ -52,9 +53,9 @@ class Run:
             self.join(i)
 
     def app(self, **changes):
-        how = {"method": self.method, "model": "mlp", "data": lambda i, _: alone(self.data, i)} | changes
+        how = {"method": self.method, "model": "mlp", "data": lambda i, _: alone(self.data, i), "loss": self.loss}
         settings = {k: v for k, v in self.settings.items() if k != "rounds"}
-        return client_app(how["method"], how["model"], how["data"], **settings)
+        return client_app(**how | changes, **settings)
 
     def join(self, i, node=None, key=None, app=None, config=None, run_config=None):
         config = {"fedspeed-client": i, "fedspeed-states": str(self.states)} if config is None else config
@@ -62,7 +63,8 @@ class Run:
 
     def go(self, timeout=20.0, wait=0.5, bind_keys=True, test=True, config=None, **settings):
         plan = as_plan(None, self.settings | settings)
-        agreement = Agreement(self.method, "mlp", plan, torch.nn.functional.cross_entropy, ()).configured(config or {})
+        loss = self.loss or torch.nn.functional.cross_entropy
+        agreement = Agreement(self.method, "mlp", plan, loss, ()).configured(config or {})
         side = ServerSide(N, (lambda: self.data) if test else None, self.out, timeout, wait, 0.01, bind_keys)
         run_rounds(self.loop, agreement, side)
         return self
@@ -90,7 +92,7 @@ class Run:
         plan = as_plan(None, self.settings | {"engine": "loop", "on_client_error": "drop"} | settings)
         model = fedspeed.build_model("mlp", self.data, seed=plan.seed)
         place = CustomBackend("without", lambda work, *_: Without(work))
-        run = Simulation(self.method, model, self.data, replace(plan), place=place)
+        run = Simulation(self.method, model, self.data, replace(plan), self.loss, place=place)
         return run, list(run)
 
     def equals(self, failing=(), **how):

@@ -54,10 +54,18 @@ DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
     "on_client_error": {"drop": {"ill": True}},
     "validation": {"validation": {"validation": "0.25"}, "validation clients": {"validation": "clients:2"}},
     "local work": {"local_steps": {"local_steps": 3}, "gradient clip": {"gradient_clip": 0.4}},
+    "local optimizer": {
+        "momentum": {"optimizer": ("momentum", {"beta": 0.7})},
+        "nesterov": {"optimizer": ("nesterov", {"beta": 0.7})},
+        "adam": {"optimizer": ("adam", {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}), "lr": 0.05},
+        "adamw": {"optimizer": ("adamw", {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}), "lr": 0.05},
+    },
+    "loss": {"smoothing": {"smoothing": 0.2}},
     "schedule": {
         "warm-up lr": {"warmup": {"lr": 3}},
         "warm-up rho": {"warmup": {"rho": 3}},
         "decay": {"lr_decay": 0.8},
+        "step decay": {"milestones": (1, 3)},
         "eval_every": {"eval_every": 2},
     },
     "batch norm": {"group": {"norm": "group"}, "local": {"norm": "local"}, "average": {"norm": "average"}},
@@ -76,8 +84,13 @@ DIMENSIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Every dimension, its values beside the default, and what each is in the words of `plain.Case`; what must change
 nothing (`HOW`) is no part of a case. The default of all is FedSpeed over 3 of 6 unequal clients."""
-BASE = {"fork weighting": "fedlesam", "fedexp": "fedgamma", "fedexp outermost": "fedgamma"}
-"""The method where none is asked for, for values that are refused with FedSpeed; the first of them counts."""
+OPTIMIZERS = tuple(DIMENSIONS["local optimizer"])
+BASE = dict.fromkeys(("fork weighting", *OPTIMIZERS), "fedlesam") | {
+    "fedexp": "fedgamma",
+    "fedexp outermost": "fedgamma",
+}
+"""The method where none is asked for, for values that are refused with FedSpeed, or with FedExP's; the first of them
+counts."""
 HOW = ("engine", "backend", "extend", "outermost", "client_metrics", "network", "states")
 FIELD = {
     **dict.fromkeys(("fedavg", "fednova", "scaffold"), ("eta_g", 0.5)),
@@ -116,6 +129,7 @@ REFUSED: list[Rule] = [
     (DPS, ("fedexp", "fednova", "fedwmsam"), "they send numbers that DP cannot bound"),
     (DPS, ("drop",), "the divisor would depend on a client's data"),
     (("fedinit global",), GRADIENT_FROM_D, "D / (K lr) would count the relaxation as a gradient"),
+    (OPTIMIZERS, GRADIENT_FROM_D, "D / (K lr) is a mean of gradients after plain SGD steps alone"),
     (("fedpd",), ("bernoulli", "dropout", "drop"), "every client in every round: a missing reply is not defined"),
     (
         ("fork weighting",),
@@ -194,7 +208,11 @@ def config(case: plain.Case, how: dict[str, Any]) -> Config:
     said = {"active": case.active or trained}
     said |= {name: getattr(case, name) for name in ("cohort", "weighting", "stragglers", "dropout")}
     said |= {name: getattr(case, name) for name in ("validation", "lr", "lr_decay", "warmup", "eval_every", "patience")}
+    said |= {"lr_schedule": f"step:{','.join(map(str, case.milestones))}:0.5"} if case.milestones else {}
     said |= {"local_steps": case.local_steps, "clip": case.gradient_clip or 0.0}
+    name, values = case.optimizer
+    said["local_optimizer"] = ":".join([name, *([",".join(f"{k}={v}" for k, v in values.items())] if values else [])])
+    said |= {"loss": f"cross-entropy:smoothing={case.smoothing}" if case.smoothing else ""}
     return Config.from_dict(
         said
         | {

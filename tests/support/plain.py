@@ -9,6 +9,7 @@ methods of `plainmethods`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +46,16 @@ class Case:
     validation: str = ""
     local_steps: int = 0  # 0 for EPOCHS epochs
     gradient_clip: float | None = None
+    optimizer: tuple[str, dict[str, float]] = ("sgd", {})
     lr: float = 0.1
     lr_decay: float = 0.998
+    milestones: tuple[int, ...] = ()  # the rounds after which the rate is halved, instead of lr_decay
     warmup: dict[str, int] = field(default_factory=dict)
     eval_every: int = 1
     norm: str = ""  # "", group, local, average
     stored: str = ""  # float16, bfloat16
     fork: dict[str, Any] | None = None  # at, and what changes after it
+    smoothing: float = 0.0  # of the labels in cross-entropy
     goal: float | None = None  # of the test loss
     patience: int = 0
     rounds: int = 4
@@ -66,8 +70,8 @@ class Turn(Job):
 class Model:
     """linear, norm, tanh, linear; in float64, by torch's autograd but for the norms."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, smoothing: float = 0.0) -> None:
+        self.kind, self.smoothing = kind, smoothing
         shapes = [(WIDTH, FEATURES), (WIDTH,), *([(WIDTH,), (WIDTH,)] if kind else []), (CLASSES, WIDTH), (CLASSES,)]
         self.shapes = shapes
         self.x0 = np.concatenate(
@@ -93,7 +97,8 @@ class Model:
         return torch.tanh(z) @ U.T + c, seen
 
     def loss(self, outputs: torch.Tensor, y: Vec) -> torch.Tensor:
-        return (outputs.logsumexp(1) - outputs[torch.arange(len(y)), torch.from_numpy(y)]).mean()
+        own, all_alike = outputs[torch.arange(len(y)), torch.from_numpy(y)], outputs.mean(1)
+        return (outputs.logsumexp(1) - (1 - self.smoothing) * own - self.smoothing * all_alike).mean()
 
     def gradient(self, w: Vec, x: Vec, y: Vec) -> tuple[Vec, float, Tree]:
         v = torch.from_numpy(w.copy()).requires_grad_()
@@ -159,6 +164,30 @@ class Client:
         return self.model.pulled(w, teacher, self.batches[k][0], tau)
 
 
+def descended(job: Turn, name: str, how: dict[str, float]) -> Callable[..., Vec]:
+    """K steps of a local optimiser that knows nothing at the first: the equations of Adam's paper (its moments are
+    sums, m_k = (1 - beta1) sum_j beta1^(k-j) g_j), AdamW's and of momentum, sum_j beta^(k-j) g_j."""
+
+    def descend(direction: Callable[[int, Vec], Vec], etas: Sequence[float] | None = None) -> Vec:
+        x, seen = job.start, list[Vec]()
+        for k in range(job.K):
+            eta = job.lr if etas is None else etas[k]
+            seen.append(direction(k, x))
+            if name == "adamw":
+                x = x - eta * DECAY * x
+            if name in ("adam", "adamw"):
+                a, b = how["beta1"], how["beta2"]
+                first = sum((1 - a) * a ** (k - j) * g for j, g in enumerate(seen)) / (1 - a ** (k + 1))
+                second = sum((1 - b) * b ** (k - j) * g**2 for j, g in enumerate(seen)) / (1 - b ** (k + 1))
+                x = x - eta * first / (np.sqrt(second) + how["eps"])
+            else:
+                heavy = sum(how["beta"] ** (k - j) * g for j, g in enumerate(seen))
+                x = x - eta * (seen[-1] + how["beta"] * heavy if name == "nesterov" else heavy)
+        return x
+
+    return descend
+
+
 def arriving(case: Case, up: Tree, error: Tree, t: int, i: int, asked: int) -> tuple[Tree, Tree]:
     """What of an upload arrives, and what TopK keeps of it: the wrappers from the inside out. Numbers that are no part
     of a vector (steps of FedNova, FedWMSAM's v) are sent as they are; FedExP's square is of the D that arrives."""
@@ -213,7 +242,7 @@ class Server:
     """The server, and all clients' states."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.model, self.data = case, Model(case.norm), Data(case)
+        self.case, self.model, self.data = case, Model(case.norm, case.smoothing), Data(case)
         x0 = self.model.x0
         self.method: FedAvg = METHODS[case.method](x0, **case.fields)
         tracks = case.norm in ("local", "average")
@@ -234,7 +263,8 @@ class Server:
     def round(self, t: int) -> dict[str, Any]:
         case = self.at(t)
         warm = {name: min(1.0, (t + 1) / length) for name, length in case.warmup.items()}
-        lr = case.lr * case.lr_decay**t * warm.get("lr", 1.0)
+        halved = 0.5 ** sum(t >= one for one in case.milestones)
+        lr = case.lr * (halved if case.milestones else case.lr_decay**t) * warm.get("lr", 1.0)
         fields = {**self.method.fields, **case.fields}
         fields |= {name: fields[name] * warm[name] for name in warm if name != "lr"}
         vars(self.method).update(fields)
@@ -286,10 +316,11 @@ class Server:
             relaxed = x + case.start["beta"] * (x - kept["last"])
             centre = relaxed if case.start["centre"] == "start" else x
             start = self.method.start(relaxed, kept["method"]) if case.start["centre"] == "start" else relaxed
-        decay = np.full_like(x, DECAY)
+        name, how = case.optimizer
+        decay = np.full_like(x, 0.0 if name == "adamw" else DECAY)
         job = Turn(i, t, K, lr, centre, start, client.gradient, decay, case.gradient_clip, client.kl, planned)
         ends: list[Vec] = []
-        whole = job.descend
+        whole = job.descend if name == "sgd" else descended(job, name, how)
         job.descend = lambda *how: ends.append(whole(*how)) or ends[0]  # type: ignore[method-assign, func-returns-value]
         up, mine = self.method.turn(job, kept["method"])
         error = kept["error"] or {name: np.zeros_like(a) for name, a in up.items()}

@@ -184,13 +184,13 @@ def _data_stay(monkeypatch) -> None:
 
 
 def _decay_stays(monkeypatch) -> None:
-    real = local_loop.step_
+    real = local_loop.Steps.__call__
 
-    def step(x, direction, lr, work):
-        work.flat.decay = torch.ones(len(x))
-        real(x, direction, lr, work)
+    def step(self, x, direction, lr):
+        self.work.flat.decay = torch.ones(len(x))
+        real(self, x, direction, lr)
 
-    monkeypatch.setattr(local_loop, "step_", step)
+    monkeypatch.setattr(local_loop.Steps, "__call__", step)
 
 
 @pytest.mark.parametrize("plant", [_rows_stay, _flips_stay, _states_stay, _data_stay, _decay_stays])

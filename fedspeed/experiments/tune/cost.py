@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from ...config.cohort import cohort_name
 from ...config.plan import Plan
 from ...methods.base import Method
-from ...utils.random import cohort, dropped, straggler_steps
+from ...server.cohort import Cohort
+from ...utils.random import dropped, straggler_steps
 
 
 def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
     """Return the gradients up to every round of a run that does not diverge.
+
+    A user's sampler may choose by losses, which are not known before: for it they are those of cohorts drawn uniformly.
 
     Args:
         sizes: the number of training samples of each client.
@@ -31,8 +36,9 @@ def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
         return whole * sum(map(of_batch, epoch)) + sum(map(of_batch, epoch[:rest]))
 
     rounds = []
+    cohort = Cohort(plan if cohort_name(plan.cohort) else replace(plan, cohort="fixed"), sizes)
     for t in range(plan.rounds):
-        active = cohort(plan.seed, t, len(sizes), plan.cohort_size(len(sizes)), plan.cohort)
+        active = cohort.draw(t)
         lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
         cost = 0.0
         for i in (int(i) for i in active if i not in lost):

@@ -227,7 +227,7 @@ def draw(tuned: Tuned, stem: Path) -> list[Path]:
     for panel in (left, right):
         panel.grid(alpha=0.3)
     handles, names = left.get_legend_handles_labels()
-    left.legend(handles, names, framealpha=0.8, edgecolor="none", handlelength=3.0, fontsize=8, loc="lower right")
+    figure.legend(handles, names, frameon=False, handlelength=3.0, fontsize=8, loc="outside lower center", ncols=4)
     return save(figure, stem, ("png", "svg", "pdf"))
 
 

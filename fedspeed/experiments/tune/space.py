@@ -14,6 +14,7 @@ from typing import Any
 from ...config.config import Config
 from ...errors import UserError, unknown
 from ...methods import build, class_of
+from ...methods.local_optimizers import local_optimizer, optimizer_text
 from ..grid import apply, parse_value
 
 EXPECTED = "expected [METHOD.]FIELD=VALUES such as fedspeed.lam=1,10,100 or lr=0.01..1:log"
@@ -21,7 +22,7 @@ LOCAL = ("model and local work", "clipping and fidelity")
 FIELDS = tuple(
     f.name
     for f in dataclasses.fields(Config)
-    if f.metadata.get("group") in LOCAL and f.name not in ("model", "warmup", "follow_lr")
+    if f.metadata.get("group") in LOCAL and f.name not in ("model", "lr_schedule", "warmup", "follow_lr")
 )
 """Settings that can be tuned besides a method's own fields; none of them changes data, seeds, scores or faults."""
 
@@ -125,10 +126,12 @@ def spaces(
     """
     known = {label: _fields(table) for label, table in methods.items()}
     found: dict[str, Space] = {}
+    rates = local_optimizer(optimizer_text(base.get("local_optimizer", Config.local_optimizer))).tune_lr
     for label, fields in known.items():
         fixed = {*base, *_given(methods[label])}
         declared = {name: field for name, field in fields.items() if field.metadata.get("tune") and name not in fixed}
-        found[label] = {name: parse_axis(name, f.metadata["tune"], f.default) for name, f in declared.items()}
+        tried = {name: (name == "lr" and rates) or field.metadata["tune"] for name, field in declared.items()}
+        found[label] = {name: parse_axis(name, text, declared[name].default) for name, text in tried.items()}
     for text in given:
         values, whose = _entry(text, known, {label: str(table["name"]) for label, table in methods.items()})
         for label, name in whose.items():

@@ -96,47 +96,70 @@ function participation(data) {
 const quantiles = Array.from({ length: 101 }, (_, i) => i);
 const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
+// The models that are scored on every client's data; the first and the last are drawn, all are in the table.
+const scored = { "": "", own_: ", own models of the clients of that round", personalised_: ", personalised by local steps" };
+const onData = { train: "on their training data", test: "on their own test data" };
+
+function clientScores(data, name, meet = () => {}) {
+  return data.rows.map((row) => {
+    const found = row.runs.filter((run) => run.clients?.[name]?.some((a) => a !== null)), over = found.filter((run) => run.done);
+    return (over.length ? over : found).map((run) => {
+      meet(run.clients);
+      return run.clients[name].filter((a) => a !== null).sort((a, b) => a - b);
+    });
+  });
+}
+
 function drawFairness(data) {
   const key = runsOf(data).some((run) => run.clients?.accuracy.some((a) => a !== null)) ? "accuracy" : "loss";
   const rounds = new Set(), on = new Set();
-  const rows = data.rows.map((row) => {
-    const scored = row.runs.filter((run) => run.clients?.[key].some((a) => a !== null)), over = scored.filter((run) => run.done);
-    return (over.length ? over : scored).map((run) => {
-      rounds.add(run.clients.round);
-      on.add(run.clients.on === "train" ? "training" : run.clients.on);
-      return run.clients[key].filter((a) => a !== null).sort((a, b) => a - b);
-    });
-  });
+  const rows = clientScores(data, key, (clients) => { rounds.add(clients.round); on.add(onData[clients.on] ?? clients.on); });
   byId("fairness").hidden = !rows.some((runs) => runs.length);
   if (byId("fairness").hidden) return;
   const scale = key === "accuracy" ? 100 : 1, [first, last] = [Math.min(...rounds), Math.max(...rounds)];
   const when = first === last ? `after round ${last}` : `as last measured, after rounds ${first} to ${last}: not the same stage of training`;
-  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model on each client's own ${[...on].join(" or ")} data, ${when}. A flat, ${key === "accuracy" ? "high" : "low"} curve is fair.`;
+  const where = on.size > 1 ? `${[...on].join(" or ")} (not the same in all runs)` : [...on][0];
+  byId("fairness-note").textContent = `Clients from the worst served to the best: ${key} of the server model ${where}, ${when}. A flat, ${key === "accuracy" ? "high" : "low"} curve is fair.`;
   const at = (sorted) => {
     const order = key === "accuracy" ? sorted : [...sorted].reverse();
     return quantiles.map((q) => order[Math.min(order.length - 1, Math.floor((q / 100) * order.length))] * scale);
   };
-  const lines = rows.flatMap((runs, i) => view.hidden.has(i) ? [] : [
+  const lines = (rows) => rows.flatMap((runs, i) => view.hidden.has(i) ? [] : [
     ...(runs.length > 1 ? runs.map((run) => ({ row: i, bold: false, values: at(run) })) : []),
-    ...(runs.length ? [{ row: i, bold: true, values: mean(runs.map(at)) }] : [])]);
-  lines.sort((a, b) => a.bold - b.bold);
-  fairnessPlot(data, lines, key);
+    ...(runs.length ? [{ row: i, bold: true, values: mean(runs.map(at)) }] : [])]).sort((a, b) => a.bold - b.bold);
+  const tuned = clientScores(data, `personalised_${key}`), title = key === "accuracy" ? "Accuracy (%)" : "Loss";
+  fairnessPlots(data, [[title, lines(rows)], ...(tuned.some((runs) => runs.length) ? [[`${title}, personalised by local steps`, lines(tuned)]] : [])]);
+  fairnessTable(data, key, scale);
+}
+
+function fairnessTable(data, key, scale) {
   const cells = (f) => (runs) => (runs.length ? (average(runs.map(f)) * scale).toFixed(scale === 100 ? 2 : 4) : "–");
   const part = (sorted, share) => sorted.slice(0, Math.max(1, Math.round(sorted.length * share)));
   const bad = (sorted) => part(key === "accuracy" ? sorted : [...sorted].reverse(), 0.1);
   const good = (sorted) => part(key === "accuracy" ? [...sorted].reverse() : sorted, 0.1);
+  const middle = (a) => (a[Math.floor((a.length - 1) / 2)] + a[Math.ceil((a.length - 1) / 2)]) / 2;
   const deviation = (a) => Math.sqrt(average(a.map((v) => (v - average(a)) ** 2)));
-  const columns = [cells(average), cells((a) => average(bad(a))), cells((a) => average(good(a))), cells(deviation)];
-  byId("fairness-table").replaceChildren(tableOf(["method", "mean over clients", "worst 10%", "best 10%", "spread (sd)"],
-    rows.map((runs, i) => [data.rows[i].label, ...columns.map((f) => f(runs))]).filter((_, i) => rows[i].length)));
+  const columns = [average, (a) => average(bad(a)), middle, (a) => average(good(a)), deviation].map(cells);
+  const lines = Object.entries(scored).map(([kind, says]) => clientScores(data, kind + key).map((runs, i) =>
+    runs.length ? [data.rows[i].label + says, ...columns.map((f) => f(runs))] : null));
+  byId("fairness-table").replaceChildren(tableOf(["method", "mean over clients", "worst 10%", "median", "best 10%", "spread (sd)"],
+    data.rows.flatMap((_, i) => lines.map((kind) => kind[i])).filter((line) => line)));
 }
 
-function fairnessPlot(data, lines, key) {
-  const box = make("div", { class: "plot", role: "img", "aria-label": `${key} of clients, sorted` });
-  byId("fairness-plot").replaceChildren(make("figure", {}, make("figcaption", {}, key === "accuracy" ? "Accuracy (%)" : "Loss"), box));
+// Side by side, on one scale; all boxes are there before the first is drawn, since they share the width.
+function fairnessPlots(data, panels) {
+  const boxes = panels.map(([title]) => make("div", { class: "plot", role: "img", "aria-label": `${title} of clients, sorted` }));
+  byId("fairness-plot").replaceChildren(...panels.map(([title], i) => make("figure", {}, make("figcaption", {}, title), boxes[i])));
+  const values = panels.flatMap(([, lines]) => lines.flatMap((l) => l.values));
+  const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], values.length ? [values[0], values[0]] : [0, 1]);
+  const range = uPlot.rangeNum(low, high, 0.1, true);
+  panels.forEach(([, lines], i) => fairnessPlot(data, lines, boxes[i], range));
+}
+
+function fairnessPlot(data, lines, box, range) {
   const ink = css("--soft"), line = css("--line"), axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, size: 5 }, font: "12px system-ui, sans-serif" };
   new uPlot({
-    width: box.clientWidth || 500, height: 260, legend: { show: false }, cursor: { show: false }, scales: { x: { time: false } },
+    width: box.clientWidth || 500, height: 260, legend: { show: false }, cursor: { show: false }, scales: { x: { time: false }, y: { range: () => range } },
     series: [{}, ...lines.map(({ row, bold }) => ({ stroke: look(data, row).colour + (bold ? "" : "66"), width: bold ? 2.4 : 1, dash: bold && look(data, row).dash.length ? look(data, row).dash : undefined, points: { show: false } }))],
     axes: [{ ...axis, label: "clients, worst first (%)", labelSize: 20, labelFont: axis.font, size: 34 }, { ...axis, size: 58 }],
   }, [quantiles, ...lines.map((l) => l.values)], box);

@@ -1,4 +1,5 @@
 // Panels of curves that share hover, zoom and hidden methods.
+const WHOLE = Array.from({ length: 9 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat(); // steps between rounds
 const GRID = 800; // places on an axis that is not rounds, where runs differ
 
 const view = { axis: "round", window: 0, seeds: true, settled: true, log: false, hidden: new Set(), panels: [] };
@@ -99,7 +100,7 @@ function draw(data, panel) {
     width: box.clientWidth || 500, height: 260, legend: { show: false }, series: [{}, ...lines],
     scales: { x: { time: false }, y: { range: rangeOf(found, log), distr: log ? 3 : 1 } },
     axes: [
-      { ...axis, label: AXES[view.axis].title, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 34, space: 60 },
+      { ...axis, label: AXES[view.axis].title, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 34, space: 60, incrs: view.axis === "round" ? WHOLE : undefined },
       { ...axis, size: 58, values: (u, ticks) => ticks.map((tick) => (tick === null ? "" : figures(tick))) },
     ],
     cursor: { sync: { key: "fedspeed", scales: ["x", null] }, drag: { x: true, y: false, setScale: true }, points: { show: false }, y: false },
