@@ -12,6 +12,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from sealing import resealed
@@ -274,6 +275,28 @@ def test_kill_9_while_clients_run_adam(tmp_path):
     """The state of a local optimiser ends with a turn, so there is nothing of it to lose."""
     more = ["--local-optimizer", "adam", "--lr", "0.01"]
     kill_case(tmp_path, "fedspeed", "process", "disk", KILLS, seed=3, more=more)
+
+
+@pytest.mark.slow
+def test_kill_9_while_clients_are_scored(tmp_path):
+    """Scores of the server's model, of clients' own and after local steps are in the records that are compared."""
+    more = ["--client-test", "0.2", "--client-metrics", "every=2,own,personalised=2"]
+    kill_case(tmp_path, "fedspeed", "process", "disk", KILLS, seed=4, more=more)
+    for name in ("whole", "broken"):
+        last = json.loads((tmp_path / name / "rounds.jsonl").read_text().splitlines()[-1])
+        assert any(key.startswith("client_") for key in last), sorted(last)
+
+
+@pytest.mark.slow
+def test_kill_9_while_the_data_stay_on_disk(tmp_path):
+    """A resumed run maps the same shards again."""
+    stream = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for shard in range(3):
+        np.save(tmp_path / "data" / f"x-{shard}.npy", stream.normal(size=(200, 7)).astype("f4"))
+    np.save(tmp_path / "data" / "y.npy", stream.integers(0, 4, 600))
+    more = ["--data", "arrays", "--data-dir", str(tmp_path / "data"), "--model", "mlp"]
+    kill_case(tmp_path, "fedspeed", "process", "disk", KILLS, seed=5, more=more)
 
 
 def test_two_processes_cannot_run_in_one_directory(tmp_path):
