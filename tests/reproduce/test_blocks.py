@@ -9,6 +9,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from fedspeed.config.damping import damping
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce import Reproduction
@@ -23,6 +25,8 @@ BLOCKS = {
     "released-c100-500": "CIFAR-100, 10 of 500, to 40%",
     "released-c10-500": "CIFAR-10, 10 of 500 (appendix), to 75%",
 }
+CHECKS = {"released-start": ["released-c10-100", "released-c10-500"], "released-c100-start": ["released-c100-500"]}
+"""The checks of the start, and the blocks that each of them decides."""
 HEADER = ("block, IID", "method", "paper", "ours, first score", "ours / paper", "ours, mean of five", "state")
 
 
@@ -108,6 +112,21 @@ def test_the_tables_of_both_pages_are_those_of_the_stored_runs():
         text = page.read_text("utf-8")
         assert "<!-- blocks -->" in text, page.name
         assert block(text) == text, f"{page.name}: python tests/reproduce/test_blocks.py"
+
+
+@pytest.mark.parametrize(("check", "blocks"), CHECKS.items())
+def test_the_start_of_a_block_is_the_one_its_check_decided(check, blocks):
+    """The rule's second point: the start with the higher mean of the two seeds' last scores."""
+    scores: dict[str, dict[int, float]] = {}
+    for result in Reproduction(check, STORED / check).store.results().values():
+        scores.setdefault(result["config"]["model"]["init"], {})[result["seed"]] = result["final"]["accuracy"]
+    assert {start: set(seeds) for start, seeds in scores.items()} == {"usual": {0, 1}, "zero-residual": {0, 1}}
+    best = max(scores, key=lambda start: sum(scores[start].values()))
+    for block in blocks:
+        assert {cell.config(0).model.options["init"] for cell in find_recipe("table4-low").cells(block)} == {best}
+    text = PAGES[1].read_text("utf-8").partition("## The start: what the checks decided")[2]
+    for seeds in scores.values():
+        assert f"{100 * seeds[0]:.2f} and {100 * seeds[1]:.2f}%" in text
 
 
 def test_the_norm_of_x_is_least_where_the_linear_model_passes_through_zero():
