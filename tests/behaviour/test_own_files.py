@@ -397,8 +397,8 @@ def test_killed_and_resumed_without_asking(many, tmp_path):
     import signal
     import time
 
-    assert main(command(many, "whole", "--rounds", "60")) == 0
-    given = command(many, "cut", "--rounds", "60", "--checkpoint-every", "2", "--backend", "process", "--workers", "2")
+    assert main(command(many, "whole", "--rounds", "600")) == 0
+    given = command(many, "cut", "--rounds", "600", "--checkpoint-every", "2", "--backend", "process", "--workers", "2")
     process = subprocess.Popen([sys.executable, "-m", "fedspeed", *given], start_new_session=True)
     deadline = time.monotonic() + 120
     while not list(Path("cut").glob("checkpoints/*.json")) and time.monotonic() < deadline:

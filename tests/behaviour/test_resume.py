@@ -289,13 +289,13 @@ def test_kill_9_while_clients_are_scored(tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_while_the_data_stay_on_disk(tmp_path):
-    """A resumed run maps the same shards again."""
+    """A resumed run opens the same shards again."""
     stream = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for shard in range(3):
         np.save(tmp_path / "data" / f"x-{shard}.npy", stream.normal(size=(200, 7)).astype("f4"))
     np.save(tmp_path / "data" / "y.npy", stream.integers(0, 4, 600))
-    more = ["--data", "arrays", "--data-dir", str(tmp_path / "data"), "--model", "mlp"]
+    more = ["--data", "arrays", "--data-dir", str(tmp_path / "data"), "--set", "data.mapped=true", "--model", "mlp"]
     kill_case(tmp_path, "fedspeed", "process", "disk", KILLS, seed=5, more=more)
 
 

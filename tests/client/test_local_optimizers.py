@@ -152,7 +152,7 @@ def test_two_workers_have_the_bits_of_one(text, quick_workers):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:ray")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ["loop", "block"])
 def test_a_cluster_has_the_bits_of_one_process(engine):
     pytest.importorskip("ray")

@@ -128,9 +128,14 @@ def test_exponential_is_the_decay_to_the_bit():
     assert torch.equal(runs[0].x, runs[1].x)
 
 
-@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=pytest.mark.slow)])
+RAY = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=RAY)])
 def test_bits_are_the_same_in_workers(backend, quick_workers):
     """A function does not travel: it is called in the driver, and rho follows the rate in the workers."""
+    if backend == "ray":
+        pytest.importorskip("ray")
     rates, called = {}, []
 
     def restarts(t):

@@ -342,7 +342,7 @@ def test_the_same_numbers_on_every_back_end(held, monkeypatch, quick_workers):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-@pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_the_same_numbers_on_ray():
     pytest.importorskip("ray")
     assert_same(scores(False), scores(False, backend="ray", workers=2))
