@@ -28,7 +28,7 @@ help: ## show the targets
 setup: $(STAMP) ## make .venv and install the package with its pinned dependencies
 
 # what a run needs, and no tool of developers; pip shows what it downloads
-$(RUNTIME): pyproject.toml constraints.txt
+$(RUNTIME): pyproject.toml constraints.txt fedspeed/models/kernels.c
 	@$(PYTHON) -c 'import sys; sys.exit("fedspeed needs Python 3.11 or newer, found " + sys.version.split()[0] + "; run make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing PyTorch and six other packages into $(VENV): one to three minutes, once"

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, machine, memory, peers, report, startup
-from .contests import BY_NAME, CONTESTS, Contest
+from . import checkpoint, machine, memory, peers, profile, report, startup
+from .contests import AUTHORS, BY_NAME, CONTESTS, Contest
 from .goals import goals
 from .timing import Outcome, hold
 from .workloads import CORES
 
-PARTS = [name for name in CONTESTS if name not in BY_NAME] + ["memory", "startup", "checkpoint", "many"]
+PARTS = [name for name in CONTESTS if name not in BY_NAME] + ["profile", "memory", "startup", "checkpoint", "many"]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -27,7 +27,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="other simulators too, installed into the cache")
     parser.add_argument("--full-memory", action="store_true", help="500 clients of ResNet-18-GN: 10 GB of disk")
     parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join([*PARTS, *BY_NAME])}")
-    parser.add_argument("--contenders", default="", metavar="A,B", help="only those whose name contains one of these")
+    parser.add_argument("--whole", action="store_true", help="whole rounds, also of W5 (a minute each) and if --quick")
+    parser.add_argument(
+        "--contenders",
+        default="",
+        metavar="A,B",
+        help=f"only those whose name contains one of these; {AUTHORS!r} adds the client loop of the paper's authors",
+    )
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="repetitions; default 9, or 3 with --quick")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the JSON file goes")
     args = parser.parse_args(argv)
@@ -48,12 +54,13 @@ def main(argv: list[str] | None = None) -> int:
         say(f"this machine has one core: figures for {CORES} say nothing")
     unavailable = install() if args.peers else {}
     before = load_before()
-    outcomes = [hold(contest, args.pairs, args.quick, unavailable, say) for contest in chosen(args)]
+    outcomes = [hold(contest, args.pairs, args.quick, unavailable, say, args.whole) for contest in chosen(args)]
+    stepped = profile.in_a_process("W1", "fedavg") if "profile" in args.only else None
     resident = memory.measure(args.full_memory, args.quick, say) if "memory" in args.only else None
     started = startup.measure(3 if args.quick else 5) if "startup" in args.only else None
     waited = checkpoint.measure(args.quick, say) if "checkpoint" in args.only else None
     crowd = checkpoint.many(args.quick, say) if "many" in args.only else None
-    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started, waited, crowd)
+    found = goals({outcome.contest.name: outcome for outcome in outcomes}, resident, started, waited, crowd, stepped)
     result = {
         "command": " ".join(["python -m benchmarks", *(sys.argv[1:] if argv is None else argv)]),
         "environment": {**machine.environment(), "peers": peer_versions(outcomes)},
@@ -61,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         "busy": report.busy(before, outcomes),
         "cores_used_by_others_before": before,
         "contests": [report.to_dict(outcome) for outcome in outcomes],
+        "profile": stepped,
         "memory": resident,
         "startup": started,
         "checkpoint": waited,
@@ -112,10 +120,12 @@ def markdown(result: dict[str, Any], outcomes: list[Outcome]) -> str:
     if outcomes:
         parts += [report.about(outcomes), report.table(outcomes)]
     parts += [f"{outcome.contest.name}: {note}" for outcome in outcomes for note in outcome.notes]
+    if result["profile"]:
+        parts.append(profile.table(result["profile"]))
     if result["memory"]:
         parts.append(report.memory_table(result["memory"]))
     if result["startup"]:
-        parts.append(f"start-up to the first round of `fedspeed run`: {result['startup']['median']:.2f} s")
+        parts.append(startup.line(result["startup"]))
     for name, each in (result["checkpoint"] or {}).items():
         parts.append(
             f"checkpoints, {name}: {each['written']} in {len(each['seconds'])} rounds; waits {each['share']:.2%}"

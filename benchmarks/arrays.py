@@ -27,18 +27,18 @@ def prepare(workload: Workload) -> None:
     (workload.folder / "done").touch()
 
 
-def federated(workload: Workload) -> Federated:
+def federated(workload: Workload, augment: str = "none") -> Federated:
     """Return the same samples as the contenders', as fedspeed keeps them: pictures as bytes, vectors as they are."""
     if workload.data.startswith("cifar10"):
-        return _cifar(workload)
+        return _cifar(workload, augment)
     a = load(workload)
     owner = np.repeat(np.arange(workload.clients), workload.samples)
-    x, y = a.x.reshape(-1, a.x.shape[-1]), a.y.reshape(-1)
+    x, y = a.x.reshape(-1, *a.x.shape[2:]), a.y.reshape(-1)
     return Federated.from_arrays(x, y, owner, (a.x_test, a.y_test), name=workload.data)
 
 
-def _cifar(workload: Workload) -> Federated:
-    return load_data("cifar10", split="iid", clients=workload.clients, augment="none")
+def _cifar(workload: Workload, augment: str = "none") -> Federated:
+    return load_data("cifar10", split="iid", clients=workload.clients, augment=augment)
 
 
 def _pictures(workload: Workload) -> Arrays:

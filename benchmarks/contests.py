@@ -6,10 +6,12 @@ import sys
 from dataclasses import dataclass, replace
 
 from .peers import PEERS, python
-from .workloads import CORES
+from .workloads import CORES, Part
 
 OURS = "fedspeed: FedAvg"
 SPEED = "fedspeed: FedSpeed"
+TWO_GRADIENTS = "bare loop 2x1, two gradients per step"
+AUTHORS = "authors"
 RAY = "fedspeed: FedAvg, Ray, 3 nodes on one host"
 
 
@@ -26,6 +28,7 @@ class Entry:
         torchrun: number of processes to start it with, 0 for a plain start.
         frozen: stopped by signal while it waits, because its framework polls.
         quick: whether it takes part in quick mode.
+        word: the word of `--contenders` without which it does not take part; "" if it always does.
     """
 
     name: str
@@ -37,12 +40,12 @@ class Entry:
     torchrun: int = 0
     frozen: bool = False
     quick: bool = True
+    word: str = ""
 
-    def command(self, workload: str, active: int) -> list[str]:
+    def command(self, workload: str, part: Part) -> list[str]:
         """Return the command to start."""
         interpreter = str(python(PEERS[self.peer])) if self.peer else sys.executable
         launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.torchrun}"] if self.torchrun else []
-        extra = ["--active", str(active)] if active else []
         return [
             interpreter,
             *launcher,
@@ -50,7 +53,7 @@ class Entry:
             f"benchmarks.contenders.{self.program}",
             workload,
             *self.arguments,
-            *extra,
+            *part.options(),
         ]
 
 
@@ -59,19 +62,25 @@ class Contest:
     """A workload and its contenders.
 
     Args:
-        quick_active: clients a round in quick mode, 0 for the workload's own.
+        quick_part: the part of a round that is timed in quick mode.
+        usual_part: the part of a round that is timed otherwise, where a whole round is too long.
         quick_seconds: time a quick contest may take before it stops repeating.
     """
 
     name: str
     workload: str
     entries: tuple[Entry, ...]
-    quick_active: int = 0
+    quick_part: Part = Part()  # noqa: RUF009
+    usual_part: Part = Part()  # noqa: RUF009
     quick_seconds: float = 60.0
+
+    def part(self, quick: bool, whole: bool) -> Part:
+        """Return the part of a round that is timed."""
+        return Part() if whole else self.quick_part if quick else self.usual_part
 
     def only(self, parts: list[str], peers: bool) -> Contest:
         """Return the contest with those whose name contains one of `parts`, and those they are compared with."""
-        allowed = [entry for entry in self.entries if peers or not entry.peer]
+        allowed = [e for e in self.entries if (peers or not e.peer) and (not e.word or e.word in parts)]
         kept = {entry.name for entry in allowed if any(part in entry.name for part in parts)}
         kept |= {entry.against for entry in self.entries if entry.name in kept}
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in kept))
@@ -96,29 +105,51 @@ _PEERS = (
     Entry("Flower", "peer_flower", rival=True, peer="flower", frozen=True),
     Entry("FedJAX", "peer_fedjax", rival=True, peer="fedjax"),
 )
-_TWO_GRADIENTS = Entry("bare loop 2x1, two gradients per step", "bare", ("--processes", "2", "--gradients", "2"), SPEED)
+_TWO_GRADIENTS = Entry(TWO_GRADIENTS, "bare", ("--processes", "2", "--gradients", "2"), SPEED)
 _FEDSPEED = (
     _SPEED,
     _QUARTER,
     Entry("bare loop 1x2, two gradients a step", "bare", ("--gradients", "2"), against=SPEED),
+)
+_SETTINGS = ("--settings", AUTHORS)
+_AUTHORS = (
+    Entry(f"{OURS}, the authors' settings", "ours", ("fedavg", *_SETTINGS), word=AUTHORS),
+    Entry("the authors' loop 1x2, FedAvg", "authors", ("fedavg",), f"{OURS}, the authors' settings", word=AUTHORS),
+)
+_AUTHORS_SPEED = (
+    Entry(f"{SPEED}, the authors' settings", "ours", ("fedspeed", *_SETTINGS), SPEED, word=AUTHORS),
+    Entry("the authors' loop 1x2, FedSpeed", "authors", ("fedspeed",), f"{SPEED}, the authors' settings", word=AUTHORS),
 )
 _W3_METHODS = (
     _SPEED,
     Entry("fedspeed: SCAFFOLD", "ours", ("scaffold",)),
 )
 
+_PART_OF_W5 = Part(active=2, epochs=1)
+"""A twenty-fifth of a round of W5. Besides its steps a round and a client cost us something, and a bare loop nothing.
+That weighs more here than in the whole round, so the ratios to bare loops are no better than the whole round's."""
+
 CONTESTS = {
     contest.name: contest
     for contest in (
-        Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=2, quick_seconds=50),
-        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_active=2, quick_seconds=55),
-        Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_active=4, quick_seconds=30),
+        Contest("W1", "W1", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_part=Part(2), quick_seconds=50),
+        Contest("W1-fedspeed", "W1", (_FEDAVG, *_FEDSPEED), quick_part=Part(2), quick_seconds=55),
+        Contest("W2", "W2", (_FEDAVG, *_BARE, *_BARE_OUR_LAYERS, *_PEERS), quick_part=Part(4), quick_seconds=30),
         Contest("W3", "W3", (_FEDAVG, _IN_WORKERS, *_BARE, *_PEERS), quick_seconds=20),
         Contest("W3-methods", "W3", (_FEDAVG, *_W3_METHODS), quick_seconds=20),
-        Contest("W4", "W4", (_FEDAVG, *_BARE, *_PEERS[:2]), quick_active=4, quick_seconds=40),
-        Contest("W4-fedspeed", "W4", (_FEDAVG, _SPEED, _QUARTER, _TWO_GRADIENTS), quick_active=4, quick_seconds=40),
-        Contest("W1-ray", "W1", (_FEDAVG, _RAY), quick_active=2, quick_seconds=60),
-        Contest("W2-ray", "W2", (_FEDAVG, _RAY), quick_active=4, quick_seconds=60),
+        Contest("W4", "W4", (_FEDAVG, *_BARE, *_PEERS[:2]), quick_part=Part(4), quick_seconds=40),
+        Contest("W4-fedspeed", "W4", (_FEDAVG, _SPEED, _QUARTER, _TWO_GRADIENTS), quick_part=Part(4), quick_seconds=40),
+        Contest("W5", "W5", (_FEDAVG, *_BARE, *_PEERS[:2], *_AUTHORS), _PART_OF_W5, _PART_OF_W5, quick_seconds=20),
+        Contest(
+            "W5-fedspeed",
+            "W5",
+            (_FEDAVG, _SPEED, _TWO_GRADIENTS, *_AUTHORS_SPEED),
+            _PART_OF_W5,
+            _PART_OF_W5,
+            quick_seconds=30,
+        ),
+        Contest("W1-ray", "W1", (_FEDAVG, _RAY), quick_part=Part(2), quick_seconds=60),
+        Contest("W2-ray", "W2", (_FEDAVG, _RAY), quick_part=Part(4), quick_seconds=60),
         Contest("smoke", "smoke", (_FEDAVG, *_BARE), quick_seconds=20),
     )
 }

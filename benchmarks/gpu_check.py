@@ -30,7 +30,7 @@ from fedspeed.data.augment import Pipeline
 from fedspeed.methods import METHODS
 from fedspeed.runs.launch import resume, run_config
 from fedspeed.utils.devices import deterministic, pick_device
-from fedspeed.utils.environment import environment
+from fedspeed.utils.processes import environment
 
 NO_GPU = 3
 FACTOR, FLOOR = 10.0, 1e-5

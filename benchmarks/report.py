@@ -11,7 +11,7 @@ from . import machine
 from .goals import Goal, compare
 from .stats import median
 from .timing import Outcome, Timed
-from .workloads import ABOUT
+from .workloads import ABOUT, WORKLOADS
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -42,8 +42,9 @@ def about(outcomes: list[Outcome]) -> str:
     lines: dict[str, None] = {}
     for outcome in outcomes:
         text = f"- {outcome.contest.workload}: {ABOUT[outcome.contest.workload]}"
-        if outcome.contest.quick_active == outcome.active:
-            text += f"; QUICK: {outcome.active} active"
+        whole = WORKLOADS[outcome.contest.workload]
+        if (outcome.active, outcome.epochs) != (whole.active, whole.epochs):
+            text += f"; TIMED IN PART: {outcome.active} active, {outcome.epochs} epoch{'s' * (outcome.epochs > 1)}"
         lines[text] = None
     return "\n".join(lines)
 
@@ -97,6 +98,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "contest": outcome.contest.name,
         "workload": outcome.contest.workload,
         "active": outcome.active,
+        "epochs": outcome.epochs,
         "contenders": rows,
         "cores_used_by_others": outcome.foreign,
         "cores_used_while_waiting": outcome.idle,

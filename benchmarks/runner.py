@@ -14,6 +14,7 @@ from typing import Any
 
 from . import machine
 from .contests import Entry
+from .workloads import Part
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 900.0
@@ -27,12 +28,12 @@ class Failed(Exception):
 class Contender:
     """A contender's process; commands in, answers out, everything else it prints into `log`."""
 
-    def __init__(self, entry: Entry, workload: str, active: int, log: Path) -> None:
+    def __init__(self, entry: Entry, workload: str, part: Part, log: Path) -> None:
         self.entry, self.log = entry, log
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                entry.command(workload, active),
+                entry.command(workload, part),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

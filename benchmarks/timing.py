@@ -15,7 +15,7 @@ from . import arrays, machine
 from .contests import Contest, Entry
 from .runner import Contender, Failed
 from .stats import median
-from .workloads import Workload, find
+from .workloads import Part, Workload, find
 
 MEMORY = 1.5e9
 """Bytes that a contender is expected to need, for a warning."""
@@ -52,7 +52,8 @@ class Outcome:
     """A contest that was held."""
 
     contest: Contest
-    active: int  # clients a round
+    active: int  # clients per round
+    epochs: int  # of a client
     rows: list[Timed]
     foreign: list[float] = field(default_factory=list)  # cores used by others, in each repetition
     idle: float = 0.0  # cores used by contenders while they waited
@@ -63,28 +64,30 @@ class Outcome:
         return next((row for row in self.rows if row.entry.name == name and row.seconds), None)
 
 
-def hold(contest: Contest, pairs: int, quick: bool, unavailable: dict[str, str], say: Say) -> Outcome:
+def hold(
+    contest: Contest, pairs: int, quick: bool, unavailable: dict[str, str], say: Say, whole: bool = False
+) -> Outcome:
     """Start every contender, let each run a turn to warm up, then `pairs` repetitions in which each has its turn.
 
     Args:
         quick: fewer clients a round and fewer contenders where the contest says so, and no more repetitions than its
             time allows.
+        whole: whole rounds, also where the contest times a part.
         unavailable: peers that could not be installed, and why.
     """
     deadline = time.monotonic() + contest.quick_seconds if quick else float("inf")
-    active = contest.quick_active if quick else 0
+    part = contest.part(quick, whole)
     if quick:
         contest = replace(contest, entries=tuple(entry for entry in contest.entries if entry.quick))
-    workload = find(contest.workload, active)
+    workload = find(contest.workload, part)
     arrays.prepare(workload)
-    outcome = Outcome(
-        contest, workload.active, [Timed(entry, failure=unavailable.get(entry.peer, "")) for entry in contest.entries]
-    )
+    rows = [Timed(entry, failure=unavailable.get(entry.peer, "")) for entry in contest.entries]
+    outcome = Outcome(contest, workload.active, workload.epochs, rows)
     needed, there = MEMORY * len(contest.entries), machine.available_memory()
     if needed > there:
         outcome.notes.append(f"{there / 1e9:.0f} GB of memory free, {needed / 1e9:.0f} may be needed")
     with tempfile.TemporaryDirectory(prefix="fedspeed-bench-") as logs:
-        arena = Arena(outcome, workload, active, Path(logs), say)
+        arena = Arena(outcome, workload, part, Path(logs), say)
         try:
             arena.warm_up()
             arena.repeat(pairs, deadline)
@@ -97,12 +100,12 @@ def hold(contest: Contest, pairs: int, quick: bool, unavailable: dict[str, str],
 class Arena:
     """The running contenders of a contest."""
 
-    def __init__(self, outcome: Outcome, workload: Workload, active: int, logs: Path, say: Say) -> None:
+    def __init__(self, outcome: Outcome, workload: Workload, part: Part, logs: Path, say: Say) -> None:
         self.outcome, self.turn, self.say = outcome, workload.turn, say
         self.running: dict[str, Contender] = {}
         for number, row in enumerate(outcome.rows):
             if not row.failure:
-                contender = Contender(row.entry, workload.name, active, logs / f"{number}.log")
+                contender = Contender(row.entry, workload.name, part, logs / f"{number}.log")
                 self.running[row.entry.name] = contender
 
     def live(self) -> list[Timed]:

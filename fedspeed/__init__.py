@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from .runs.verify import verify as verify
     from .server.observers import Observer as Observer
     from .server.simulation import Simulation as Simulation
-    from .utils.params import param as param
+    from .utils.checked_fields import param as param
     from .utils.random import rng as rng
 
     load_data, diff = _load, _differences
@@ -59,20 +59,16 @@ _METHODS = [
     "FedLESAMD", "FedLESAMS", "FedSWA", "FedMoSWA", "FedGMT", "FedExP",
 ]  # fmt: skip
 _PUBLIC = {
-    "METHODS": "methods",
-    **dict.fromkeys(_METHODS, "methods"),
-    "Method": "methods.base",
-    "Wrapper": "methods",
-    "Local": "methods.base",
-    "Round": "methods.base",
-    "param": "utils.params",
+    **dict.fromkeys(["METHODS", "Wrapper", *_METHODS], "methods"),
+    **dict.fromkeys(["Method", "Local", "Round"], "methods.base"),
+    **dict.fromkeys(["MODELS", "build_model"], "models"),
+    **dict.fromkeys(["run_config", "extend", "resume"], "runs.launch"),
+    **dict.fromkeys(["UserError", "Diverged"], "errors"),
+    "param": "utils.checked_fields",
     "rng": "utils.random",
     "Plan": "config.plan",
     "Config": "config.config",
-    "run_config": "runs.launch",
     "fork": "runs.fork",
-    "extend": "runs.launch",
-    "resume": "runs.launch",
     "verify": "runs.verify",
     "diff": "report.diff:differences",
     "replay": "runs.replay",
@@ -88,31 +84,23 @@ _PUBLIC = {
     "tune": "experiments.tune",
     "Federated": "data",
     "load_data": "data:load",
-    "MODELS": "models",
-    "build_model": "models",
     "FlatModel": "client.flat_model",
-    "UserError": "errors",
-    "Diverged": "errors",
 }
-
-_MODULES = {
-    "data": "data",
-    "methods": "methods",
-    "report": "report",  # can be called, as the command can
-    "terms": "methods.terms",
-    "theory": "theory",
-}
+# `report` can be called, as the command can
+_MODULES = {"data": "data", "methods": "methods", "report": "report", "terms": "methods.terms", "theory": "theory"}
 
 __all__ = sorted([*_PUBLIC, "report"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f".{_MODULES[name]}", __name__)
-    if name not in _PUBLIC:
+    if name not in _MODULES and name not in _PUBLIC:
         raise AttributeError(f"module 'fedspeed' has no attribute {name!r}; it has {', '.join(__dir__())}")
-    module, _, inner = _PUBLIC[name].partition(":")
-    return getattr(importlib.import_module(f".{module}", __name__), inner or name)
+    collector = importlib.import_module(".utils.collector", __name__)
+    with collector.paused():  # most of them import torch
+        if name in _MODULES:
+            return importlib.import_module(f".{_MODULES[name]}", __name__)
+        module, _, inner = _PUBLIC[name].partition(":")
+        return getattr(importlib.import_module(f".{module}", __name__), inner or name)
 
 
 def __dir__() -> list[str]:

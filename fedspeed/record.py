@@ -18,7 +18,6 @@ PLACED = ("backend", "workers")
 MOST = 1e300
 """The bound of numbers in records; larger ones, Inf and NaN are written as null."""
 
-
 CLIENT_SCORES = ("client_test", "client_train")
 """Keys of records and summaries with the scores over clients, by the data of a client that were scored."""
 
@@ -48,24 +47,20 @@ class Record:
     validation_loss: float | None = None  # as test_loss, on the validation set; None without one
     validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # reported by the method and its clients
-    signs: dict[str, float] = field(
-        default_factory=dict
-    )  # signs of trouble (server/health.py), none in a healthy round
+    # signs of trouble (server/health.py), none in a healthy round
+    signs: dict[str, float] = field(default_factory=dict)
     virtual_seconds: float | None = None  # simulated, up to its end; None, and no lists below, without a network
     client_flops: list[int] = field(default_factory=list)  # of each counted client, in the order of the cohort
     client_bytes_up: list[int] = field(default_factory=list)
-    client_test: dict[str, float] = field(
-        default_factory=dict
-    )  # scores over all clients, each on its test part (server/client_metrics.py); none in a round that has no such
+    # scores over all clients, each on its test part (server/client_metrics.py); none in a round that has no such
+    client_test: dict[str, float] = field(default_factory=dict)
     client_train: dict[str, float] = field(default_factory=dict)  # the same on training data, for clients without tests
     wall_seconds: float | None = None  # real, up to its end, in all processes that ran it; None without a time budget
     client_losses: list[float | None] = field(default_factory=list)  # as client_flops, train_loss; for a user's sampler
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record for JSON: a number beyond `MOST` becomes None; fields that a run lacks are left out."""
-        plain: dict[str, Any] = {
-            name: value.copy() if isinstance(value, list | dict) else value for name, value in vars(self).items()
-        }
+        plain: dict[str, Any] = vars(self.copy())
         if self.validation_loss is None and self.validation_accuracy is None:
             del plain["validation_loss"], plain["validation_accuracy"]
         if self.virtual_seconds is None:
@@ -177,9 +172,8 @@ def finite(value: Any) -> Any:
 @cache
 def _checks() -> list[tuple[str, Callable[[Any], bool], bool]]:
     """Return every field's name, the check of a value, and whether a line of JSON may leave the field out."""
-    names = {entry.name: entry for entry in fields(Record)}
-    optional = {name for name, e in names.items() if e.default is not MISSING or e.default_factory is not MISSING}
-    return [(name, _check(str(entry.type), name), name in optional) for name, entry in names.items()]
+    optional = {e.name for e in fields(Record) if e.default is not MISSING or e.default_factory is not MISSING}
+    return [(entry.name, _check(str(entry.type), entry.name), entry.name in optional) for entry in fields(Record)]
 
 
 def _check(kind: str, name: str) -> Callable[[Any], bool]:

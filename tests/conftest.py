@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The user's key is one of the tests, for the processes that they start too."""
     os.environ["FEDSPEED_STATE"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test runs in a folder of its own, which is `tmp_path`; with `usefixtures`, all tests of a module do."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 No copy of the server's model, no averaging, no states: whatever a federated method adds comes on top. One process
 with two threads, or two processes with one thread that share the clients of a round out between them.
 
-python -m benchmarks.contenders.bare WORKLOAD [--processes 2] [--layers ours] [--gradients 2] [--active N]
+python -m benchmarks.contenders.bare WORKLOAD [--processes 2] [--layers ours] [--gradients 2] [--active N] [--epochs N]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from .. import stock
 from ..protocol import serve
-from ..workloads import CORES, Workload, find, load
+from ..workloads import CORES, Workload, add_workload, asked, load
 
 
 class Loop:
@@ -89,13 +89,12 @@ def _follow(pipe: Connection, *settings: object) -> None:
 def main() -> None:
     """Serve rounds; this process is also the first of the workers."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload")
+    add_workload(parser)
     parser.add_argument("--processes", type=int, default=1, choices=(1, CORES))
     parser.add_argument("--layers", choices=("stock", "ours"), default="stock")
     parser.add_argument("--gradients", type=int, default=1)
-    parser.add_argument("--active", type=int, default=0)
     args = parser.parse_args()
-    workload = find(args.workload, args.active)
+    workload = asked(args)
     pipes = []
     for rank in range(1, args.processes):
         here, there = get_context("spawn").Pipe()

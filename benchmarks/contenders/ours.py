@@ -1,6 +1,6 @@
 """fedspeed itself: `simulate`, a round at a time, evaluation off.
 
-python -m benchmarks.contenders.ours WORKLOAD METHOD [--active N] [--backend NAME]
+python -m benchmarks.contenders.ours WORKLOAD METHOD [--active N] [--epochs N] [--backend NAME] [--settings authors]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedspeed.methods.scaffold import Scaffold
 
 from .. import arrays, stock
 from ..protocol import serve
-from ..workloads import CORES, Workload, find, load
+from ..workloads import CORES, Workload, add_workload, asked, load
 
 METHODS = {
     "fedavg": fedspeed.FedAvg(),
@@ -29,6 +29,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {"widths": (32, 64, 128), "padding": 0}),
     "mlp": ("mlp", {"hidden": (64,)}),
 }
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "authors": {"augment": "released", "weight_decay": 1e-3, "clip": 10.0, "clip_mode": "released"},
+}
+"""What a local step has besides the gradient: nothing, as in the bare loops, or all that the authors' loop has."""
 NEVER = 10**7
 
 
@@ -51,9 +56,12 @@ def nodes(backend: str) -> Iterator[dict[str, Any]]:
         cluster.shutdown()
 
 
-def start(workload: Workload, method: str, backend: str = "", **settings: Any) -> fedspeed.Simulation:
+def start(
+    workload: Workload, method: str, backend: str = "", augment: str = "none", **settings: Any
+) -> fedspeed.Simulation:
     """Return the simulation: the engine by the package's own rule, worker processes where it is the loop."""
-    data = arrays.federated(workload)
+    data = arrays.federated(workload, augment)
+    settings = {"weight_decay": 0.0, **settings}
     name, options = MODELS[workload.model]
     model = fedspeed.build_model(name, data, **options)
     return fedspeed.simulate(
@@ -67,7 +75,6 @@ def start(workload: Workload, method: str, backend: str = "", **settings: Any) -
         batch_size=workload.batch,
         lr=workload.lr,
         lr_decay=1.0,
-        weight_decay=0.0,
         device="cpu",
         engine="auto",
         backend=backend or ("auto" if workload.model == "mlp" else "process"),
@@ -79,13 +86,16 @@ def start(workload: Workload, method: str, backend: str = "", **settings: Any) -
 def main() -> None:
     """Serve rounds."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload")
+    add_workload(parser)
     parser.add_argument("method", choices=METHODS)
-    parser.add_argument("--active", type=int, default=0)
     parser.add_argument("--backend", default="", help="serial, process, ray; as the workload has it if left out")
+    parser.add_argument("--settings", choices=SETTINGS, default="plain")
     args = parser.parse_args()
-    workload = find(args.workload, args.active)
-    with nodes(args.backend) as settings, start(workload, args.method, args.backend, **settings) as run:
+    workload = asked(args)
+    with (
+        nodes(args.backend) as cluster,
+        start(workload, args.method, args.backend, **cluster, **SETTINGS[args.settings]) as run,
+    ):
         facts = {
             "parameters": stock.count(run.model),
             "engine": run.plan.engine,

@@ -1,6 +1,6 @@
 """FedJAX: its own FedAvg on the default (jit) back end; the models in Haiku.
 
-python -m benchmarks.contenders.peer_fedjax WORKLOAD [--active N]
+python -m benchmarks.contenders.peer_fedjax WORKLOAD [--active N] [--epochs N]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import fedjax
 from fedjax.algorithms import fed_avg
 
 from ..protocol import serve
-from ..workloads import Workload, find, load
+from ..workloads import Workload, add_workload, asked, load
 
 Array = Any
 
@@ -106,10 +106,9 @@ class Run:
 def main() -> None:
     """Serve rounds."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload")
-    parser.add_argument("--active", type=int, default=0)
+    add_workload(parser)
     args = parser.parse_args()
-    run = Run(find(args.workload, args.active))
+    run = Run(asked(args))
     serve(run.round, run.check, parameters=run.parameters)
 
 

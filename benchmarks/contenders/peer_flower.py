@@ -1,6 +1,6 @@
 """Flower's simulation runtime (Ray): FedAvg, two actors of one CPU and one thread each.
 
-python -m benchmarks.contenders.peer_flower WORKLOAD [--active N]
+python -m benchmarks.contenders.peer_flower WORKLOAD [--active N] [--epochs N]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flwr.simulation import run_simulation
 
 from .. import stock
 from ..protocol import Turns
-from ..workloads import CORES, Workload, find, load
+from ..workloads import CORES, Workload, add_workload, asked, load
 from .flower_client import app
 
 NEVER = 10**9
@@ -81,10 +81,9 @@ def server(workload: Workload) -> ServerApp:
 def main() -> None:
     """Run Flower's loop, held back by the strategy."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload")
-    parser.add_argument("--active", type=int, default=0)
+    add_workload(parser)
     args = parser.parse_args()
-    workload = find(args.workload, args.active)
+    workload = asked(args)
     files = tempfile.mkdtemp(prefix="ray-")
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     init = {"num_cpus": CORES, "num_gpus": 0, "include_dashboard": False, "_temp_dir": files}

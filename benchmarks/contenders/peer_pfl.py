@@ -1,6 +1,6 @@
 """pfl-research: `FederatedAveraging` on its `SimulatedBackend`, in one process or under torchrun.
 
-python -m benchmarks.contenders.peer_pfl WORKLOAD [--threads 2] [--active N]
+python -m benchmarks.contenders.peer_pfl WORKLOAD [--threads 2] [--active N] [--epochs N]
 torchrun --nproc_per_node=2 -m benchmarks.contenders.peer_pfl WORKLOAD --threads 1
 """
 
@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from .. import stock
 from ..protocol import Turns
-from ..workloads import Workload, find, load
+from ..workloads import Workload, add_workload, asked, load
 
 NEVER = 10**9
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -90,11 +90,10 @@ def users(workload: Workload) -> FederatedDataset:
 def main() -> None:
     """Run pfl's loop, held back by the callback."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload")
+    add_workload(parser)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--active", type=int, default=0)
     args = parser.parse_args()
-    workload = find(args.workload, args.active)
+    workload = asked(args)
     torch.set_num_threads(args.threads)
     net = with_loss(stock.build(workload.model).train())
     data, arrays = users(workload), load(workload)

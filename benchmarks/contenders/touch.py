@@ -15,7 +15,7 @@ import numpy as np
 
 import fedspeed
 from fedspeed import simulate
-from fedspeed.server import round as server_round
+from fedspeed.server import cohort as cohorts
 
 from ..workloads import CORES
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, required=True, help="client turns in all, at least one per client")
     parser.add_argument("--batch", type=int, required=True)
     args = parser.parse_args()
-    server_round.cohort = in_turn
+    cohorts.cohort = in_turn
     data = fedspeed.load_data("cifar10", split="iid", clients=args.clients, augment="none")
     rounds = -(-args.turns // ACTIVE) + AGAIN
     run = simulate(

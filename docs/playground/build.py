@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from fedspeed.methods import FAMILIES, METHODS  # noqa: E402
 
 OWN = ("federation", "bridge")
-SHARED = ("errors", "utils/params", "methods/base", "methods/terms")
+SHARED = ("errors", "utils/checked_fields", "methods/base", "methods/terms")
 PACKAGES = ("fedspeed", "fedspeed.methods", "fedspeed.utils")
 LEFT_OUT = ("fedgmt",)  # it needs a model that has class probabilities
 ASKED = """

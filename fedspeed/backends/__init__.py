@@ -95,18 +95,20 @@ def find_backend(name: str) -> Callable[[Work, int, Container[int]], Backend]:
 
 
 def open_backend(work: Work, touched: Container[int] = (), place: CustomBackend | None = None) -> Opened:
-    """Decide engine, back end and number of workers of a run, and open the back end; `place` decides the last two.
+    """Decide engine, layers, back end and workers of a run, and open the back end; `place` decides the last two.
 
     `auto` takes processes if they save more time than they need to start, and if everything can be sent to them without
     importing the user's script again; otherwise it takes this process.
     """
     from ..client.engines import resolve_engine
-    from ..utils.environment import cores
+    from ..models.resnet import resolve_layers
+    from ..utils.processes import cores
     from .external import CheckedBackend
     from .packing import can_be_sent
 
     plan = work.plan
-    plan = replace(plan, engine=resolve_engine(plan, work.method, work.flat.model, work.loss, work.data))
+    engine = resolve_engine(plan, work.method, work.flat.model, work.loss, work.data)
+    plan = replace(plan, engine=engine, layers=resolve_layers(work.flat.model, plan.layers))
     work = replace(work, plan=plan)
     if place is not None:
         return Opened(place.make(work, plan.active, touched), place.name, plan.active, work)

@@ -72,14 +72,9 @@ def score_pieces(work: Work, x: torch.Tensor, what: str, pieces: list[Piece], *a
 
 
 class RemoteBackend:
-    """Base of the back ends whose workers are other processes.
+    """Base of the back ends whose workers are other processes; for the arguments see `Backend`."""
 
-    Args:
-        touched: clients that have a state by now; a worker makes the state of any other itself if it is all zeros.
-    """
-
-    size: int
-    """How many workers there are."""
+    size: int  # the number of workers
 
     def __init__(self, work: Work, touched: Container[int]) -> None:
         self.work = work
@@ -101,11 +96,7 @@ class RemoteBackend:
         return self._spread(x, [(i, i + 1) for i in range(self.work.data.clients)], "personalise", t, lr)
 
     def _spread(self, x: torch.Tensor, pieces: list[Piece], what: str, *about: Any) -> list[Any]:
-        """Have the workers evaluate the pieces, and return one answer per piece.
-
-        The answers are in the order of the pieces, whichever worker computed them: the caller sums them in this order,
-        which fixes the bits.
-        """
+        """Return the workers' answers in the order of the pieces, not of the workers: it fixes the bits of sums."""
         count = min(len(pieces), self.size)
         shares = [pieces[w::count] for w in range(count)]
         found: dict[Piece, Any] = {}
@@ -120,7 +111,7 @@ class RemoteBackend:
         raise NotImplementedError
 
     def _fresh(self, clients: list[int]) -> set[int]:
-        """Return those of some clients whose state a worker makes itself."""
+        """Return those of some clients whose state a worker makes itself: untouched ones, if it is all zeros."""
         return {i for i in clients if i not in self.touched} if self._starts_at_zero else set()
 
 
@@ -128,10 +119,11 @@ def keep_memory() -> None:
     """Keep freed vectors in this process (glibc).
 
     By default a large block goes back to the system every time, and its pages are faulted in again, which costs more
-    than the arithmetic on it.
+    than the arithmetic on it. glibc before 2.35 refuses a limit above 32 MB, and setting only the other one would fix
+    the first at 128 kB.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-            libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        limit = getattr(libc, "mallopt", lambda *_: 0)
+        if limit(-3, 2**30) or limit(-3, 2**25):  # M_MMAP_THRESHOLD
+            limit(-1, 2**30)  # M_TRIM_THRESHOLD

@@ -7,28 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..client.evaluate import Score, Sums
+from ..client.evaluate import Score
 from ..client.work import Failed, Job, Reply, Work
 from ..errors import Diverged, UserError, one_line
 from . import REQUIRED
-from .serial import evaluate_clients, personalise
+from .serial import Scoring
 
 if TYPE_CHECKING:
     import torch
 
 
-class CheckedBackend:
-    """Back end that checks every answer of the back end inside it.
-
-    Args:
-        name: of the back end, as in the config.
-        make: makes the back end inside.
-        work: the work that it was made for.
-    """
+class CheckedBackend(Scoring):
+    """Back end that checks every answer of the one inside, which `make` makes; clients are scored in this process."""
 
     def __init__(self, name: str, make: Callable[[], Any], work: Work) -> None:
+        super().__init__(work)
         self.name = name
-        self.work = work
         with self._named("cannot be made"):
             self.inner = make()
         missing = [method for method in REQUIRED if not callable(getattr(self.inner, method, None))]
@@ -60,14 +54,6 @@ class CheckedBackend:
         if not isinstance(score, Score) or not all(isinstance(value, float) for value in score):
             raise UserError(f"back end {self.name}: evaluate must return a Score of two floats, found {score!r}")
         return score
-
-    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Return sums over the slices of all clients' data, computed in this process."""
-        return evaluate_clients(self.work, x)
-
-    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
-        """Return the personalised score of every client, computed in this process."""
-        return personalise(self.work, x, t, lr)
 
     def close(self) -> None:
         """Close the back end inside; a failure is a warning and does not change the run."""

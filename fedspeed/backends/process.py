@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client.trees import tree_leaves, tree_map
+from ..client.trees import tree_leaves, tree_map, tree_of
 from ..client.work import Facts, Failed, Job, Reply, Work
 from ..errors import UserError
-from ..utils.processes import in_main_thread, safe_path
+from ..utils.pages import release
+from ..utils.processes import in_main_thread, safe_path, without_main
 from .common import Piece, RemoteBackend, RemoteError, as_error, called, failed_job
-from .packing import pack, without_main
+from .packing import pack
 from .process_start import begin
 from .process_worker import ClientPlaces, Setup
-from .shared_memory import Segment, Slot, at, lay_out, put
+from .shared_memory import Segment, Slot, lay_out, put
 
 SLOTS = 2
 """Chunks per worker in shared memory: one that it computes, one whose replies the server reads."""
@@ -56,7 +57,7 @@ class Processes(RemoteBackend):
         self.size = workers
         self.workers: list[Worker] = []
         self._owing: set[int] = set()  # workers that were asked and have not answered
-        packed = pack(work)
+        packed = pack(work, values=False)  # every vector that a worker computes with comes through shared memory
         self._payload, self._main = packed.work, packed.main
         up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
         self._vectors, size = lay_out([x0.new_empty(len(x0) + len(work.flat.statistics)), *tree_leaves(shapes.down)])
@@ -141,8 +142,8 @@ class Processes(RemoteBackend):
     def _reply(self, job: Job, row: ClientPlaces, result: Facts | RemoteError) -> Reply | Failed:
         if isinstance(result, RemoteError):
             return failed_job(job, result)
-        up = at(self._segment, self._up, row.upload) if result.represents else None
-        return Reply(job, up, at(self._segment, self.work.shapes.client, row.state), result)
+        up = tree_of(self._up, map(self._segment.tensor, row.upload)) if result.represents else None
+        return Reply(job, up, tree_of(self.work.shapes.client, map(self._segment.tensor, row.state)), result)
 
     def _answers(
         self, x: torch.Tensor, shares: list[list[Piece]], what: str, about: tuple[Any, ...]
@@ -241,9 +242,13 @@ def end(workers: list[Worker]) -> None:
 
 
 def share(tensors: dict[str, torch.Tensor]) -> tuple[Segment, dict[str, Slot]]:
-    """Copy tensors to shared memory; return the segment and the slot of each."""
+    """Copy tensors to shared memory; return the segment and the slot of each.
+
+    Those that were mapped from files leave this process's memory, since only workers read them from now on.
+    """
     places, size = lay_out(list(tensors.values()))
     segment, named = Segment.create(size), dict(zip(tensors, places, strict=True))
     for name, place in named.items():
         segment.write(place, tensors[name])
+        release(tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy())
     return segment, named

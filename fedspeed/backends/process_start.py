@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from multiprocessing.connection import Connection
 
+from ..utils.collector import paused
 from ..utils.processes import end_with_parent
 
 
@@ -16,6 +18,8 @@ def begin(pipe: Connection, kernel: bool) -> None:
         setup = pipe.recv_bytes()
     except (EOFError, ConnectionResetError):
         return
-    from .process_worker import worker
+    with paused():
+        from .process_worker import worker
+    gc.freeze()  # a worker's later collections need not look through what the imports made
 
     worker(pipe, setup)

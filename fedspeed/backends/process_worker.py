@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client.engines import make_engine
-from ..client.trees import tree_map
+from ..client.trees import tree_map, tree_of
 from ..client.work import Facts, Failed, Job
 from .common import RemoteError, keep_memory, remote_error, score_pieces
 from .packing import unpack
-from .shared_memory import Segment, Slot, at, put, take
+from .shared_memory import Segment, Slot, put
 
 
 class ClientPlaces(NamedTuple):
@@ -62,12 +63,12 @@ def worker(pipe: Connection, setup: bytes) -> None:
 
 def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any]]]:
     """Map the memory, unpack the work, and return the function that answers each kind of request."""
-    data_segment, segment = (Segment.attach(path, size) for path, size in setup.segments)
+    data_segment, segment = (Segment(os.open(path, os.O_RDWR), path, size) for path, size in setup.segments)
     work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
     flat = work.flat
     like = work.shapes.client
     x = segment.tensor(setup.vectors[0])
-    down = at(segment, work.shapes.down, setup.vectors[1:])
+    down = tree_of(work.shapes.down, map(segment.tensor, setup.vectors[1:]))
     engine = make_engine(work, buffers=[])
     flat.x = x[: flat.d]  # frees the model's own copy of x^0, which only the server needs
 
@@ -77,7 +78,7 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
         def state(client: int) -> Any:
             if client in fresh:
                 return tree_map(partial(torch.zeros_like, device=x.device), like)
-            return take(segment, like, rows[client].state)
+            return tree_of(like, map(segment.read, rows[client].state))
 
         answer: list[Facts | RemoteError] = []
         for reply in engine.run(jobs, down, state):

@@ -16,11 +16,35 @@ from ..client.work import Failed, Job, Reply, Work
 from ..utils.devices import deterministic, preserve_rng
 
 
-class Serial:
+class Scoring:
+    """Base of the back ends that score vectors in this process."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
+        """Return loss and accuracy of a vector on the test set, or on the validation set."""
+        with alone(self.work):
+            return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
+
+    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
+        """Return sums over the slices of all clients' data, in order."""
+        work = self.work
+        with alone(work):
+            return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
+
+    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
+        """Return the personalised score of every client, in order."""
+        with alone(self.work):
+            return [personalised(self.work, x, i, t, lr) for i in range(self.work.data.clients)]
+
+
+class Serial(Scoring):
     """Back end of this process, with one intra-op thread: the bits of a sum must not depend on the number of cores."""
 
     def __init__(self, work: Work, workers: int = 0, touched: Container[int] = ()) -> None:
-        self.work, self.engine = work, make_engine(work)
+        super().__init__(work)
+        self.engine = make_engine(work)
         keep_freed()
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
@@ -30,33 +54,8 @@ class Serial:
                 replies = self.engine.run(chunk, down, state)
             yield from replies
 
-    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Return loss and accuracy of a vector on the test set, or on the validation set."""
-        with alone(self.work):
-            return evaluate(self.work.flat, x, self.work.data, self.work.loss, validation)
-
-    def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
-        """Return sums over the slices of all clients' data, in order."""
-        return evaluate_clients(self.work, x)
-
-    def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
-        """Return the personalised score of every client, in order."""
-        return personalise(self.work, x, t, lr)
-
     def close(self) -> None:
         """Do nothing: no worker was started."""
-
-
-def evaluate_clients(work: Work, x: torch.Tensor) -> list[Sums]:
-    """Return sums of a vector's scores over the slices of all clients' data, computed in this process."""
-    with alone(work):
-        return [score_clients(work.flat, x, work.data, work.loss, a, b) for a, b in client_slices(work.data)]
-
-
-def personalise(work: Work, x: torch.Tensor, t: int, lr: float) -> list[Score]:
-    """Return the personalised scores of a vector, client by client, computed in this process."""
-    with alone(work):
-        return [personalised(work, x, i, t, lr) for i in range(work.data.clients)]
 
 
 def keep_freed() -> None:

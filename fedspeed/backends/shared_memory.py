@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client.trees import tree_leaves, tree_map
+from ..client.trees import tree_leaves
 from ..errors import UserError
 
 ALIGN = 64
@@ -37,6 +37,12 @@ class Slot(NamedTuple):
     def size(self) -> int:
         """The number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return the tensor in this slot of an array of bytes, sharing memory."""
+        if not self.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return raw[self.offset : self.offset + self.size].view(self.dtype).view(self.shape)
 
 
 class Segment:
@@ -72,18 +78,12 @@ class Segment:
         os.truncate(handle, size)
         return cls(handle, path, size)
 
-    @classmethod
-    def attach(cls, path: Path, size: int) -> Segment:
-        """Open the segment that another process made."""
-        handle = os.open(path, os.O_RDWR)
-        return cls(handle, path, size)
-
     def tensor(self, place: Slot) -> torch.Tensor:
-        """Return the tensor in a slot, sharing memory."""
-        if not place.size:
+        """Return the tensor in a slot, sharing memory; a user's hook that copies it deeply copies no other."""
+        count = math.prod(place.shape)
+        if not count:
             return torch.empty(place.shape, dtype=place.dtype)
-        flat = torch.frombuffer(self.map, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset)
-        return flat.view(place.shape)
+        return torch.frombuffer(self.map, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)
 
     def write(self, place: Slot, a: torch.Tensor) -> None:
         """Copy a tensor to a slot."""
@@ -128,22 +128,10 @@ def lay_out(tensors: list[torch.Tensor], start: int = 0) -> tuple[list[Slot], in
     return places, -(-start // ALIGN) * ALIGN
 
 
-def at(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
-    """Return a tree like the prototype, of tensors that share the segment's memory."""
-    remaining = iter(places)
-    return tree_map(lambda _: segment.tensor(next(remaining)), prototype)
-
-
 def put(segment: Segment, places: list[Slot], tree: Any) -> None:
     """Copy a tree's tensors to their slots."""
     for place, a in zip(places, tree_leaves(tree), strict=True):
         segment.write(place, a)
-
-
-def take(segment: Segment, prototype: Any, places: list[Slot]) -> Any:
-    """Return a copy of the tree in some slots."""
-    remaining = iter(places)
-    return tree_map(lambda _: segment.read(next(remaining)), prototype)
 
 
 def _bytes(a: torch.Tensor) -> memoryview:

@@ -1,8 +1,8 @@
 """The `fedspeed` command line, the only place that prints.
 
-The module of a command has `configure(parser)`, which adds its options, and `main(args, console)`, which returns the
-exit code; `GROUPS` below lists it. Only the module of the chosen command is imported, and torch only when a command
-needs it.
+The module of a command has `configure(parser)`, which adds its options, `main(args, console)`, which returns the exit
+code, and an `EPILOG` with examples; `GROUPS` below lists it, and `MODULES` names the functions of commands that share a
+module. Only the module of the chosen command is imported, and torch only when a command needs it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import Diverged, Terminated, UserError, nearest, one_line
+from ..utils.collector import paused, skip_at_exit
+from .output import outlets, terminable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+NEEDED = ("torch", "numpy", "safetensors", "matplotlib", "PIL", "rich", "tomli_w")
+"""The modules of the packages in `dependencies` of pyproject.toml."""
 ABOUT = "Simulate federated optimisation: FedSpeed (ICLR 2023), its baselines and its successors."
 GROUPS = {
     "run": {
@@ -51,7 +55,7 @@ GROUPS = {
         "diff": "list what differs between two runs",
         "verify": "check a run: digests, running sums, and rounds repeated bit for bit",
         "replay": "repeat one client's turn, step by step, and compare its upload with the run's",
-        "inspect": "measure sharpness and client divergence of finished runs",
+        "inspect": "measure sharpness, client divergence and noise of ascent steps",
     },
     "paper": {
         "reproduce": "make the paper's tables and figures, with its numbers beside ours and a verdict",
@@ -65,35 +69,30 @@ GROUPS = {
 }
 """Group -> command -> help, in the order of `fedspeed --help`."""
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
-MODULES = {"extend": "resume"}
-"""Commands whose module has another name."""
+MODULES = {
+    "resume": "run:resume",
+    "extend": "run:resume",
+    "fork": "run:fork",
+    "models": "methods:models",
+    "export": "report:export",
+    "slurm": "scale:slurm",
+    "deploy": "scale:deploy",
+    **{name: f"look:{name}" for name in ("runs", "show", "watch", "diff")},
+    **{name: f"check:{name}" for name in ("explain", "verify", "replay", "inspect")},
+}
+"""Commands in the module of another: its name, and the end of the names of their functions (`configure_fork`)."""
 
-_OPTIMIZER = "--local-optimizer adam for the clients' steps, --method NAME for the algorithm"
-_GPU = "--device cuda computes on a GPU, --ray-gpus 0.5 gives each Ray worker a share of one"
-_LOG = "--log wandb, tensorboard, mlflow or csv sends every round to a tracker"
 _SPLIT = "--split dirichlet:0.3 for skewed labels, --split iid for none"
-_PERSONAL = "--client-metrics every=10,personalised=5 scores models after five local steps of each client"
-_COHORT = "--cohort cyclic, weighted:samples, availability:FILE or file.py:NAME chooses who takes part"
-_ACTIVE = "--active is the number of clients in a round, not a share"
-ANSWERS = {
-    "optimizer": _OPTIMIZER,
-    "optim": _OPTIMIZER,
-    "gpus": _GPU,
-    "num_gpus": _GPU,
-    "wandb": _LOG,
-    "tensorboard": _LOG,
-    "mlflow": _LOG,
-    "noniid": _SPLIT,
-    "non_iid": _SPLIT,
-    "iid": _SPLIT,
-    "dirichlet": _SPLIT,
+_ANSWERS = {
+    "optimizer optim": "--local-optimizer adam for the clients' steps, --method NAME for the algorithm",
+    "gpus num_gpus": "--device cuda computes on a GPU, --ray-gpus 0.5 gives each Ray worker a share of one",
+    "wandb tensorboard mlflow": "--log wandb, tensorboard, mlflow or csv sends every round to a tracker",
+    "noniid non_iid iid dirichlet": _SPLIT,
     "alpha": f"{_SPLIT}; a field alpha of the method: --set alpha=VALUE",
-    "sampler": _COHORT,
-    "client_sampling": _COHORT,
-    "client_selection": _COHORT,
-    "frac": _ACTIVE,
-    "join_ratio": _ACTIVE,
-    "fraction": _ACTIVE,
+    "sampler client_sampling client_selection": (
+        "--cohort cyclic, weighted:samples, availability:FILE or file.py:NAME chooses who takes part"
+    ),
+    "frac join_ratio fraction": "--active is the number of clients in a round, not a share",
     "server_lr": "the server's rate is a field of the method: --set eta_g=VALUE",
     "lr_step": "--lr-schedule step:30,60:0.1",
     "aggregator": "the server sees the mean of the replies alone; --weighting samples weights it",
@@ -102,20 +101,18 @@ ANSWERS = {
     "name": "--out runs/NAME names the run's directory",
     "dry_run": "--rounds 1 tries a setting; `fedspeed tune --dry-run` prices a search",
     "parallel": "--workers N trains clients side by side, `fedspeed compare --jobs N` runs",
-    "fine_tune": _PERSONAL,
-    "personalize": _PERSONAL,
-    "personalise": _PERSONAL,
-    "finetune": _PERSONAL,
-    "async": "rounds are synchronous; --stragglers and --network simulate slow clients",
-    "asynchronous": "rounds are synchronous; --stragglers and --network simulate slow clients",
+    "fine_tune personalize personalise finetune": (
+        "--client-metrics every=10,personalised=5 scores models after five local steps of each client"
+    ),
+    "async asynchronous": "rounds are synchronous; --stragglers and --network simulate slow clients",
     "seeds": "a run has one --seed; `fedspeed compare METHOD --seeds 3` runs several",
     "checkpoint": "every run has checkpoints: `fedspeed resume RUN`; --checkpoint-every N, --keep-every N",
     "save_model": "every run keeps its model in its directory",
-    "fp16": "--precision bfloat16",
-    "amp": "--precision bfloat16",
+    "fp16 amp": "--precision bfloat16",
     "verbose": "progress is shown unless --quiet; --traceback shows where an error is",
     "val_split": "--validation 0.1 sets data aside to choose rounds on",
 }
+ANSWERS = {option: answer for options, answer in _ANSWERS.items() for option in options.split()}
 """Options that other programs have and no option here is spelled like, and what to use instead."""
 
 EPILOG = """\
@@ -131,9 +128,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Help formatter that keeps examples as written and leaves room for option names."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(
-            prog, max_help_position=34, width=min(110, shutil.get_terminal_size().columns if tty() else 100)
-        )
+        width = min(110, shutil.get_terminal_size().columns if tty() else 100)
+        super().__init__(prog, max_help_position=34, width=width)
 
 
 def tty() -> bool:
@@ -183,8 +179,7 @@ class Parser(argparse.ArgumentParser):
         """Return the parser of the given command, or itself if there is none."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and getattr(found, action.dest, None) in action.choices:
-                inner: Parser = action.choices[getattr(found, action.dest)]
-                return inner._chosen(found)
+                return self.inner()[getattr(found, action.dest)]._chosen(found)
         return self
 
     def _hint(self, message: str) -> str:
@@ -219,10 +214,13 @@ def build_parser(only: str | None = None) -> Parser:
     Args:
         only: the one command that gets its options and whose module is imported, "" for none; None for all commands.
     """
+    lines = []
+    for group, listed in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<10} {about}" for name, about in listed.items())]
     parser = Parser(
         prog="fedspeed",
         usage="fedspeed [-h] [--version] COMMAND ...",
-        description=f"{ABOUT}\n{_listed()}",
+        description="\n".join([ABOUT, *lines]),
         epilog=EPILOG,
         formatter_class=Help,
     )
@@ -235,23 +233,17 @@ def build_parser(only: str | None = None) -> Parser:
     return parser
 
 
-def _listed() -> str:
-    """Return the commands by groups, as lines."""
-    lines = []
-    for group, commands in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())]
-    return "\n".join(lines)
-
-
 def _configure(sub: Parser, name: str) -> None:
     """Give a command's parser its options, and its actions theirs."""
-    module = import_module(f".{MODULES.get(name, name)}", __name__)
-    module.configure(sub)
+    place, _, end = MODULES.get(name, name).partition(":")
+    with paused():
+        module = import_module(f".{place}", __name__)
+    getattr(module, f"configure_{end}" if end else "configure")(sub)
+    sub.epilog = getattr(module, f"EPILOG_{name.upper()}" if end else "EPILOG", None)
     sub.default_action = getattr(module, "DEFAULT_ACTION", "")
     for each in (sub, *sub.inner().values()):
-        about = "show the full traceback of an error"
-        each.add_argument("--traceback", action="store_true", help=about)
-    sub.set_defaults(main=module.main)
+        each.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
+    sub.set_defaults(main=getattr(module, f"main_{end}" if end else "main"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -260,10 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done, 1 diverged, 2 bad input, 3 a defect of fedspeed, 130 Ctrl-C, 143 SIGTERM. A closed pipe (`| head -1`) does
     not stop a command; output that cannot be written is reported as an error at the end.
     """
+    skip_at_exit()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how to complete a word
         _complete()
-    from .output import outlets, terminable
-
     with outlets() as out:
         with terminable() as terminated:
             try:
@@ -287,19 +278,11 @@ def _complete() -> None:
     words = os.environ.get("COMP_LINE", "").split()[1:]
     parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
     for action in (action for one in (parser, *parser.inner().values()) for action in one._actions):
-        if names := COMPLETED.get(action.dest):
-            action.completer = names  # type: ignore[attr-defined]
+        if action.dest in ("method", "methods"):
+            from ..methods import METHODS  # imported late; the command's module has imported it
+
+            action.completer = lambda **_: list(METHODS)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
-
-
-def _methods(**_: Any) -> list[str]:
-    from ..methods import METHODS
-
-    return list(METHODS)
-
-
-COMPLETED = {"method": _methods, "methods": _methods}
-"""Arguments with values that a shell can complete, and functions that return them."""
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -342,15 +325,13 @@ def _main(argv: Sequence[str] | None) -> int:
     except MemoryError as error:
         return _failed(f"error: not enough memory ({error or 'no more said'}); use smaller sizes", argv, 2)
     except Exception as error:
-        return _failed(f"error: {one_line(error)}; a defect: please report it with what --traceback shows", argv, 3)
+        return _failed(f"error: {_unexpected(error)}", argv, 3)
 
 
 def _console() -> Console:
     """Return a console that prints control characters, for example those in a run directory, as text."""
     from rich.console import Console
     from rich.text import Text
-
-    from .output import visible
 
     class Plain(Console):
         def render_str(self, text: str, **how: Any) -> Text:
@@ -374,16 +355,19 @@ def _failed(message: str, argv: Sequence[str] | None, code: int) -> int:
     """Print why the command ended as one line, after the traceback if --traceback was given; return the code."""
     if "--traceback" in (sys.argv if argv is None else argv):
         traceback.print_exc()
-    from .output import visible
-
     sys.stderr.write(f"fedspeed: {visible(message)}\n")
     return code
 
 
+def _unexpected(error: Exception) -> str:
+    """Return what to do about an error that no code expected: install what is missing, or report a defect."""
+    if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+        return f"{error.name} is not installed for {sys.executable}; run `make setup`, or `pip install -e .`"
+    return f"{one_line(error)}; a defect: please report it with what --traceback shows"
+
+
 def _each_once() -> Callable[..., None]:
     """Return a function that shows each warning once, as one line: runs of one command may repeat it."""
-    from .output import visible
-
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""`fedspeed audit FILE.py:CLASS --method NAME`."""
+"""`fedspeed audit FILE.py:CLASS --method NAME`: a user's implementation of a method beside ours."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..experiments.grid import parse_value
 from ..methods import build
-from .method_syntax import split_pair
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +27,17 @@ examples:
   fedspeed audit mine.py:Speed --method fedspeed --set lam=10 --rounds 8
   fedspeed audit mine.py:Mine --method scaffold --json
 """
-HOOKS = {
-    "client(i, x, grad, t)": "client i's round t = 0, 1, ...: x_K, or a tuple (x_K, whatever else it sends)",
-    "server(x, replies, t)": "the next model from the last one and {i: what client i returned}",
-    "client_state(i), server_state()": "optional: {name: vector} under our names, compared after every round",
-}
-"""Methods that an audited class needs, printed by `fedspeed audit --list`."""
+NEEDS = """\
+client(i, x, grad, t)
+    client i's round t = 0, 1, ...: x_K, or a tuple (x_K, whatever else it sends)
+server(x, replies, t)
+    the next model from the last one and {i: what client i returned}
+client_state(i), server_state()
+    optional: {name: vector} under our names, compared after every round
+
+Its constructor is given what it names: x0, the setting (clients, active, local_steps, lr, lr_decay, ...), the method's
+fields. `fedspeed audit --template` prints one."""
+"""What an audited class needs, printed by `fedspeed audit --list`."""
 
 TEMPLATE = '''\
 """An adapter for `fedspeed audit`: put your own code behind client and server, on flat NumPy vectors."""
@@ -69,9 +73,9 @@ SIZES = (
     ("rounds", int, "rounds; default 6"),
     ("clients", int, "N; default 5"),
     ("active", int, "S, clients in each round; default 3"),
-    ("local-steps", int, "K; default 4"),
+    ("local_steps", int, "K; default 4"),
     ("lr", float, "local rate; default 0.1"),
-    ("lr-decay", float, "its factor from round to round; default 0.9"),
+    ("lr_decay", float, "its factor from round to round; default 0.9"),
     ("dim", int, "d, length of a vector; default 6"),
     ("seed", int, "of the problem and the cohorts; default 0"),
     ("tolerance", float, "largest error that is rounding; default 1e-6, which float32 meets"),
@@ -80,15 +84,14 @@ SIZES = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the class, the method and the sizes of the setting."""
-    parser.epilog = EPILOG
     about = "a class of yours, or a function that makes its object"
     parser.add_argument("adapter", nargs="?", metavar="FILE.py:CLASS", help=about)
     parser.add_argument("--method", metavar="NAME", help="the method that it implements; `fedspeed methods` lists them")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the method such as lam=10"
-    )
+    about = "a field of the method such as lam=10"
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=about)
     for name, kind, about in SIZES:
-        parser.add_argument(f"--{name}", type=kind, metavar="X" if kind is float else "N", help=about)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, metavar="X" if kind is float else "N", help=about)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     parser.add_argument("--list", action="store_true", help="print the methods that the class needs")
     parser.add_argument("--template", action="store_true", help="print an example class")
@@ -100,16 +103,16 @@ def main(args: argparse.Namespace, console: Console) -> int:
         console.print(TEMPLATE, end="", soft_wrap=True)
         return 0
     if args.list:
-        needs(console)
+        console.print(NEEDS)
         return 0
     if not args.adapter or not args.method:
         missing = "--method NAME" if args.adapter else "an adapter, path/to/file.py:Class"
         raise UserError(f"audit: expected {missing}; `fedspeed audit --list` says what an adapter needs")
     from ..experiments.audit import audit
 
-    method = build({"name": args.method, **dict(field(text) for text in args.set)})
-    names = [name.replace("-", "_") for name, _, _ in SIZES]
-    settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given = options.split_pairs(args.set, "--set", "FIELD=VALUE such as lam=10")
+    method = build({"name": args.method, **{name.removeprefix("method."): value for name, value in given}})
+    settings = {name: value for name, *_ in SIZES if (value := getattr(args, name)) is not None}
     with redirect_stdout(sys.stderr):  # what the user's code prints is not the result
         found = audit(args.adapter, method, **settings)
     if args.json:
@@ -117,19 +120,3 @@ def main(args: argparse.Namespace, console: Console) -> int:
     else:
         console.print(str(found))
     return 0 if found.conforms else 1
-
-
-def field(text: str) -> tuple[str, object]:
-    """Parse `lam=10`, also written `method.lam=10`."""
-    name, value = split_pair(text, "--set", "FIELD=VALUE such as lam=10")
-    return name.removeprefix("method."), parse_value(value)
-
-
-def needs(console: Console) -> None:
-    """Print the hooks of a class."""
-    for hook, about in HOOKS.items():
-        console.print(f"{hook}\n    {about}")
-    console.print(
-        "\nIts constructor is given what it names: x0, the setting (clients, active, local_steps, lr, lr_decay, ...), "
-        "the method's\nfields. `fedspeed audit --template` prints one."
-    )

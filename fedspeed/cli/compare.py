@@ -1,4 +1,4 @@
-"""`fedspeed compare`."""
+"""`fedspeed compare`, and what it shares with other commands that make several runs: seeds, jobs, how to continue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.config import Config
 from ..config.warmup import shared
 from ..errors import UserError
-from ..experiments.batch import one_command
+from ..experiments.batch import RunTask, make_runs, one_command, unfinished
 from ..experiments.compare import planned_runs
 from ..experiments.sweep import rows_of, tasks_of
 from ..methods import METHODS, WRAPPERS, build
@@ -23,9 +24,12 @@ from ..report.figures import chart
 from ..report.labels import find_label
 from ..report.tables import CLIENTS
 from ..runs.directory import RunDir
-from . import many_runs, method_syntax, options, report
+from ..server.observers import Observers
+from ..utils.processes import cores
+from . import options, report
 from .methods import grouped
-from .output import width
+from .output import show_table, width
+from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +37,8 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison
     from ..report.run_files import Row
 
-Groups = list[tuple[str, str, str, str]]
-
+Labelled = tuple[str, dict[str, Any]]
+"""A method's text, and the tables of its config."""
 EPILOG = """\
 Methods may have fields: fedspeed:rho=0,lam=100; and wrappers: fedspeed+topk:0.01+dp:noise=1. For a seed all methods
 get the same splits, initial models, cohorts and batches, and one learning-rate decay; the paper gave some methods a
@@ -57,12 +61,10 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the methods or folders, the baseline, and an option per config key."""
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,..., `all`; or folders of runs"
-    )
+    about = "NAME, NAME:field=value,..., `all`; or folders of runs"
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help=about)
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    many_runs.configure(parser)
+    configure_runs(parser)
     parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     parser.add_argument("--paper-decay", action="store_true", help="the same as --preset paper")
     report.add_look(parser)
@@ -122,33 +124,29 @@ def _read(args: argparse.Namespace, out: Path, given: list[Path], console: Conso
         *(name for name in ("seeds", "log") if getattr(args, name)),
     ]
     if asked:
-        raise UserError(
-            f"compare: with folders nothing is run, so --{asked[0].replace('_', '-')} has no use; leave it out"
-        )
+        flag = "--" + asked[0].replace("_", "-")
+        raise UserError(f"compare: with folders nothing is run, so {flag} has no use; leave it out")
     rows, left_out = collect(given)
     if args.network or args.devices:
         rows = [replace(row, runs=[costed(run, args.network, args.devices) for run in row.runs]) for row in rows]
-    for reason in left_out if console else ():
-        assert console is not None
-        console.print(f"left out: {reason}", style="yellow")
-    beside = (
-        len(given) == 1
-        and not RunDir(given[0]).config_file.is_file()
-        and not args.out
-        and not (given[0] / "table.md").exists()
-    )
-    return rows, given[0] if beside else out
+    if console:
+        for reason in left_out:
+            console.print(f"left out: {reason}", style="yellow")
+    first, alone = given[0], len(given) == 1 and not args.out
+    beside = alone and not RunDir(first).config_file.is_file() and not (first / "table.md").exists()
+    return rows, first if beside else out
 
 
 def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> tuple[list[Row], dict[str, str], Any]:
     """Make the missing runs; return all rows, label -> reason of failures, and the targets."""
-    base, seeds = base_tables(args), many_runs.parse_seeds(args.seeds or "3")
-    many_runs.check(args)
+    base, seeds = base_tables(args), parse_seeds(args.seeds or "3")
+    check_runs(args)
     tables = expand(args.methods, base, console if show else None)
     if "all" in args.methods:
         tables, groups = by_cost(tables)
         if show:
-            _show_groups(groups, console)
+            show_table(console, ("family", "gradients per step", "vectors down / up", "methods"), groups)
+            console.print()
     if show:
         options.print_presets(console, tables)
     names = [text for text, _ in tables]
@@ -156,14 +154,11 @@ def _run(args: argparse.Namespace, out: Path, console: Console, show: bool) -> t
         raise UserError(f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}")
     how = {"overwrite": args.overwrite, "log": args.log}
     planned, targets = planned_runs(tables, seeds, out, **how)
-    report.look_of(args).check(names, targets, _of_clients(str(base.get("client_metrics", ""))))
-    failed = many_runs.make(args, tasks_of(planned), out, console, show)
+    measured = str(base.get("client_metrics", ""))
+    of_clients = [name for name in CLIENTS if measured and (name != "personalised" or name in measured)]
+    report.look_of(args).check(names, targets, of_clients)
+    failed = make_shown(args, tasks_of(planned), out, console, show)
     return rows_of("compare", planned, failed), failed, targets
-
-
-def _of_clients(measured: str) -> list[str]:
-    """Return the columns of scores over clients that runs with this setting of `client_metrics` have."""
-    return [name for name in CLIENTS if measured and (name != "personalised" or name in measured)]
 
 
 def base_tables(args: argparse.Namespace) -> dict[str, Any]:
@@ -182,14 +177,14 @@ def base_tables(args: argparse.Namespace) -> dict[str, Any]:
     return base
 
 
-def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[tuple[str, dict[str, Any]]]:
+def expand(given: list[str], base: dict[str, Any], console: Console | None) -> list[Labelled]:
     """Return every method's text and config; `all` is every method that accepts the setting, the others are printed."""
-    asked = [(text, name) for text in given for name in (METHODS if text == "all" else (method_syntax.lowered(text),))]
+    asked = [(text, name) for text in given for name in (METHODS if text == "all" else (options.lowered(text),))]
     scheduled = base.get("warmup") or base.get("follow_lr")
-    rivals = {name: build(method_syntax.parse_method(name)) for _, name in asked} if scheduled else {}
-    found: list[tuple[str, dict[str, Any]]] = []
+    rivals = {name: build(options.parse_method(name)) for _, name in asked} if scheduled else {}
+    found: list[Labelled] = []
     for text, name in asked:
-        tables = {**base, "method": method_syntax.parse_method(name)}
+        tables = {**base, "method": options.parse_method(name)}
         if rivals:
             tables |= shared(base, rivals[name], rivals.values())
         try:
@@ -204,7 +199,7 @@ def expand(given: list[str], base: dict[str, Any], console: Console | None) -> l
     return found
 
 
-def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, dict[str, Any]]], Groups]:
+def by_cost(tables: list[Labelled]) -> tuple[list[Labelled], list[tuple[str, ...]]]:
     """Sort the methods of `all` by family and cost; return them, and the groups of equal cost as table rows."""
     order = grouped(text for text, _ in tables if text in METHODS)
     found: dict[tuple[str, str, str], list[str]] = {}
@@ -216,25 +211,67 @@ def by_cost(tables: list[tuple[str, dict[str, Any]]]) -> tuple[list[tuple[str, d
     return [(text, own[text]) for text in moved], [(*costs, ", ".join(some)) for costs, some in found.items()]
 
 
-def _show_groups(groups: Groups, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table("family", "gradients per step", "vectors down / up", "methods", box=None, pad_edge=False)
-    for line in groups:
-        table.add_row(*line)
-    console.print(table, soft_wrap=False)
-    console.print()
-
-
 def show_comparison(found: Comparison, console: Console, out: Path) -> None:
     """Print table, differences and chart; columns that do not fit are named."""
     wide = width(console)
-    keep = [column.keep for column in found.columns]
-    rest = []
-    if found.gaps:
-        gaps = tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0]
-        rest = ["", textwrap.fill(f"{found.question}:", wide), gaps]
+    below = [textwrap.fill(note, wide) for note in (found.note, found.settings)]
+    below += ["", *gap_lines(found, wide)] if found.gaps else []
     drawing = chart(found.rows, console.width)
-    rest += ["", drawing] if drawing else []
+    below += ["", drawing] if drawing else []
+    table, dropped = tables.fit(*found.table, [column.keep for column in found.columns], wide)
     files = f"table.md, .csv, .tex and .json; {found.figure_name}.png, .svg and .pdf"
-    many_runs.print_table(console, found.table, keep, [found.note, found.settings], rest, files, out)
+    print_table(console, table, dropped, below, files, out)
+
+
+def gap_lines(found: Comparison, wide: int) -> list[str]:
+    """Return the question that the table of differences answers, and the table."""
+    return [textwrap.fill(f"{found.question}:", wide), tables.fit(*found.gap_table, tables.GAP_KEEP, wide)[0]]
+
+
+def configure_runs(parser: argparse.ArgumentParser) -> None:
+    """Add --seeds and --jobs."""
+    parser.add_argument("--seeds", metavar="N|A,B,..", help="number of seeds (0..N-1), or a list; default 3")
+    about = "number of runs side by side; 0: one per core; default 1"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=about)
+
+
+def check_runs(args: argparse.Namespace) -> None:
+    """Raise for options that no run could be made with."""
+    Observers(args.log)  # raises for an unknown observer
+    if args.jobs < 0:
+        raise UserError(f"--jobs: expected a whole number >= 0, got {args.jobs}")
+
+
+def make_shown(
+    args: argparse.Namespace, tasks: Sequence[RunTask], out: Path, console: Console, show: bool
+) -> dict[str, str]:
+    """Make the runs that are not done, with a progress display; return label -> reason of failures."""
+    left = unfinished(tasks)
+    if len(left) < len(tasks) and show:
+        console.print(f"{len(tasks) - len(left)} of {len(tasks)} runs are done already and kept")
+    try:
+        with ManyRunsProgress(console, args.command, left, show) as shown:
+            return make_runs(left, args.jobs or cores(), shown, args.traceback)
+    except KeyboardInterrupt as stopped:
+        given = [text for text in args.argv if text != "--overwrite"]
+        again = shlex.join(["fedspeed", *given, *([] if args.out else ["--out", str(out)])])
+        raise type(stopped)(f"`{again}` continues it") from None
+
+
+def print_table(console: Console, table: str, dropped: list[str], below: list[str], files: str, out: Path) -> None:
+    """Print a table, the names of the columns that did not fit, the lines below it, and the files."""
+    wide = width(console)
+    missing = [textwrap.fill(f"no room for {', '.join(dropped)}: see {out / 'table.md'}", wide)] if dropped else []
+    parts = ["", table, "", *missing, *below, "", textwrap.fill(f"files: {files}", wide), f"   in: {out}"]
+    console.print("\n".join(parts), no_wrap=True, overflow="ignore", crop=False)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse `3` into 0, 1, 2; `5,7` into 5, 7; `7,` into 7 alone."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < (0 if "," in text else 1):
+        raise UserError(f"--seeds: expected how many, such as 3, or which, such as 5,7; got {text!r}")
+    return list(range(numbers[0])) if "," not in text else numbers

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import CARDS, DATASETS
 from ..errors import UserError, unknown
-from ..experiments.grid import parse_value
-from .method_syntax import split_pair
+from . import options
+from .options import split_pairs
+from .output import show_table
 from .progress import Loading
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..data.summary import Summary
+    from ..data.splits import Summary
 
 SPLITS_HELP = """\
 splits:
@@ -43,6 +45,8 @@ examples:
 
 Files are kept in $FEDSPEED_CACHE, or the folder `fedspeed` of your cache folder (~/.cache).
 """
+SETTING = ("split", "clients", "seed", "augment", "data_dir", "validation", "client_test")
+"""Options of `show` that are arguments of `load`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,29 +54,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="action", metavar="list | fetch NAME | show NAME")
     look = parser.formatter_class
     kinds.add_parser("list", help="list names, sizes and sources of the data sets", formatter_class=look)
-    fetch = kinds.add_parser(
-        "fetch", help="download a data set into the cache and verify it", epilog=FETCH_EXAMPLES, formatter_class=look
-    )
-    show = kinds.add_parser(
-        "show",
-        help="describe a split: numbers and figures",
-        epilog=SPLITS_HELP + SHOW_EXAMPLES,
-        formatter_class=look,
-    )
+    about = "download a data set into the cache and verify it"
+    fetch = kinds.add_parser("fetch", help=about, epilog=FETCH_EXAMPLES, formatter_class=look)
+    about, below = "describe a split: numbers and figures", SPLITS_HELP + SHOW_EXAMPLES
+    show = kinds.add_parser("show", help=about, epilog=below, formatter_class=look)
     for sub in (fetch, show):
         sub.add_argument("name", metavar="NAME", help="a data set; `fedspeed data list` names them")
         sub.add_argument("--data-dir", metavar="PATH", help="a copy you have: the published archive or its folder")
-        sub.add_argument(
-            "--set", action="append", default=[], metavar="OPTION=VALUE", dest="sets", help="an option of the data set"
-        )
+        about = "an option of the data set"
+        sub.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", dest="sets", help=about)
     show.add_argument("--split", default="dirichlet:0.6", metavar="SPLIT", help="see below; default %(default)s")
     show.add_argument("--clients", type=int, metavar="N", help="default 100, or as many as the data have (natural)")
-    show.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the split; default %(default)s")
+    show.add_argument("--seed", type=options.seed, default=0, metavar="N", help="fixes the split; default %(default)s")
     show.add_argument("--validation", default="", metavar="SPEC", help="0.1, clients:0.1 or clients:5; default none")
     show.add_argument("--client-test", default="", metavar="SPEC", help="0.2 of every client, or own; default none")
-    show.add_argument(
-        "--augment", default="", metavar="TEXT", help="as in `run`; default paper, none for your own data"
-    )
+    about = "as in `run`; default paper, none for your own data"
+    show.add_argument("--augment", default="", metavar="TEXT", help=about)
     show.add_argument("--out", metavar="DIR", help="where to write the figures (default: figures/)", default="figures")
     show.add_argument("--no-figures", action="store_true", help="numbers only")
     show.add_argument("--json", action="store_true", help="print the numbers as JSON and nothing else")
@@ -84,44 +81,42 @@ def main(args: argparse.Namespace, console: Console) -> int:
         raise UserError("data: expected an action, found none: fedspeed data list | fetch NAME | show NAME")
     if args.action == "list":
         _list(console)
-        return 0
-    if args.name not in DATASETS:
+    elif args.name not in DATASETS:
         raise unknown("data set", args.name, DATASETS)
-    return _fetch(args, console) if args.action == "fetch" else _show(args, console)
+    else:
+        {"fetch": _fetch, "show": _show}[args.action](args, console)
+    return 0
 
 
 def _list(console: Console) -> None:
-    from rich.table import Table
+    from rich.table import Column
     from rich.text import Text
 
     from ..data.fetch import cache_dir
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "train + test", "input", "classes", "here", "source"):
-        table.add_column(title, no_wrap=title != "source")
+    titles = [Column(title, no_wrap=True) for title in ("name", "train + test", "input", "classes", "here")]
+    rows = []
     for name, card in CARDS.items():
         here = card.here or (cache_dir() / name / "about.json").exists()
         source = f"{card.source} ({card.licence})" if card.licence else card.source
-        table.add_row(name, card.size, card.shape, card.classes, "yes" if here else "", Text(source))
-    console.print(table)
+        rows.append((name, card.size, card.shape, card.classes, "yes" if here else "", Text(source)))
+    show_table(console, (*titles, "source"), rows, header_style="bold")
     console.out(f"\ncache: {cache_dir()}\nlook at one: fedspeed data show NAME --split dirichlet:0.6 --clients 100")
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for text in args.sets:
-        name, value = split_pair(text, "--set", "OPTION=VALUE")
+    for name, value in split_pairs(args.sets, "--set", "OPTION=VALUE"):
         key = name.removeprefix("data.")
-        if key in ("name", "split", "clients", "seed", "augment", "data_dir", "validation", "client_test", "progress"):
+        if key in ("name", *SETTING, "progress"):
             raise UserError(f"--set {key}: not an option of the data set; see `fedspeed data show --help`")
-        found[key] = parse_value(value)
+        found[key] = value
     return found
 
 
-def _fetch(args: argparse.Namespace, console: Console) -> int:
+def _fetch(args: argparse.Namespace, console: Console) -> None:
     from ..data import read
-    from ..data.fetch import cache_dir
-    from ..data.sources import keep_own
+    from ..data.fetch import cache_dir, keep_own
 
     options = _options(args)
     with Loading(console) as shown:
@@ -135,32 +130,21 @@ def _fetch(args: argparse.Namespace, console: Console) -> int:
     kept = cache_dir() / args.name
     if kept.exists() and (args.data_dir is None or whole):
         console.out(f"kept in {kept}")
-    return 0
 
 
-def _show(args: argparse.Namespace, console: Console) -> int:
+def _show(args: argparse.Namespace, console: Console) -> None:
     from ..data import describe, load
 
     with Loading(console, show=not args.json) as shown:
-        data = load(
-            args.name,
-            split=args.split,
-            clients=args.clients,
-            seed=args.seed,
-            augment=args.augment,
-            data_dir=args.data_dir,
-            validation=args.validation,
-            client_test=args.client_test,
-            progress=shown.on_progress,
-            **_options(args),
-        )
+        setting = {name: getattr(args, name) for name in SETTING}
+        data = load(args.name, progress=shown.on_progress, **setting, **_options(args))
         summary = describe(data)
     if args.json:
-        console.out(_json(summary))
+        console.out(json.dumps(_plain(summary)))
     else:
         _print(summary, console)
     if args.no_figures or data.classes is None:
-        return 0
+        return
     from ..report.figures import bubbles, heat_map
 
     stem = f"{args.name}-{data.split.replace(':', '-')}-{summary.clients}-{args.seed}"
@@ -174,7 +158,6 @@ def _show(args: argparse.Namespace, console: Console) -> int:
         raise UserError(f"data show: cannot write to {args.out} ({error.strerror})") from error
     if not args.json:
         console.out("figures       " + "\n              ".join(map(str, paths)))
-    return 0
 
 
 def _print(s: Summary, console: Console) -> None:
@@ -203,25 +186,12 @@ def _print(s: Summary, console: Console) -> None:
     console.out(f"fingerprint   data {s.fingerprint}, split {s.split_fingerprint}")
 
 
-def _json(s: Summary) -> str:
-    import json
-
-    return json.dumps(
-        {
-            "data": s.name,
-            "split": s.split,
-            "clients": s.clients,
-            "classes": s.classes,
-            "samples": s.samples,
-            "test_samples": s.test_samples,
-            "validation_samples": s.validation_samples,
-            **({} if s.client_tests is None else {"client_tests": s.client_tests.tolist()}),
-            "sizes": s.sizes.tolist(),
-            "half_mass": s.half.tolist(),
-            "augmentation": s.augmentation,
-            "repeats": s.repeats,
-            "unused": s.unused,
-            "data_fingerprint": s.fingerprint,
-            "split_fingerprint": s.split_fingerprint,
-        }
-    )
+def _plain(s: Summary) -> dict[str, Any]:
+    tests = {} if s.client_tests is None else {"client_tests": s.client_tests.tolist()}
+    return {
+        "data": s.name, "split": s.split, "clients": s.clients, "classes": s.classes, "samples": s.samples,
+        "test_samples": s.test_samples, "validation_samples": s.validation_samples, **tests,
+        "sizes": s.sizes.tolist(), "half_mass": s.half.tolist(), "augmentation": s.augmentation,
+        "repeats": s.repeats, "unused": s.unused,
+        "data_fingerprint": s.fingerprint, "split_fingerprint": s.split_fingerprint,
+    }  # fmt: skip

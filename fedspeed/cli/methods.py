@@ -1,4 +1,4 @@
-"""`fedspeed methods [NAME]`."""
+"""`fedspeed methods [NAME]` and `fedspeed models`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from ..errors import UserError, one_line
 from ..methods import FAMILIES, METHODS, WRAPPERS, build
 from ..methods.base import Local, Method
 from ..utils.registry import foreign
+from .output import show_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
-
+EPILOG = """\
+examples:
+  fedspeed methods
+  fedspeed methods fedspeed
+  fedspeed methods fedspeed --errata
+  fedspeed methods --markdown
+"""
+EPILOG_MODELS = "examples:\n  fedspeed models\n  fedspeed run --model cnn --set model.widths=[8,16,64]\n"
 LEGEND = """\
 server, client: what each keeps between rounds; down/up: vectors of length d per
 active client and round; grads: minibatch gradients per local step (a teacher's
@@ -44,16 +54,16 @@ def cost(method: Method) -> Cost:
     """Run the hooks on a small vector and count vectors and gradients."""
     import torch
 
-    from ..experiments.tune.cost import per_step
+    from ..experiments.tune.tuner import per_step
 
     x0 = torch.arange(1.0, 4.0)
     server, client = method.init_server(x0), method.init_client(x0)
     down = method.broadcast(server)
-    direction = method.direction(
-        method.start(down, client).clone(), lambda x, *_, **__: torch.ones_like(x), down, client
-    )
+    x = method.start(down, client).clone()
+    direction = method.direction(x, lambda x, *_, **__: torch.ones_like(x), down, client)
     up, _ = method.upload(x0 - 0.1 * direction, down, client, Local(1, 0.1, 1))
-    return Cost(_names(server), _names(client), _vectors(down), _vectors(up), per_step(method, 10**6))
+    kept, own = (", ".join(state._fields) or "-" for state in (server, client))
+    return Cost(kept, own, _vectors(down), _vectors(up), per_step(method, 10**6))
 
 
 def grouped(names: Iterable[str]) -> list[tuple[str, str, Cost]]:
@@ -69,11 +79,8 @@ def markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     for family, name, c in grouped(METHODS):
-        shown = {True: "true", False: "false"}
-        own = ", ".join(
-            f"{key} {shown[value] if isinstance(value, bool) else value}"
-            for key, value in METHODS[name]().fields().items()
-        )
+        values = METHODS[name]().fields()
+        own = ", ".join(f"{key} {str(v).lower() if isinstance(v, bool) else v}" for key, v in values.items())
         lines.append(f"| {family} | `{name}` | {c.client} | {c.down} / {c.up} | {c.grads:.3g} | {own} |")
     return "\n".join(lines)
 
@@ -84,41 +91,22 @@ def _vectors(tree: Any) -> int:
     return sum(a.numel() == 3 for a in tree_leaves(tree))
 
 
-def _names(tree: Any) -> str:
-    return ", ".join(tree._fields) or "-"
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the name and the format."""
-    parser.epilog = (
-        "examples:\n  fedspeed methods\n  fedspeed methods fedspeed\n  fedspeed methods fedspeed --errata\n"
-        "  fedspeed methods --markdown\n"
-    )
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="explain this method, or file.py:Class: pseudo-code, maths, fields",
-    )
-    parser.add_argument(
-        "--errata",
-        action="store_true",
-        help="list where its paper, public code and this package differ; without NAME for all methods",
-    )
-    parser.add_argument(
-        "--markdown",
-        action="store_true",
-        help="print the table of docs/reference/method-table.md",
-    )
+    about = "explain this method, or file.py:Class: pseudo-code, maths, fields"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=about)
+    about = "list where its paper, public code and this package differ; without NAME for all methods"
+    parser.add_argument("--errata", action="store_true", help=about)
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/reference/method-table.md")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Print the list, or one method."""
     if args.errata:
-        return _errata(args.name, console)
-    if args.markdown and args.name:
+        _errata(args.name, console)
+    elif args.markdown and args.name:
         raise UserError(f"methods: --markdown is for the whole list, got {args.name}; leave one out")
-    if args.markdown:
+    elif args.markdown:
         console.print(markdown(), markup=False, soft_wrap=True)
     elif args.name:
         _explain(args.name, console)
@@ -129,32 +117,26 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _list(console: Console) -> None:
     """Print a row per method and wrapper."""
-    from rich.table import Table
+    from rich.table import Column
 
-    table = Table("method", box=None, pad_edge=False)
-    table.add_column("server", max_width=9)
-    table.add_column("client", max_width=11)
-    for title in ("down/up", "grads", "decay"):
-        table.add_column(title)
-    table.add_column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
+    some = Column("server", max_width=9), Column("client", max_width=11)
+    defaults = Column("fields and defaults", overflow="fold")  # at 80 columns no name is cut
+    rows = []
     for name, cls in (METHODS | WRAPPERS).items():
         c, own, stars = cost(cls()), cls().fields(), own_schedulable(cls)
         shown = ", ".join(
             f"{key}={value.name if isinstance(value, Method) else value}{'*' * (key in stars)}"
             for key, value in own.items()
         )
-        table.add_row(name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown)
-    console.print(table, soft_wrap=False)
+        rows.append((name, c.server, c.client, f"{c.down} / {c.up}", f"{c.grads:.3g}", f"{paper_decay(cls())}", shown))
+    show_table(console, ("method", *some, "down/up", "grads", "decay", defaults), rows)
     console.print(LEGEND)
-    others = foreign("fedspeed.methods")
-    if others:
+    if others := foreign("fedspeed.methods"):
         console.print(f"of other packages: {', '.join(others)}")
 
 
 def _explain(name: str, console: Console) -> None:
     """Print a method's pseudo-code, cost and fields."""
-    from rich.table import Table
-
     method = build({"name": name})
     cls = type(method)
     try:
@@ -170,7 +152,7 @@ def _explain(name: str, console: Console) -> None:
                   f"(--preset paper; the default of a run is {Plan.lr_decay:g})")  # fmt: skip
     if why := method.reads_gradient_from_D:
         console.print(f"needs --local-optimizer sgd: {why}")
-    table = Table("field", "default", "allowed", "it is", box=None, pad_edge=False)
+    rows = []
     for field in fields(cls):
         allowed, default = field.metadata.get("allowed", ""), getattr(method, field.name)
         flag = "true | false" if isinstance(default, bool) else ""
@@ -178,11 +160,11 @@ def _explain(name: str, console: Console) -> None:
         about = field.metadata.get("about", "")
         about += f"; --warmup {field.name}=N schedules it" if field.metadata.get("schedulable") else ""
         about += f"; tune tries {field.metadata['tune']}" if field.metadata.get("tune") else ""
-        table.add_row(field.name, str(default), choice, about)
-    console.print(table, soft_wrap=False)
+        rows.append((field.name, str(default), choice, about))
+    show_table(console, ("field", "default", "allowed", "it is"), rows)
 
 
-def _errata(name: str | None, console: Console) -> int:
+def _errata(name: str | None, console: Console) -> None:
     """Print the errata of all methods, or of one."""
     from ..methods.errata import errata, of_method
 
@@ -196,4 +178,46 @@ def _errata(name: str | None, console: Console) -> int:
         console.print("")
     number = "1 entry" if len(found) == 1 else f"{len(found)} entries"
     console.print(number if found else f"{name}: nothing is known to differ")
+
+
+def configure_models(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: there are no options."""
+
+
+def main_models(args: argparse.Namespace, console: Console) -> int:
+    """Print one row per model."""
+    from ..models import MODELS
+
+    rows = []
+    for name, builder in MODELS.items():
+        own = {p.name: p.default for p in list(inspect.signature(builder).parameters.values())[2:]}
+        shown = ", ".join(f"{option}={_toml_value(value)}" for option, value in own.items())
+        about = (builder.__doc__ or "").splitlines()[0]
+        rows.append((name, shown or "-", _parameters(builder, "trim" in own), about))
+    show_table(console, ("model", "options (--set model.OPTION=VALUE)", "parameters", "what it is"), rows)
+    console.print(
+        "Parameters: on pictures of 3x32x32, 10 classes. Live are those that can have a gradient there; "
+        "--set model.trim=true stores no others."
+    )
+    console.print("Your own: any nn.Module works from Python, see `fedspeed.simulate`.")
     return 0
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _parameters(builder: Callable[..., Any], can_trim: bool) -> str:
+    """Return the number of parameters, and of live ones; "-" for a model of other inputs than images."""
+    import torch
+
+    def count(**options: Any) -> int:
+        with torch.device("meta"):  # shapes only
+            return sum(p.numel() for p in builder((3, 32, 32), 10, **options).parameters())
+
+    try:
+        return f"{count():,}" + (f", {count(trim=True):,} live" if can_trim else "")
+    except UserError:
+        return "-"

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -15,7 +15,8 @@ from ..errors import Terminated
 from ..utils.processes import in_main_thread
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.table import Column
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -33,6 +34,18 @@ def visible(text: str) -> str:
 def width(console: Console) -> int:
     """Return the width for tables and text: that of a terminal, else no limit."""
     return console.width if console.is_terminal else 10_000
+
+
+def show_table(
+    console: Console, titles: Iterable[Column | str], rows: Iterable[Iterable[RenderableType]], **style: Any
+) -> None:
+    """Print a table without lines."""
+    from rich.table import Table
+
+    table = Table(*titles, box=None, pad_edge=False, **style)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
 
 
 class Outlet:

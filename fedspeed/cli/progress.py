@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..experiments.batch import BLINK, Progress
 from ..report.run_files import minutes, score_of, short
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import ProgressColumn, TaskID
 
+    from ..experiments.batch import RunTask
     from ..record import Record
+    from ..reproduce.runs import Run
     from ..server.simulation import Simulation
+
+    Several = RunTask | Run
 
 LINES = 20
 """Approximate number of plain lines of a run, where there is no live display."""
@@ -29,9 +33,7 @@ class Display:
 
     Args:
         title: the description of the bar; "" for no bar at first.
-        total: the length of the bar.
         show: False prints nothing at all.
-        transient: whether the bar disappears at the end.
         fields: texts of the bar's columns.
     """
 
@@ -153,17 +155,6 @@ class Live(Display, Observer):
             self.console.print(f"{what}: {percent}%")
 
 
-class Costly(Protocol):
-    """One of several runs: its key, its label, and its approximate amount of work."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def cost(self) -> float: ...
-
-
 class ManyRunsProgress(Display, Progress):
     """Display of several runs in one bar: runs done, and time left, estimated from the remaining work.
 
@@ -171,7 +162,7 @@ class ManyRunsProgress(Display, Progress):
         every: seconds between two plain lines about finished runs; 0 for a line per run.
     """
 
-    def __init__(self, console: Console, title: str, runs: Sequence[Costly], show: bool, every: float = 0.0) -> None:
+    def __init__(self, console: Console, title: str, runs: Sequence[Several], show: bool, every: float = 0.0) -> None:
         self.work = sum(run.cost for run in runs)
         super().__init__(console, title, self.work, show, transient=True, left="")
         self.count = len(runs)
@@ -190,33 +181,33 @@ class ManyRunsProgress(Display, Progress):
         left = TextColumn("{task.fields[left]}", markup=False)
         return BarColumn(bar_width=wide), left, TextColumn("{task.description}", markup=False, table_column=latest)
 
-    def on_part(self, run: Costly, part: float, note: str = "") -> None:
+    def on_part(self, run: Several, part: float, note: str = "") -> None:
         """Show which fraction of a run is done; a resumed run counts from where it was."""
-        self.began = self.began or time.monotonic()  # the time to start does not count
-        self.done[run.key] = run.cost * part
-        self.before.setdefault(run.key, run.cost * part)
         text = f"{run.label}: {note}" if note else run.label
-        if self.live:
-            self.bar.update(self.task, completed=sum(self.done.values()), description=text, left=self._left())
-        elif self.show and time.monotonic() - self.said > max(QUIET, 6 * self.every):
+        self._count(run, run.cost * part, text)
+        if self.show and not self.live and time.monotonic() - self.said > max(QUIET, 6 * self.every):
             self._say(f"{text}  ({self._left()})")
 
-    def on_warning(self, run: Costly, text: str) -> None:
+    def on_warning(self, run: Several, text: str) -> None:
         if self.show:
             self._say(f"{run.label}: {text}", "yellow")
 
-    def on_done(self, run: Costly, note: str = "", bad: bool = False) -> None:
+    def on_done(self, run: Several, note: str = "", bad: bool = False) -> None:
         """Count a finished run; one that diverged is named also on a terminal."""
-        self.began = self.began or time.monotonic()
-        self.runs, self.done[run.key] = self.runs + 1, run.cost
-        self.before.setdefault(run.key, run.cost)
-        if self.live:
-            self.bar.update(self.task, completed=sum(self.done.values()), description=run.label, left=self._left())
+        self.runs += 1
+        self._count(run, run.cost, run.label)
         if self.show and (bad or (not self.live and time.monotonic() - self.said >= self.every)):
             text = f"{run.label}: {note}" if note else self.title
             self._say(text if self.live else f"{text}  ({self._left()})", "red" if bad else None)
 
-    def on_failed(self, run: Costly, why: str) -> None:
+    def _count(self, run: Several, work: float, text: str) -> None:
+        self.began = self.began or time.monotonic()  # the time to start does not count
+        self.done[run.key] = work
+        self.before.setdefault(run.key, work)
+        if self.live:
+            self.bar.update(self.task, completed=sum(self.done.values()), description=text, left=self._left())
+
+    def on_failed(self, run: Several, why: str) -> None:
         """Print why a run failed, also with --quiet."""
         sys.stderr.write(f"fedspeed: {run.label}: {why}\n")
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
-from ..experiments.grid import parse_value
-from . import method_syntax
-from .output import width
+from .options import split_pairs
+from .output import show_table, width
 from .progress import ManyRunsProgress
 
 if TYPE_CHECKING:
@@ -42,22 +41,17 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the recipes, the preset, and which of their runs are made."""
-    parser.epilog = EPILOG
     parser.add_argument("names", nargs="+", metavar="NAME", help="table1, fig2, ..., several of them, `all`, or `list`")
-    parser.add_argument(
-        "--preset", default="cnn", help="the scale: paper (a GPU), cnn, mlp (two cores), smoke; default cnn"
-    )
+    about = "the scale: paper (a GPU), cnn, mlp (two cores), smoke; default cnn"
+    parser.add_argument("--preset", default="cnn", help=about)
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds, 0..N-1; default: the recipe's")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default results/iclr2023/PRESET")
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs side by side; default: one per core where runs are small"
-    )
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="ROW", help="make the runs of this row only; repeat for several"
-    )
-    parser.add_argument(
-        "--split", action="append", default=[], metavar="SPLIT", help="make the runs of this split only, such as iid"
-    )
+    about = "runs side by side; default: one per core where runs are small"
+    parser.add_argument("--jobs", type=int, metavar="N", help=about)
+    about = "make the runs of this row only; repeat for several"
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help=about)
+    about = "make the runs of this split only, such as iid"
+    parser.add_argument("--split", action="append", default=[], metavar="SPLIT", help=about)
     about = "a config key for every run, such as device=cuda or rounds=20; these runs are kept beside the stored ones"
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help=about)
     parser.add_argument("--again", action="store_true", help="repeat every run elsewhere and compare the numbers")
@@ -68,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Make the missing runs, then tables, figures and verdicts."""
     from ..reproduce import Reproduction
-    from ..reproduce.progress import write_progress
+    from ..reproduce.page import write_progress
     from ..reproduce.recipes import SUITE, find_recipe, recipes
 
     if "list" in args.names:
@@ -106,8 +100,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
 
 def _write_pages(work: Reproduction, chosen: list[Recipe], out: Path, console: Console) -> list[str]:
     """Write the page of every recipe, the progress page and the index; return what to print about them."""
-    from ..reproduce.page import index, judged, lost, render
-    from ..reproduce.progress import write_progress
+    from ..reproduce.page import index, judged, lost, render, write_progress
 
     lines: list[str] = []
     for recipe in chosen:
@@ -119,20 +112,17 @@ def _write_pages(work: Reproduction, chosen: list[Recipe], out: Path, console: C
             continue
         render(work, recipe, sheet, verdicts)
         lines.append(_shown(sheet, verdicts, out, width(console)))
-    for name in _absent(work, chosen):
-        lines.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
+    needed = [cell for recipe in chosen if recipe.kind == "runs" for cell in recipe.cells(work.preset)]
+    for name in dict.fromkeys(cell.tables["data"]["name"] for cell in needed):
+        if not work.available(name):
+            lines.append(f"not run: {name} is not on this machine; `fedspeed data fetch {name}` gets it")
+    for recipe, run in work.kept():
+        lines.append(f"{run.label} is finished; {out / 'work' / run.key} is kept, since {recipe.name} continues it")
     if page := write_progress(work):
         lines.append(f"runs are in progress: {page}")
     if index(work) is None:
         lines.append(f"{out / 'README.md'} is left as it is: it has numbers of data that are not on this machine")
     return lines
-
-
-def _absent(work: Reproduction, chosen: list[Recipe]) -> list[str]:
-    """Return the data sets that runs of these recipes need and this machine does not have."""
-    cells = [cell for recipe in chosen if recipe.kind == "runs" for cell in recipe.cells(work.preset)]
-    names = dict.fromkeys(cell.tables["data"]["name"] for cell in cells)
-    return [name for name in names if not work.available(name)]
 
 
 def _check_selection(chosen: list[Recipe], args: argparse.Namespace) -> None:
@@ -165,13 +155,12 @@ def _shown(sheet: Sheet, verdicts: Sequence[Verdict], out: Path, wide: int) -> s
 def _overrides(given: list[str]) -> dict[str, Any]:
     """Parse `rounds=20`, `data.shrink=1` into tables of config keys."""
     tables: dict[str, Any] = {}
-    for text in given:
-        path, value = method_syntax.split_pair(text, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1")
+    for path, value in split_pairs(given, "--set", "KEY=VALUE such as rounds=20 or data.shrink=1"):
         target, dot, key = path.partition(".")
         if dot:
-            tables.setdefault(target, {})[key] = parse_value(value)
+            tables.setdefault(target, {})[key] = value
         else:
-            tables[target] = parse_value(value)
+            tables[target] = value
     return tables
 
 
@@ -187,12 +176,14 @@ def _run(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, con
         for recipe in chosen:
             for run in work.missing(work.grid(recipe, wanted) + work.runs(recipe, wanted)):
                 missing.setdefault(run.key, run)
-        _make(work, title + part, list(missing.values()), args, console)
+        # the runs that others continue are made with those
+        begun = {run.first.key for run in missing.values() if run.first is not None}
+        _make(work, title + part, [run for run in missing.values() if run.key not in begun], args, console)
 
 
 def _make(work: Reproduction, title: str, runs: list[Run], args: argparse.Namespace, console: Console) -> None:
     from ..reproduce.runs import make
-    from ..utils.environment import cores
+    from ..utils.processes import cores
 
     if not runs:
         return
@@ -238,30 +229,18 @@ def _again(work: Reproduction, chosen: list[Recipe], args: argparse.Namespace, c
 
 def _cpu(result: Any) -> str:
     """Return the processor on which a run was made; it decides how sums are rounded."""
-    return str(((result or {}).get("summary", {}).get("environment") or {}).get("cpu", "not recorded"))
+    found = (result or {}).get("summary", {}).get("environment") or {}
+    return " of ".join(str(found[key]) for key in ("cpu", "vendor") if key in found) or "not recorded"
 
 
 def _list(console: Console) -> None:
-    from rich.table import Table
-
     from ..reproduce.recipes import minutes_of, recipes
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "presets (expected minutes; of `paper` on one GPU)"):
-        table.add_column(title)
+    rows = []
     for recipe in recipes().values():
-        scales = ", ".join(f"{name} {_digits(minutes_of(recipe, name))}" for name in recipe.presets)
-        table.add_row(recipe.name, recipe.title, scales)
-    console.print(table)
+        expected = {name: float(f"{minutes_of(recipe, name):.2g}") for name in recipe.presets}  # two digits
+        scales = ", ".join(f"{name} {minutes:g}" for name, minutes in expected.items())
+        rows.append((recipe.name, recipe.title, scales))
+    show_table(console, ("name", "what", "presets (expected minutes; of `paper` on one GPU)"), rows)
     console.print("\nMinutes are those of the runs that no recipe above makes, computed from counted pictures.")
     console.print("next: fedspeed reproduce table7 --preset smoke")
-
-
-def _digits(minutes: float) -> str:
-    """Return minutes with two digits.
-
-    Example:
-        >>> _digits(0.123), _digits(1234.0)
-        ('0.12', '1200')
-    """
-    return f"{float(f'{minutes:.2g}'):g}"

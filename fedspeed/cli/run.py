@@ -1,25 +1,28 @@
-"""`fedspeed run`."""
+"""`fedspeed run`, `resume`, `extend` and `fork`: commands that run the rounds of one run."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import Config
 from ..config.lr_schedule import shown
 from ..config.presets import paper_decay
+from ..config.stopping import RULES
 from ..errors import UserError
 from ..runs.config_file import placement, read_config, same_run, trusted
 from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir
-from ..runs.launch import resume, run_config
+from ..runs.launch import config_to_resume, resume, resume_config, run_config
 from ..runs.summary import final_summary
-from . import method_syntax, options
+from ..server.observers import Observers
+from . import options
+from .look import client_lines
 from .progress import Live
-from .show import client_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,12 +46,10 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the config file, --method, --resume and an option per config key."""
-    parser.epilog = EPILOG
     about = "a config, which options given here override; or a method, as --method"
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help=about)
-    parser.add_argument(
-        "--method", metavar="NAME", help="method (`fedspeed methods`), or file.py:Class, with fields; default fedspeed"
-    )
+    about = "method (`fedspeed methods`), or file.py:Class, with fields; default fedspeed"
+    parser.add_argument("--method", metavar="NAME", help=about)
     parser.add_argument("--resume", choices=["auto"], nargs="?", const="auto", help="continue the run in --out, if any")
     options.configure(parser)
 
@@ -61,8 +62,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.resume == "auto" and args.overwrite:
         raise UserError("--resume and --overwrite: expected one of them, got both; leave one out")
     continues = args.resume == "auto" and RunDir(out).config_file.exists()
-    own = continues and trusted(RunDir(out).config(), config)
-    if continues and not (own and same_run(read_config(out, True), config)):
+    if continues and not (trusted(RunDir(out).config(), config) and same_run(read_config(out, True), config)):
         raise UserError(
             f"{out} holds a run of another config, or of other code; choose another --out, or continue it as it is: "
             f"`fedspeed resume {out}`"
@@ -73,18 +73,18 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if continues and show:
         print_done(console, config, out)
     with Live(console, config.rounds, config.method.label, show=show) as live:
-        watch: dict[str, Any] = {
-            "observers": [live, WarnObserver(live.on_warning), *args.log],
-            "progress": live.on_progress,
-        }
         if continues:
-            given: dict[str, Any] = {"data_dir": config.data_dir, "max_time": config.max_time}
-            given |= {"rounds": config.rounds, "placement": placement(config)}
-            summary = resume(out, allow_code=True, **given, **watch)
+            how: dict[str, Any] = {"rounds": config.rounds, "data_dir": config.data_dir, "max_time": config.max_time}
+            summary = resume(out, allow_code=True, placement=placement(config), **how, **_watch(live, args.log))
         else:
-            summary = run_config(config, out, overwrite=args.overwrite, **watch)
+            summary = run_config(config, out, overwrite=args.overwrite, **_watch(live, args.log))
     report(args, console, config, summary, out)
     return 0
+
+
+def _watch(live: Live, log: list[str]) -> dict[str, Any]:
+    """Return the observers of a run, and the function that is called with its progress."""
+    return {"observers": [live, WarnObserver(live.on_warning), *log], "progress": live.on_progress}
 
 
 def print_done(console: Console, config: Config, out: Path) -> None:
@@ -107,17 +107,16 @@ def report(args: argparse.Namespace, console: Console, config: Config, summary: 
             how = shlex.join(["fedspeed", "resume", str(out), *flag.split()])
             console.print(f"{summary['status']}, of {config.rounds}; `{how}` continues without the rule")
         console.print(f"run directory: {out}")
-        hint = _next(config)
         if summary.get("illnesses"):
             console.print(f"next: {shlex.join(['fedspeed', 'explain', str(out)])}   (what is wrong, and what to try)")
-        elif hint:
+        elif hint := _next(config):
             console.print(f"next: {hint}   (is the difference real?)")
 
 
 def _next(config: Config) -> str:
     """Return the command that compares the run's method with another in the same setting; "" if there is none."""
     long = shown(config.lr_schedule) != config.lr_schedule  # as a table of numbers that fills the screen
-    method = method_syntax.as_text(config.method) if not (config.until or long) else None
+    method = options.as_text(config.method) if not (config.until or long) else None
     rival = "fedspeed" if config.method.name == "fedavg" else "fedavg"
     given = ["fedspeed", "compare", rival, method or "", *options.as_given(config), "--seeds", "3"]
     return shlex.join(given) if method else ""
@@ -151,3 +150,125 @@ def _report(console: Console, config: Config, summary: dict[str, Any]) -> None:
         reached = f"in round {cost['round']}, after {cost['bytes'] / 1e6:.1f} MB" if cost else "not reached"
         reached += f" and {cost['virtual_seconds']:.1f} virtual s" if cost and "virtual_seconds" in cost else ""
         console.print(f"{100 * float(target):g}% accuracy: {reached}")
+
+
+PLACES = ("backend", "workers", "ray_address")
+EPILOG_RESUME = """\
+A run continues from its newest checkpoint and ends with the same bits as if it had never stopped. A run without a
+checkpoint starts at round 0. A finished run stays as it is, or, with more --rounds, continues as if it had had them
+from the start. A run that a rule stopped continues if the rule is changed or dropped: --stop-at none, --patience 0,
+--max-time none. Code of your own is executed from the run's copy: without a question if you made the run here, else
+with --allow-code.
+
+examples:
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --rounds 2000
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --stop-at accuracy=0.9
+  fedspeed resume runs/20260101-120000-fedspeed-digits-s0 --backend process --workers 4
+"""
+EPILOG_EXTEND = """\
+The run ends with the bits of one that had N rounds from the start, schedules and decay included; if that is not
+possible, an error says why. A command that was stopped continues when it is repeated. `fedspeed fork` makes a new run
+instead and leaves this one as it is.
+
+examples:
+  fedspeed extend runs/NAME --rounds 2000
+"""
+
+
+def configure_resume(parser: argparse.ArgumentParser) -> None:
+    """Add the options of both commands; `extend` requires --rounds."""
+    extends = parser.prog.endswith("extend")
+    parser.add_argument("run", metavar="RUN", help="the run directory")
+    about = "total number of rounds" if extends else "give the run more rounds, N in total"
+    parser.add_argument("--rounds", type=int, default=0, required=extends, metavar="N", help=about)
+    parser.add_argument("--data-dir", default="", metavar="PATH", help="where the data are now, if they were moved")
+    parser.add_argument("--stop-at", metavar="SCORE=X", help="a new score to stop at, accuracy=0.9; or none")
+    about = "stop after N evaluated rounds without improvement; 0: never"
+    parser.add_argument("--patience", type=int, metavar="N", help=about)
+    parser.add_argument("--min-delta", type=float, metavar="X", help="smallest improvement that counts for patience")
+    about = "total wall-clock time, with that used so far, 4h; or none"
+    parser.add_argument("--max-time", metavar="TIME", help=about)
+    group = parser.add_argument_group("machine", "defaults are those of the run's config")
+    for field in fields(Config):
+        if field.name in PLACES:
+            options.add_field(group, field.name, field)
+    options.allow_code(parser)
+    options.output(parser)
+
+
+def main_resume(args: argparse.Namespace, console: Console) -> int:
+    """Continue a run and print its result as `run` does."""
+    out = Path(args.run)
+    given: dict[str, Any] = {"rounds": args.rounds, "data_dir": args.data_dir}
+    given |= {name: getattr(args, name) for name in RULES}  # None: the rule stays
+    places = {name: value for name in PLACES if (value := getattr(args, name)) is not None}
+    config = config_to_resume(out, args.allow_code, placement=places, **given)
+    show = not (args.quiet or args.json)
+    if show:
+        print_done(console, config, out)
+    with Live(console, config.rounds, config.method.label, show=show) as live:
+        watching = Observers([live, WarnObserver(live.on_warning), *args.log])
+        summary = resume_config(out, config, watching, live.on_progress, args.data_dir)
+    report(args, console, config, summary, out)
+    return 0
+
+
+EPILOG_FORK = """\
+The new run has the first N rounds of RUN, bit for bit, and continues with the changes of --set; without --set it gets
+RUN's own bits. It starts from RUN's last checkpoint of at most N rounds (the last two are kept), else from round 0, and
+repeats the rounds up to N as RUN did.
+
+Changes apply from round N + 1 on. The rate of round t + 1 is lr * lr_decay^t for every t, so --set lr=0.05 is the rate
+that round 1 would have had; a schedule (lr_schedule) and a warm-up count from round 1. Settings that the shared rounds
+depend on cannot be changed: model, data, split, clients, seed, cohorts, the method (its numbers can).
+
+examples:
+  fedspeed fork runs/NAME --at 300 --set lr=0.05
+  fedspeed fork runs/NAME --at 300 --set method.rho=0.2 --set rounds=500 --out runs/rho02
+  fedspeed diff runs/NAME runs/rho02
+"""
+
+
+def configure_fork(parser: argparse.ArgumentParser) -> None:
+    """Add the run, the shared rounds and the changes."""
+    parser.add_argument("run", metavar="RUN", help="the run directory; it is only read")
+    parser.add_argument("--at", type=int, required=True, metavar="N", help="number of shared rounds")
+    about = "a config key, or a field of the method: lr=0.05, rounds=500, method.rho=0.2; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help=about)
+    parser.add_argument("--out", metavar="DIR", help="where to write (default: a new folder under runs/)")
+    options.allow_code(parser)
+    options.output(parser)
+
+
+def main_fork(args: argparse.Namespace, console: Console) -> int:
+    """Fork a run and print the result as `run` does."""
+    from ..runs.fork import fork, forked, require
+
+    given = options.split_pairs(args.sets, "--set", "KEY=VALUE such as lr=0.05 or method.rho=0.2")
+    changes = {name.replace("-", "_"): value for name, value in given}
+    old = read_config(Path(args.run), args.allow_code)
+    out = options.output_folder(args, f"{old.method.label}-{old.data.label}-s{old.seed}-fork{args.at}")
+    require(Path(args.run), args.at, out)
+    new = forked(old, args.at, changes)
+    show = not (args.quiet or args.json)
+    if show:
+        _print_start(console, Path(args.run), args.at, old, new)
+    with Live(console, new.rounds, new.method.label, show=show) as live:
+        summary = fork(args.run, args.at, out, changes, allow_code=args.allow_code, **_watch(live, args.log))
+    report(args, console, new, summary, out)
+    if show:
+        console.print(f"next: {shlex.join(['fedspeed', 'compare', args.run, str(out)])}   (what did it change?)")
+    return 0
+
+
+def _print_start(console: Console, path: Path, at: int, old: Config, new: Config) -> None:
+    """Print where the fork starts, and at which rate it continues."""
+    begun = next((int(manifest.stem) for manifest in RunDir(path).manifests() if int(manifest.stem) <= at), 0)
+    if begun < at:
+        where = f"checkpoint of round {begun}" if begun else "start"
+        console.print(f"no checkpoint of round {at} is kept: rounds {begun + 1} to {at} are run again from the {where}")
+    then, now = (config.rate(at, paper_decay(config.method)) for config in (old, new))
+    how = f"lr_schedule {shown(new.lr_schedule)}" if new.lr_schedule else f"lr * decay^{at}"
+    if then != now:
+        console.print(f"the rate of round {at + 1} is {now:.4g}, it was {then:.4g} ({how}, warm-up included)")

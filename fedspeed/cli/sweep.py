@@ -1,4 +1,4 @@
-"""`fedspeed sweep`."""
+"""`fedspeed sweep --grid FIELD=A,B,..`: the same run at many points, and what its options say."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import UserError
 from ..experiments.batch import one_command
 from ..experiments.grid import Point, parse_value, points_of
 from ..experiments.sweep import MOST_RUNS, outcome, plan, tasks_of
-from ..utils.environment import cores
-from . import many_runs, method_syntax, options
+from ..report import tables
+from ..utils.processes import cores
+from . import options
+from .compare import check_runs, configure_runs, make_shown, parse_seeds, print_table
 from .output import width
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from ..report.sweep import Swept
 
 EPILOG = """\
 Config fields: lr, rounds, split, clients, method, method.rho (or rho), model, model.hidden, data, data.alpha.
@@ -40,11 +40,10 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the config file, --method, the points, and an option per config key."""
-    parser.epilog = EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="a config for all points; options override it")
     parser.add_argument("--method", metavar="NAME", help="method of all points, or file.py:Class; default fedspeed")
     points(parser)
-    many_runs.configure(parser)
+    configure_runs(parser)
     options.configure(parser, seeds=True)
 
 
@@ -62,8 +61,8 @@ def points(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run every point with every seed that is not done; write table, figure and page."""
     show = not (args.quiet or args.json)
-    base, seeds = options.tables(args), many_runs.parse_seeds(args.seeds or "3")
-    many_runs.check(args)
+    base, seeds = options.tables(args), parse_seeds(args.seeds or "3")
+    check_runs(args)
     given = given_points(args, len(seeds))
     out = options.output_folder(args, "sweep")
     planned = plan(base, given, seeds, out, overwrite=args.overwrite, log=args.log)
@@ -74,13 +73,18 @@ def main(args: argparse.Namespace, console: Console) -> int:
         side = f", {jobs} side by side" if jobs > 1 else ""
         console.print(f"{len(tasks)} runs: {_many(given, 'point')} x {_many(seeds, 'seed')}{side}; into {out}")
     with one_command(out):
-        failed = many_runs.make(args, tasks, out, console, show)
+        failed = make_shown(args, tasks, out, console, show)
         found = outcome(planned, failed)
         found.write(out)
     if args.json:
         console.print_json(json.dumps({"out": str(out), **found.data(), "failed": failed}, default=str))
     elif show:
-        _show(found, console, out)
+        wide = width(console)
+        below = [textwrap.fill(found.note, wide), *([""] if found.verdict else [])]
+        below += [textwrap.fill(line, wide, subsequent_indent="  ") for line in found.verdict]
+        table, dropped = tables.fit(*found.table, found.keep, wide)
+        files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
+        print_table(console, table, dropped, below, files, out)
     return 2 if failed else 0
 
 
@@ -90,21 +94,21 @@ def _many(things: list[Any], what: str) -> str:
 
 def given_points(args: argparse.Namespace, seeds: int) -> list[Point]:
     """Return the points of --grid, --point or --points."""
-    given = [
-        name for name, value in (("--grid", args.grid), ("--point", args.point), ("--points", args.points)) if value
-    ]
+    given = [f"--{name}" for name in ("grid", "point", "points") if getattr(args, name)]
     if len(given) != 1:
         found = " and ".join(given) + "; leave one out" if given else "none; --grid lr=0.05,0.1 for example"
         raise UserError(f"sweep: expected one of --grid, --point and --points, got {found}")
+    if args.grid:
+        return points_of(parse_grid(args.grid), None, seeds, args.max_runs)
     points = Path(args.points) if args.points else [parse_point(text) for text in args.point]
-    return points_of(parse_grid(args.grid) if args.grid else None, None if args.grid else points, seeds, args.max_runs)
+    return points_of(None, points, seeds, args.max_runs)
 
 
 def parse_grid(given: list[str]) -> dict[str, list[Any]]:
     """Parse `["lr=0.05,0.1", "method.lam=1,10"]` into fields and their values."""
     found: dict[str, list[Any]] = {}
     for text in given:
-        name, values = method_syntax.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
+        name, values = options.split_pair(text, "--grid", "FIELD=VALUE,VALUE such as lr=0.05,0.1")
         if name in found:
             raise UserError(f"--grid: expected {name} once, got it twice; put all values into one: {name}=A,B")
         if not values.strip():
@@ -116,14 +120,14 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
 def _value(name: str, text: str) -> Any:
     """Parse the value of a field; a method may have fields and wrappers, `fedspeed:rho=0+topk:0.1`."""
     value = parse_value(text)
-    return method_syntax.parse_method(value) if name == "method" and isinstance(value, str) else value
+    return options.parse_method(value) if name == "method" and isinstance(value, str) else value
 
 
 def parse_point(text: str) -> Point:
     """Parse `lr=0.1,rho=0.05` into a point."""
     point: Point = {}
     for part in split(text, text):
-        name, value = method_syntax.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
+        name, value = options.split_pair(part, "--point", "FIELD=VALUE,FIELD=VALUE such as lr=0.1,rho=0.05")
         if not value.strip():
             raise UserError(f"--point: expected a value for {name}, such as {name}=1; got none")
         if name in point:
@@ -151,9 +155,3 @@ def split(text: str, whole: str) -> list[str]:
     if not all(part.strip() for part in parts):
         raise UserError(f"sweep: expected a value between commas, got {whole!r}")
     return parts
-
-
-def _show(found: Swept, console: Console, out: Path) -> None:
-    verdict = [textwrap.fill(line, width(console), subsequent_indent="  ") for line in found.verdict]
-    files = "table.md, .csv, .tex and .json; sweep.png, .svg and .pdf; report.html"
-    many_runs.print_table(console, found.table, found.keep, [found.note], [""] * bool(verdict) + verdict, files, out)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import theory as th
 from ..errors import UserError
+from . import options
+from .output import show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..theory.bounds import Start
     from ..theory.experiment import Rate
-    from ..theory.from_run import RunSetting
-    from ..theory.setting import Setting
+    from ..theory.setting import RunSetting, Setting
 
 DEFAULT_ACTION = "check"
 ACTIONS = {
@@ -54,16 +54,14 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions, and the options of each."""
-    parser.epilog = EPILOG
     kinds = parser.add_subparsers(dest="action", metavar="[ACTION]")
     look = parser.formatter_class
     made = {name: kinds.add_parser(name, help=about, formatter_class=look) for name, about in ACTIONS.items()}
     check = made["check"]
     for name, kind, about in SETTING:
         check.add_argument("--" + name.replace("_", "-"), dest=name, type=kind, metavar="X", help=about)
-    check.add_argument(
-        "--normalise", action=argparse.BooleanOptionalAction, default=None, help="rho divided by the gradient's norm"
-    )
+    about = "rho divided by the gradient's norm"
+    check.add_argument("--normalise", action=argparse.BooleanOptionalAction, default=None, help=about)
     check.add_argument("--gap", type=float, default=1.0, metavar="X", help="F(x^0) - F*; default 1")
     about = "mean_i ||grad F_i(x^0)||^2; default 2 L gap + sigma_g^2, which it cannot exceed"
     check.add_argument("--gradients", type=float, metavar="X", help=about)
@@ -85,7 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("distance", 1.0, "||x^0 - x*||"),
         ("steps-per-round", 1, "K/T"),
     ):
-        rate.add_argument(f"--{flag}", type=type(value), default=value, metavar="X", help=f"{about}; default {value:g}")
+        kind = options.seed if flag == "seed" else type(value)
+        rate.add_argument(f"--{flag}", type=kind, default=value, metavar="X", help=f"{about}; default {value:g}")
     rate.add_argument("--out", metavar="DIR", help="write the figure there")
     for sub in made.values():
         sub.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
@@ -151,7 +150,7 @@ def _facts(console: Console, found: RunSetting, run: str, measured: str, known: 
     marks = {True: "yes", False: "NO", None: "?"}
     rows = [(fact.name, marks[fact.holds], fact.why) for fact in found.facts if verbose or not fact.holds]
     if rows:
-        _print_table(console, ("what the theorem assumes", "this run", "since"), rows)
+        show_table(console, ("what the theorem assumes", "this run", "since"), rows)
     if measured:
         at_least = "from inspect.json, curvature and dissimilarity at the last model alone, so at least these"
         console.print(f"{measured}: {at_least}")
@@ -163,10 +162,9 @@ def _conditions(console: Console, setting: Setting, form: str) -> None:
     rows = []
     for c in th.form_at(setting, form).conditions:
         held = ("yes", "") if c.holds else ("NO", c.advice)
-        rows.append(
-            (c.name, f"{c.value:.4g}", f"{c.limit:.4g}", f"{c.slack:.3g}", *held, ", ".join(map(str, c.errata)))
-        )
-    _print_table(console, (f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata"), rows)
+        numbers = (f"{c.value:.4g}", f"{c.limit:.4g}", f"{c.slack:.3g}")
+        rows.append((c.name, *numbers, *held, ", ".join(map(str, c.errata))))
+    show_table(console, (f"conditions `{form}`", "value", "limit", "slack", "holds", "if not", "errata"), rows)
 
 
 def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> None:
@@ -182,7 +180,7 @@ def _forms(console: Console, setting: Setting, start: Start, verbose: bool) -> N
         rest = (f"{r.kappa:.4g}", b.dominant if usable else "-", floor) if verbose else ([*failed, "-"][0],)
         total, largest = f"{b.total:.4g}" if usable else "-", f"{most:.3g}" if most else "none"
         rows.append((form, "yes" if PROVED[form] else "no", held, total, largest, *rest))
-    _print_table(console, ("form", "proved", "conditions", "bound", "largest L", *more), rows)
+    show_table(console, ("form", "proved", "conditions", "bound", "largest L", *more), rows)
     console.print(
         f"bound: on (1/T) sum_t E||grad F(z^t)||^2, T = {setting.T}, from x^0 with F(x^0) - F* = {start.gap:g}\n"
         f"       and mean_i||grad F_i(x^0)||^2 = {start.tracking:.4g}\n"
@@ -229,18 +227,18 @@ def rate(args: argparse.Namespace, console: Console) -> None:
         if args.problem == "logistic"
         else th.random_quadratic(m=args.m, d=3, n=8, mu=0.3, sigma_g=1.0, sigma_l=2.0, seed=args.seed)
     )
+    try:
+        rounds = [int(part) for part in args.rounds.split(",")]
+    except ValueError:
+        raise UserError(f"--rounds: expected whole numbers such as 16,32,64, got {args.rounds!r}") from None
+    how = {name: getattr(args, name) for name in ("distance", "batch", "seeds", "seed", "rho", "alpha")}
+    how |= {"per_round": args.steps_per_round, "lam": args.free_lam}
     found: list[Rate] = []
     quiet = args.json or not console.is_terminal
     for form in args.conditions.split(","):
         with console.status("") as status:
             show = None if quiet else lambda name, T, f=form: status.update(f"{f}: {name}, T = {T}")
-            found.append(
-                th.rate(
-                    problem, form, _rounds(args.rounds), distance=args.distance, batch=args.batch,
-                    seeds=args.seeds, seed=args.seed, per_round=args.steps_per_round, lam=args.free_lam,
-                    rho=args.rho, alpha=args.alpha, progress=show,
-                )
-            )  # fmt: skip
+            found.append(th.rate(problem, form, rounds, **how, progress=show))
         if not args.json:
             _rate_table(console, found[-1])
     noise = problem.sigma_l(args.batch) if args.batch else 0.0
@@ -266,16 +264,13 @@ def _rate_table(console: Console, r: Rate) -> None:
     rows = []
     for curve in r.curves:
         fit, tail = r.fit(curve.method), r.fit(curve.method, tail=True)
-        slopes = (
-            f"{fit.slope:.3f} ± {fit.error:.3f}",
-            f"{r.last(curve.method):.3f}",
-            f"{tail.slope:.2f} ± {tail.error:.2f}",
-        )
-        rows.append((curve.method, *(f"{v:.3g}" for v in curve.average.mean(1)), *slopes))
+        slope, last = f"{fit.slope:.3f} ± {fit.error:.3f}", f"{r.last(curve.method):.3f}"
+        averages = (f"{v:.3g}" for v in curve.average.mean(1))
+        rows.append((curve.method, *averages, slope, last, f"{tail.slope:.2f} ± {tail.error:.2f}"))
     if r.bounds:
         rows.append(("bound", *(f"{b.total:.3g}" for b in r.bounds), f"{r.bound_fit.slope:.3f}", "", ""))
     titles = (f"conditions `{r.form}`", *(f"T = {t}" for t in r.T), "slope", "last two", "slope of the tail")
-    _print_table(console, titles, rows)
+    show_table(console, titles, rows)
     seen = f"; FedSpeed reaches at most {r.worst:.3g} of the bound" if r.bounds else "; no bound"
     console.print(f"lam {lams}; K {r.settings[0].K} to {r.settings[-1].K}; eta = lam/K{seen}\n")
 
@@ -286,25 +281,7 @@ def errata(args: argparse.Namespace, console: Console) -> None:
         _dump(console, {str(number): e._asdict() for number, e in th.ERRATA.items()})
     else:
         rows = [(str(number), e.printed, e.right, e.here) for number, e in th.ERRATA.items()]
-        _print_table(console, ("", "printed", "right", "here"), rows)
-
-
-def _rounds(text: str) -> list[int]:
-    """Parse `16,32` into [16, 32]."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--rounds: expected whole numbers such as 16,32,64, got {text!r}") from None
-
-
-def _print_table(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table without lines."""
-    from rich.table import Table
-
-    table = Table(*titles, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, soft_wrap=False)
+        show_table(console, ("", "printed", "right", "here"), rows)
 
 
 def _rate_json(r: Rate) -> dict[str, Any]:

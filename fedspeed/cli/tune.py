@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import shlex
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..experiments.tune import FIRST
 from ..experiments.tune.strategies import STRATEGIES
-from . import many_runs, options
+from . import compare, options
 from .compare import base_tables, expand
-from .method_syntax import parse_method
-from .output import width
+from .options import parse_method
+from .output import show_table, width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +49,6 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the methods, the budget, the search and an option per config key."""
-    parser.epilog = EPILOG
     parser.add_argument("methods", nargs="+", metavar="METHOD", help="NAME, NAME:field=value,... or `all`")
     parser.add_argument("--budget", required=True, metavar="N", help="gradients for the trials of each method")
     parser.add_argument("--strategy", default="random", metavar="|".join(STRATEGIES), help="default random")
@@ -61,16 +59,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="METHOD", default="", help="method to compare with; default the first")
     parser.add_argument("--dry-run", action="store_true", help="print the search spaces and costs; run nothing")
     parser.add_argument("--file", metavar="FILE.toml", help="a config for everything but the method")
-    many_runs.configure(parser)
+    compare.configure_runs(parser)
     options.configure(parser, seeds=True)
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
     """Tune, judge, and print the result."""
     from ..experiments.tune import finish
+    from ..experiments.tune.result import used
 
-    many_runs.check(args)
-    _refuse(args)
+    compare.check_runs(args)
+    if args.overwrite:
+        raise UserError("--overwrite: tune always continues the runs in its folder; choose another --out")
+    if args.test_set is not None:
+        raise UserError("--test-set: trials never see the test set, judged runs always do; leave it out")
     show = not (args.quiet or args.json)
     base = base_tables(args)
     tables = expand(args.methods, base, console if show else None)
@@ -85,13 +87,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
         _print_plan(tuning, console)
     if args.dry_run:
         if args.json:
-            from ..experiments.tune.result import used
-
             console.print_json(json.dumps(used(tuning)))
         return 0
 
     def make(tasks: list[RunTask]) -> dict[str, str]:
-        return many_runs.make(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
+        return compare.make_shown(args, [replace(task, log=tuple(args.log)) for task in tasks], out, console, show)
 
     found = finish(tuning, make, args.baseline)
     if args.json:
@@ -99,13 +99,6 @@ def main(args: argparse.Namespace, console: Console) -> int:
     elif show:
         _report(found, console)
     return 2 if found.failed else 0
-
-
-def _refuse(args: argparse.Namespace) -> None:
-    if args.overwrite:
-        raise UserError("--overwrite: tune always continues the runs in its folder; choose another --out")
-    if args.test_set is not None:
-        raise UserError("--test-set: trials never see the test set, judged runs always do; leave it out")
 
 
 def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], out: Path) -> Tuning:
@@ -117,33 +110,28 @@ def _tuning(args: argparse.Namespace, base: dict[str, Any], texts: list[str], ou
         budget = math.nan
     if math.isnan(budget):
         raise UserError(f"--budget: expected a number of gradients such as 1e5, got {args.budget!r}")
-    given = many_runs.parse_seeds(args.tune_seeds)
+    given = compare.parse_seeds(args.tune_seeds)
     seeds = [FIRST + seed for seed in given] if "," not in args.tune_seeds else given
-    judges = many_runs.parse_seeds(args.seeds or "3")
+    judges = compare.parse_seeds(args.seeds or "3")
     methods = {text: parse_method(text) for text in texts}
     return Tuning(methods, base, budget, args.strategy, args.space, seeds, judges, out)
 
 
 def _print_plan(tuning: Tuning, console: Console) -> None:
     """Print the search spaces, the data and the costs."""
-    from rich.table import Table
+    from rich.table import Column
 
-    table = Table("method", "gradients of a run", "runs in the budget", box=None, pad_edge=False)
-    table.add_column("what is tried", overflow="fold")
+    rows = []
     for label, space in tuning.spaces.items():
         price = tuning.price(label) / len(tuning.tune_seeds)
         tried = ", ".join(f"{name} {axis}" for name, axis in space.items())
-        table.add_row(label, f"{price:,.0f}", f"{tuning.budget // price:,.0f}", tried)
-    console.print(table, soft_wrap=False)
-    what = f"{tuning.strategy}, {tuning.budget:,.0f} gradients for each method, runs of {tuning.rounds} rounds"
-    console.print(f"{what}; {_data(tuning)}")
-
-
-def _data(tuning: Tuning) -> str:
-    """Return the text that says which data and seeds are for tuning and for judging."""
+        rows.append((label, f"{price:,.0f}", f"{tuning.budget // price:,.0f}", tried))
+    last = Column("what is tried", overflow="fold")
+    show_table(console, ("method", "gradients of a run", "runs in the budget", last), rows)
     kind, _, amount = tuning.held_out.rpartition(":")
     held = f"{amount} of the clients" if kind else f"{amount} of every client"
-    return (
+    console.print(
+        f"{tuning.strategy}, {tuning.budget:,.0f} gradients for each method, runs of {tuning.rounds} rounds; "
         f"tuned on {held}, which no client trains on, seeds {_seeds(tuning.tune_seeds)}; the test set is for judging, "
         f"seeds {_seeds(tuning.seeds)}"
     )
@@ -155,20 +143,17 @@ def _seeds(seeds: Any) -> str:
 
 def _report(found: Tuned, console: Console) -> None:
     """Print the chosen points, their cost, the best method by budget, and the judged runs."""
-    from rich.table import Table
-
-    from ..experiments.tune.space import point_text
-    from ..report import tables
+    from ..experiments.grid import point_text
     from ..report.figures import draw_text
 
     used = found.used
-    table = Table("method", "chosen", "held-out", "points", "gradients", box=None, pad_edge=False)
+    rows = []
     for label, point in found.chosen.items():
         own = [row for row in found.rows if row["method"] == label]
         points, score = len({row["point"] for row in own}), found.scores[label]
-        table.add_row(label, point_text(tuple(point.items())), _score(score), f"{points}", f"{found.spent[label]:,.0f}")
+        rows.append((label, point_text(tuple(point.items())), _score(score), f"{points}", f"{found.spent[label]:,.0f}"))
     console.print()
-    console.print(table, soft_wrap=False)
+    show_table(console, ("method", "chosen", "held-out", "points", "gradients"), rows)
     left = max(used["budget"] - spent for spent in found.spent.values())
     less = "less than one point costs" if found.even else "nothing was left to try"
     console.print(f"budget {used['budget']:,.0f} gradients each; at most {left:,.0f} not spent, {less}")
@@ -179,22 +164,18 @@ def _report(found: Tuned, console: Console) -> None:
         console.print("\n" + draw_text(curves, "gradients", console.width), no_wrap=True, overflow="ignore", crop=False)
     seeds = _seeds(used["judging_seeds"])
     console.print(f"\njudged on the test set (accuracy: mean of the last five), seeds {seeds}, which no trial had:")
-    table = Table("method", "test set", "95% interval", "gradients", box=None, pad_edge=False)
+    judged = []
     for one in found.judged:
-        shown = _loss if "loss" in one["metric"] else "{:.2%}".format
+        shown = ("loss {:.4g}" if "loss" in one["metric"] else "{:.2%}").format
         interval = "-" if one["low"] is None else f"{shown(one['low'])} to {shown(one['high'])}"
         spread = f"{one['diverged']} diverged" if one["diverged"] else interval
-        table.add_row(
-            one["method"],
-            "-" if one["mean"] is None else shown(one["mean"]),
-            spread,
-            f"{one['gradients']:,.0f}",
-        )
-    console.print(table, soft_wrap=False)
-    wide = width(console)
+        mean = "-" if one["mean"] is None else shown(one["mean"])
+        judged.append((one["method"], mean, spread, f"{one['gradients']:,.0f}"))
+    show_table(console, ("method", "test set", "95% interval", "gradients"), judged)
     if found.comparison is not None and found.comparison.gaps:
-        console.print("\n" + textwrap.fill(f"{found.comparison.question}:", wide))
-        console.print(tables.fit(*found.comparison.gap_table, tables.GAP_KEEP, wide)[0], no_wrap=True, crop=False)
+        question, gaps = compare.gap_lines(found.comparison, width(console))
+        console.print(f"\n{question}")
+        console.print(gaps, no_wrap=True, crop=False)
     console.print(f"\nfiles: tune.json, trials.csv, budget.png, .svg and .pdf; judged/table.md\n   in: {found.out}")
     page = shlex.join(["fedspeed", "report", str(found.out / "judged")])
     console.print(f"next: {page}   (one page: who wins, by how much, is it real, at what cost)")
@@ -203,10 +184,6 @@ def _report(found: Tuned, console: Console) -> None:
 def _score(value: float) -> str:
     """Return a score as text: an accuracy, or a loss if it is negative."""
     return f"{value:.2%}" if value >= 0 else f"loss {-value:.4g}"
-
-
-def _loss(value: float) -> str:
-    return f"loss {value:.4g}"
 
 
 def _filled(curve: list[tuple[float, float]], last: float) -> list[tuple[float, float]]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..methods.base import Grad, Local, Method, Round
     from .flat_model import FlatModel
 
-
 REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Layers that become a group norm; a class derived from one of these may do more, and stays."""
 
@@ -145,8 +144,7 @@ def full_vector(server: Any) -> torch.Tensor:
 class BatchNormHooks(Hooks):
     """Hooks of a method for a model with running statistics: each call adds or removes them.
 
-    Args:
-        local: whether each client keeps its own statistics; otherwise all use the server's mean.
+    If they are `local`, each client keeps its own; otherwise all use the server's mean.
     """
 
     def __init__(self, method: Method, flat: FlatModel, local: bool) -> None:

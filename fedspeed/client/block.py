@@ -19,15 +19,14 @@ from ..errors import Diverged, UserError
 from ..methods.base import Local, Method
 from ..methods.source import defined, not_block_safe
 from ..utils.files import key
-from ..utils.random import batch_orders, rng
+from ..utils.random import batch_orders, low_keys, rng
 from .block_check import watch
 from .block_gradients import mapped_gradient, outputs_at, stacked_gradient
 from .distillation import PASSES, TeacherTerm
-from .divergence import blamed
 from .evaluate import Score
-from .failures import diverged, failed
+from .failures import blamed, diverged, failed
 from .local_loop import BaseOracle, Steps, own_model
-from .trees import all_finite, has_leaves, sum_dtype, tree_leaves, tree_map
+from .trees import all_finite, has_leaves, stack, sum_dtype, tree_map, unstack
 from .upload_digest import upload_digests
 from .work import Facts, Failed, Job, Reply, Work
 
@@ -65,17 +64,21 @@ class Block:
 
     def chunks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
         """Yield blocks; job order is by size, so neighbours are alike. Blocks fix the bits: only jobs decide them."""
-        for _, same in groupby(jobs, key=lambda job: (int(self.work.data.sizes[job.client]), job.K)):
-            group = list(same)
-            for a in range(0, len(group), self.most):
-                yield group[a : a + self.most]
+        jobs = list(jobs)
+        sizes = self.work.data.sizes[np.array([job.client for job in jobs], dtype=np.int64)].tolist()
+        kinds = list(zip(sizes, [job.K for job in jobs], strict=True))
+        start = 0
+        for _, same in groupby(kinds):
+            end = start + sum(1 for _ in same)
+            for a in range(start, end, self.most):
+                yield jobs[a : min(a + self.most, end)]
+            start = end
 
     def run(self, jobs: list[Job], down: Any, state: Callable[[int], Any]) -> list[Reply | Failed]:
         """Return the replies of one block; if its work raises, run its clients one by one to find the one that does."""
         work = self.work.at(jobs[0].t)
         K = jobs[0].K or work.local_steps(int(work.data.sizes[jobs[0].client]))
-        one = state(jobs[0].client)
-        client = stack([one, *(state(job.client) for job in jobs[1:])]) if has_leaves(one) else one
+        client = states_of([job.client for job in jobs], state)
         try:
             turns = self._turns(work, jobs, K, down, client)
         except UserError:
@@ -94,11 +97,11 @@ class Block:
     def _turns(self, work: Work, jobs: list[Job], K: int, down: Any, client: Any) -> Turns:
         """Compute the K local steps and the uploads of all clients of a block."""
         t, lr, seed, clients = jobs[0].t, jobs[0].lr, work.plan.seed, [job.client for job in jobs]
+        places = np.array(clients)
         # Which rows are checked depends on client and round, never on the worker that runs the block.
         hooks = watch(work.hooks, clients, first=not self.blocks, turn=clients[0] + t)
-        owned = np.stack([work.data.rows(i) for i in clients])
-        n = owned.shape[1]
-        keys = [key(seed, "batches", t, i) for i in clients]
+        n = int(work.data.sizes[clients[0]])
+        keys = low_keys(seed, "batches", t, clients)
         streams = [rng(seed, "augment", t, i) for i in clients] if work.data.pipeline.random else None
         masks = key(seed, "masks", t, clients[0]) % 2**62
         self.step = 0
@@ -110,17 +113,19 @@ class Block:
         step_ = Steps(work)
         for k, positions in enumerate(batch_orders(n, work.plan.batch_size, K, keys), 1):
             self.step = k
-            picked = np.take_along_axis(owned, positions, axis=1)
+            picked = work.data.rows_at(places, positions)
             self.oracle.next_step(*_gather(work.data, picked, streams), masks + k)
             step_(x, hooks.direction(x, self.oracle, down, client), lr * rates[k - 1])
         local = Local(K, lr, n, t, seed, tuple(clients), work.plan.active, sum(rates) / K)
         metrics = self._metrics(work, x, down, client, local)
-        own = [own_model(work, job, each) for job, each in zip(jobs, x, strict=True)]
+        own: list[Score | None] = [None] * len(jobs)
+        if work.plan.scores_clients(t + 1, own=True):
+            own = [own_model(work, job, each) for job, each in zip(jobs, x, strict=True)]
         up, kept = hooks.upload(x, down, client, local)
         if "sent" in work.hooks.overridden:
             sent = [work.hooks.sent(each) for each in unstack(up, len(jobs))]
         else:
-            sent = [work.hooks.sent(unstack(up, 1)[0])] * len(jobs)
+            sent = [work.hooks.sent(tree_map(lambda a: a[0] if a.ndim == 2 else a, up))] * len(jobs)
         return Turns(local, x, up, kept, metrics, own, sent)
 
     def _metrics(
@@ -146,19 +151,22 @@ class Block:
         drifts, digests = squared_distances(turns.x, down.x), upload_digests(turns.up, len(jobs))
         spent = self.oracle.evals + self.oracle.passes / PASSES
         kepts, good = unstack(turns.kept, len(jobs)), list(range(len(jobs)))
-        if not (np.isfinite(losses).all() and all_finite(turns.up) and all_finite(turns.kept)):
+        mean = mean_of_rows(turns.up)
+        # A mean with NaN or Inf in a row is not finite, so the rows need no look of their own if it is.
+        if not (np.isfinite(losses).all() and all_finite(mean) and all_finite(turns.kept)):
             ups = unstack(turns.up, len(jobs))
             good = [i for i in good if np.isfinite(losses[i]) and all_finite(ups[i] + kepts[i])]
-        up = turns.up if len(good) == len(jobs) else tree_map(lambda a: a[good] if a.ndim == 2 else a, turns.up)
-        mean = tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, up) if good else None
+        if len(good) < len(jobs):
+            up = tree_map(lambda a: a[good] if a.ndim == 2 else a, turns.up)
+            mean = mean_of_rows(up) if good else None
         counted, replies = set(good), list[Reply | Failed]()
         for i, job in enumerate(jobs):
             if i not in counted:
                 replies.append(self._lost(jobs, i, K, down, client, state))
                 continue
             first = i == good[0]
-            facts = Facts(K, n, losses[i], drifts[i], spent, len(good) if first else 0, turns.sent[i])
-            facts = facts._replace(metrics=turns.metrics[i], own=turns.own[i], digest=digests[i], mean_rate=mean_rate)
+            many, sent, metrics, own = len(good) if first else 0, turns.sent[i], turns.metrics[i], turns.own[i]
+            facts = Facts(K, n, losses[i], drifts[i], spent, many, sent, metrics, own, digests[i], mean_rate)
             replies.append(Reply(job, mean if first else None, kepts[i], facts))
         return replies
 
@@ -209,26 +217,28 @@ def squared_distances(x: torch.Tensor, y: torch.Tensor) -> list[float]:
     return torch.cat([torch.linalg.vector_norm(a - y, dim=-1, dtype=sum_dtype(x)) for a in some]).square().tolist()
 
 
+def mean_of_rows(tree: Any) -> Any:
+    """Return the mean of the clients' trees; a field that they share stays as it is."""
+    return tree_map(lambda a: mean_row(a) if a.ndim == 2 else a, tree)
+
+
 def mean_row(a: torch.Tensor) -> torch.Tensor:
     """Return the mean of the rows in float64; the order of this sum, and so `PIECE`, fixes the bits."""
     some = a.split(max(1, PIECE // len(a)), dim=1)  # type: ignore[no-untyped-call]
     return torch.cat([columns.to(sum_dtype(a)).mean(0) for columns in some])
 
 
-def stack(trees: list[Any]) -> Any:
-    """Return trees of vectors as one tree of blocks."""
-    columns = zip(*(tree_leaves(tree) for tree in trees), strict=True)
-    blocks = iter([torch.stack(column) for column in columns])
-    return tree_map(lambda _: next(blocks), trees[0])
+def states_of(clients: list[int], state: Callable[[int], Any]) -> Any:
+    """Return the states of a block's clients as one tree of blocks; one tree if it has no vectors.
 
-
-def unstack(tree: Any, rows: int) -> list[Any]:
-    """Return a tree of blocks as trees of vectors; a field that the clients share stays shared."""
-
-    def row(i: int) -> Any:
-        return tree_map(lambda a: a[i] if a.ndim == 2 else a, tree)
-
-    return [row(i) for i in range(rows)] if has_leaves(tree) else [tree] * rows
+    Args:
+        state: returns a private copy of a client's state; its `block`, if it has one, those of several at once.
+    """
+    together = getattr(state, "block", None)
+    if together is not None:
+        return together(clients)
+    one = state(clients[0])
+    return stack([one, *(state(client) for client in clients[1:])]) if has_leaves(one) else one
 
 
 def refuse_statistics(work: Work) -> None:

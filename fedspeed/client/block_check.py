@@ -8,6 +8,9 @@ hook.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +75,7 @@ class RowsMixed(Exception):
     """A row alone gives another result than in its block."""
 
 
+@dataclass
 class CheckedHooks:
     """Hooks of a block that repeat each call for some of its rows alone, and compare.
 
@@ -84,12 +88,11 @@ class CheckedHooks:
         turn: where the turns begin.
     """
 
-    def __init__(self, hooks: Hooks, clients: list[int], own: bool, everything: bool, turn: int) -> None:
-        self.hooks = hooks
-        self.clients = clients
-        self.own = own
-        self.everything = everything
-        self.turn = turn
+    hooks: Hooks
+    clients: list[int]
+    own: bool
+    everything: bool
+    turn: int
 
     def start(self, down: Any, client: Any) -> torch.Tensor:
         """Call `Hooks.start`, and check rows of the result."""
@@ -136,33 +139,23 @@ class CheckedHooks:
         many = n if self.everything else min(n, of_own) if self.own else 1
         return sorted({(self.turn + i) % n for i in range(many)})
 
-    def _refusing(self, hook: str, i: int) -> _Refusing:
-        return _Refusing(self.hooks, hook, self.clients[i], len(self.clients))
-
-
-class _Refusing:
-    """Context in which a hook runs on one row; it keeps the random state, and turns a failure into a UserError."""
-
-    def __init__(self, hooks: Hooks, hook: str, client: int, rows: int) -> None:
-        self.hooks = hooks
-        self.hook = hook
-        self.client = client
-        self.rows = rows
-
-    def __enter__(self) -> None:
-        self.state = torch.get_rng_state()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        torch.set_rng_state(self.state)
-        if isinstance(error, Exception):
+    @contextmanager
+    def _refusing(self, hook: str, i: int) -> Iterator[None]:
+        """Keep the random state while a hook runs on row i alone, and turn its failure into a UserError."""
+        state = torch.get_rng_state()
+        try:
+            yield
+        except Exception as error:
             why = str(error) if isinstance(error, RowsMixed | UserError) else reason(error)
             method = self.hooks.method
             raise UserError(
-                f"{type(method).__name__}.{self.hook} does on a block of {self.rows} clients what it does not do on "
-                f"one (client {self.client} alone: {why}); let norms, means and sorts go over the last axis (dim=-1, "
-                f"keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in run.clients, or use "
-                f"--engine loop ({defined(method, self.hook)})"
+                f"{type(method).__name__}.{hook} does on a block of {len(self.clients)} clients what it does not do on "
+                f"one (client {self.clients[i]} alone: {why}); let norms, means and sorts go over the last axis "
+                f"(dim=-1, keepdim=True) and draw random numbers from rng(run.seed, ..., run.t, i) for i in "
+                f"run.clients, or use --engine loop ({defined(method, hook)})"
             ) from error
+        finally:
+            torch.set_rng_state(state)
 
 
 def watch(hooks: Hooks, clients: list[int], first: bool, turn: int) -> Hooks | CheckedHooks:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,19 +19,13 @@ from torch import nn
 from .distillation import TeacherTerm
 from .flat_model import FlatModel, Loss
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TeacherTerm | None], Pair]
+"""A function of points (clients, d), inputs and targets (clients, batch, ...): gradients, and one loss per client.
 
-class Gradient(Protocol):
-    """A function of points (clients, d), inputs and targets (clients, batch, ...): gradients, and one loss per client.
-
-    Gradients are in fresh memory. A teacher's pull is part of the gradients, not of the losses.
-    """
-
-    def __call__(
-        self, x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-Slope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+Gradients are in fresh memory. A teacher's pull is part of the gradients, not of the losses."""
+Slope = Callable[[torch.Tensor, torch.Tensor], Pair | None]
+"""A function of outputs and targets: one loss per client, and its gradient by the outputs; None if they do not fit."""
 
 
 def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
@@ -40,11 +34,9 @@ def mapped_gradient(flat: FlatModel, loss: Loss) -> Gradient:
     def one(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return loss(_call(flat, v, inputs), targets)
 
-    def gradient(
-        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None) -> Pair:
         if pull is None:
-            found: tuple[torch.Tensor, torch.Tensor] = alone(x, inputs, targets)
+            found: Pair = alone(x, inputs, targets)
             return found
 
         def pulled(v: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor) -> Any:
@@ -119,9 +111,7 @@ def stacked_gradient(flat: FlatModel, loss: Loss) -> Gradient | None:
     first = next(i for i, m in enumerate(layers) if isinstance(m, nn.Linear))
     steps = [_linear(m, flat) if isinstance(m, nn.Linear) else m for m in layers]
 
-    def gradient(
-        x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(x: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, pull: TeacherTerm | None = None) -> Pair:
         y, seen = inputs, []
         for step in steps:
             if isinstance(step, Linear) and (y.ndim != 3 or torch.is_autocast_enabled(x.device.type)):
@@ -175,7 +165,7 @@ def _linear(layer: nn.Linear, flat: FlatModel) -> Linear:
     return Linear(place(layer.weight), layer.weight.shape, None if layer.bias is None else place(layer.bias))
 
 
-def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> Pair | None:
     """Return every client's mean cross-entropy and its gradient by the outputs; None without class numbers."""
     if targets.is_floating_point() or targets.shape != y.shape[:2]:
         return None
@@ -185,7 +175,7 @@ def _cross_entropy(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor
     return losses, e.div_(y.shape[1])
 
 
-def _squares(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _squares(y: torch.Tensor, targets: torch.Tensor) -> Pair | None:
     """Return every client's mean squared error and its gradient by the outputs; None unless shapes and dtypes agree."""
     if targets.dtype != y.dtype or targets.shape != y.shape:
         return None

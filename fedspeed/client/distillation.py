@@ -56,11 +56,7 @@ def require_logits(outputs: Any) -> None:
 
 
 def check_teacher(flat: FlatModel, classes: int | None, method: str, teacher: Any, pull: Any, tau: Any) -> bool:
-    """Return whether a teacher has any pull; raise for arguments of the oracle that are not valid.
-
-    Args:
-        classes: the number of classes of the data; None if there are none.
-    """
+    """Return whether a teacher has any pull; raise for arguments of the oracle that are not valid, or no classes."""
     if classes is None:
         raise UserError(
             f"{method}: grad(x, teacher=...) compares class probabilities, and these data have no classes; use a "
@@ -71,10 +67,9 @@ def check_teacher(flat: FlatModel, classes: int | None, method: str, teacher: An
         if not real or not (max(above, 0.0) <= value < math.inf and value > above):
             wanted = "> 0" if above == 0 else ">= 0"
             raise UserError(f"{method}: grad(x, teacher=...): {name} must be a number {wanted}, got {value!r}")
-    if not isinstance(teacher, torch.Tensor) or tuple(teacher.shape) != (flat.d,) or teacher.dtype != flat.dtype:
-        found = (
-            f"{teacher.dtype} of shape {tuple(teacher.shape)}" if isinstance(teacher, torch.Tensor) else repr(teacher)
-        )
+    vector = isinstance(teacher, torch.Tensor)
+    if not vector or tuple(teacher.shape) != (flat.d,) or teacher.dtype != flat.dtype:
+        found = f"{teacher.dtype} of shape {tuple(teacher.shape)}" if vector else repr(teacher)
         raise UserError(
             f"{method}: grad(x, teacher=...): the teacher must be one vector for all clients, {flat.dtype} of shape "
             f"({flat.d}), got {found}; send it down with x"

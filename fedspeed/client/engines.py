@@ -1,8 +1,7 @@
 """Engines: the arithmetic of local work, which decides the last bits of a run, on whatever back end it runs.
 
 An engine cuts the jobs of a round into chunks, by looking at the jobs alone, and computes one chunk at a time. Chunks
-do not depend on each other, so a back end may place them as it likes. The loop engine is here, the block engine in
-`block`.
+do not depend on each other, so a back end may place them as it likes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from ..methods.base import Method
 from ..methods.source import not_block_safe
 from .block import Block
 from .block_gradients import is_chain, slope_of
-from .divergence import blamed
+from .failures import blamed
 from .flat_model import Loss
 from .local_loop import run_client
 from .work import Failed, Job, Reply, Work
@@ -85,7 +83,7 @@ def resolve_engine(plan: Plan, method: Method, model: nn.Module, loss: Loss, dat
         return plan.engine
     d = sum(p.numel() for p in model.parameters())
     small = d * min(plan.batch_size, int(data.sizes.max())) <= 2_500_000
-    sizes = len(np.unique(data.sizes))
+    sizes = len(set(data.sizes.tolist()))  # `np.unique` would import `numpy.ma`
     alike = sizes * 4 <= min(plan.active, data.clients) or sizes <= 2 < plan.active
     fits = small and alike and plan.active >= 4 and is_chain(model) and slope_of(loss) is not None
     return "block" if fits and not_block_safe(method) is None else "loop"

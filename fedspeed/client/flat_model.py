@@ -16,6 +16,8 @@ from ..config.plan import Plan
 from ..data.federated import Federated
 from ..errors import UserError
 from ..methods.base import Method
+from ..models.residual import gradients_into
+from ..models.resnet import choose_layers, resolve_layers
 from ..utils.devices import version
 from ..utils.random import torch_seed
 from .batch_norm import Statistics, refuse_tracking, with_group_norm
@@ -43,9 +45,7 @@ class FlatModel:
 
     def __init__(self, model: nn.Module, no_decay: Sequence[str] = (), tracks: bool = False) -> None:
         self.model, self.no_decay = model, (no_decay,) if isinstance(no_decay, str) else tuple(no_decay)
-        named = dict(model.named_parameters())  # removes duplicates, so tied parameters come once
-        _refuse(model, named, tracks)
-        trainable = {name: p for name, p in named.items() if p.requires_grad}
+        trainable = _trainable(model, tracks)
         self.names, self.parameters = list(trainable), list(trainable.values())
         self.dtype = self.parameters[0].dtype
         for p in self.parameters:
@@ -55,19 +55,19 @@ class FlatModel:
         self.shapes = [p.shape for p in self.parameters]
         self.d = sum(self.sizes)
         self.x = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in self.parameters])
-        self.decay = self._decay_mask(self.no_decay)
+        self.decay = self._decay_mask()
         self.statistics = Statistics(model, self.dtype)
         self._buffers = {name: (b, version(b)) for name, b in model.named_buffers()}
         self.load(self.x)
 
-    def _decay_mask(self, no_decay: tuple[str, ...]) -> torch.Tensor | None:
+    def _decay_mask(self) -> torch.Tensor | None:
         """Return a vector that is 1 where weight decay applies and 0 elsewhere, or None if it applies everywhere."""
-        unused = [end for end in no_decay if not any(name.endswith(end) for name in self.names)]
+        unused = [end for end in self.no_decay if not any(name.endswith(end) for name in self.names)]
         if unused:
             raise UserError(f"no_decay: {unused[0]!r} ends no parameter's name; the names are {', '.join(self.names)}")
-        if not no_decay:
+        if not self.no_decay:
             return None
-        ones = [float(not name.endswith(no_decay)) for name in self.names]
+        ones = [float(not name.endswith(self.no_decay)) for name in self.names]
         return torch.repeat_interleave(torch.tensor(ones, dtype=self.dtype), torch.tensor(self.sizes)).to(self.device)
 
     @property
@@ -120,10 +120,15 @@ class FlatModel:
             outputs = self.model(inputs)
             value = loss(outputs, targets)
             whole = value if term is None else value + term(outputs)
-            grads = torch.autograd.grad(whole, self.parameters, allow_unused=True)
-        parts = out.split(self.sizes)  # type: ignore[no-untyped-call]
-        for g, part, shape in zip(grads, parts, self.shapes, strict=True):
-            part.view(shape).copy_(g) if g is not None else part.zero_()
+            parts = out.split(self.sizes)  # type: ignore[no-untyped-call]
+            views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+            with gradients_into(self.parameters, views):
+                grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(whole, self.parameters, allow_unused=True)
+        for g, view in zip(grads, views, strict=True):
+            if g is None:
+                view.zero_()
+            elif g.data_ptr() != view.data_ptr():  # else the gradient was written there
+                view.copy_(g)
         return value.detach()
 
     def hvp(
@@ -150,10 +155,11 @@ class FlatModel:
                 )
 
 
-def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> None:
-    """Raise a UserError that names a parameter or layer that a flat vector cannot hold."""
+def _trainable(model: nn.Module, tracks: bool) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters by name; raise for a parameter or layer that a flat vector cannot hold."""
     if not tracks:
         refuse_tracking(model)
+    named = dict(model.named_parameters())  # removes duplicates, so tied parameters come once
     lazy = [name for name, p in named.items() if nn.parameter.is_lazy(p)]
     if lazy:
         raise UserError(f"model: parameter {lazy[0]!r} is lazy, it has no shape yet; run one batch through the model")
@@ -178,6 +184,7 @@ def _refuse(model: nn.Module, named: dict[str, nn.Parameter], tracks: bool) -> N
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(f"model: {name or 'the model'} gives sparse gradients; build it with sparse=False")
+    return trainable
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -200,13 +207,14 @@ def flat_model(
     no_decay: Sequence[str],
     method: Method | None = None,
 ) -> FlatModel:
-    """Return a flat copy of a model, with its batch norm treated as the plan says.
+    """Return a flat copy of a model, with its batch norm treated and its blocks computed as the plan says.
 
     Args:
         method: its `ascent_fraction`, if it has one, takes a part of every batch.
     """
     module = copied(model).to(device)
     module = with_group_norm(module) if plan.batch_norm == "group" else module
+    choose_layers(module, resolve_layers(module, plan.layers))
     flat = FlatModel(module, no_decay, plan.keeps_statistics)
     if flat.statistics:
         fraction = getattr(method, "ascent_fraction", 1.0)

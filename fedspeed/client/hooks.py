@@ -22,7 +22,7 @@ from ..errors import Diverged, UserError
 from ..methods.base import Grad, Local, Method, Round, dense_bytes, nested
 from ..methods.source import defined, reason
 from ..utils.devices import version
-from .trees import Field, all_finite, fields_of, kind, named, shape_text
+from .trees import Fields, all_finite, fields_of, kind, named, shape_text
 
 REQUIRED = ("init_server", "broadcast", "direction", "upload", "update")
 
@@ -38,7 +38,7 @@ class Hooks:
         self.method = method
         self.d = d
         self.dtype = dtype
-        self._up: list[Field] = []  # fields of the first upload; all others must have the same
+        self._up: Fields = []  # fields of the first upload; all others must have the same
         hooks = ("metrics", "client_metrics", "sent", "settle", "received", "rate")
         self.overridden = {hook for hook in hooks if overrides(method, hook)}
 
@@ -90,11 +90,12 @@ class Hooks:
             return [1.0] * done
         with self._forbid_mutation("rate"):
             reported = [self.method.rate(k, K) for k in range(done)]
-        found = [number(rate) for rate in reported]
-        good = [rate for rate in found if rate is not None and 0 <= rate < math.inf]
-        if len(good) < done:
-            k = next(k for k, rate in enumerate(found) if rate is None or not 0 <= rate < math.inf)
-            raise self._error("rate", f"must return a number >= 0, found {kind(reported[k])} in step {k} of {K}")
+        good: list[float] = []
+        for k, given in enumerate(reported):
+            rate = number(given)
+            if rate is None or not 0 <= rate < math.inf:
+                raise self._error("rate", f"must return a number >= 0, found {kind(given)} in step {k} of {K}")
+            good.append(rate)
         if not any(good):
             steps = f"a round's {K} steps" if done == K else f"the {done} of {K} steps that a straggler takes"
             raise self._error("rate", f"must not be 0 in all of {steps}")
@@ -252,11 +253,11 @@ class Hooks:
             )
         return tree
 
-    def _alike(self, hook: str, what: str, found: list[Field], expected: list[Field], when: str) -> None:
+    def _alike(self, hook: str, what: str, found: Fields, expected: Fields, when: str) -> None:
         """Raise unless two trees have the same fields of the same lengths."""
         if found == expected:
             return
-        words = [", ".join(f"{f.name} ({f.length})" for f in fields) or "no field" for fields in (expected, found)]
+        words = [", ".join(f"{name} ({n})" for name, n in fields) or "no field" for fields in (expected, found)]
         raise self._error(hook, f"must return a {what} with {words[0]}, {when}; found {words[1]}")
 
     def _name(self, hook: str) -> str:
@@ -287,12 +288,9 @@ def overrides(method: Method, hook: str) -> bool:
 
 
 def numbers(reported: Any, error: Callable[[str], UserError]) -> dict[str, float]:
-    """Return the numbers that a hook reported as floats; raise unless they are names and real numbers.
+    """Return the numbers that a hook reported as floats; raise `error(message)` unless they are names and real numbers.
 
     A number that is not finite stays as it is: it must not end a run. In JSON it is `null`, see `Record.to_dict`.
-
-    Args:
-        error: makes an error of a message.
     """
     if not isinstance(reported, Mapping):
         raise error(f"must return a dict of names and numbers, found {reported!r}")

@@ -24,24 +24,20 @@ from .work import Facts, Job, Reply, Work
 
 
 class BaseOracle:
-    """The part of the gradient oracle that both engines share; see `methods.base.Grad`.
-
-    Args:
-        axis: the axis of samples in inputs and targets.
-    """
+    """The part of the gradient oracle that both engines share; see `methods.base.Grad`."""
 
     def __init__(self, work: Work, axis: int) -> None:
         self.flat = work.flat
         self.loss = work.loss
-        self.axis = axis
+        self.axis = axis  # of the samples, in inputs and targets
         self.precision = work.plan.precision
-        self.clip = work.gradient_clip
+        self.clip = work.plan.clip if work.plan.clip_mode == "gradient" else 0.0  # largest norm of each gradient
         self.taught = partial(check_teacher, work.flat, work.data.classes, type(work.method).__name__)
         self.begin()
 
     def begin(self) -> None:
         """Reset losses and counts for a new turn."""
-        self.losses: list[torch.Tensor] = []  # at the first call of each step; read at the end
+        self.losses: list[torch.Tensor] = []  # of the first gradient of each step; read after the last step
         self.evals = 0.0
         self.passes = 0.0  # forward passes of teachers
 
@@ -62,8 +58,10 @@ class BaseOracle:
         tau: float = 1.0,
     ) -> torch.Tensor:
         rows = self.inputs.shape[self.axis]
-        used = rows if fraction == 1.0 else max(1, round(fraction * rows))
-        inputs, targets = (a.narrow(self.axis, 0, used) for a in (self.inputs, self.targets))
+        used, inputs, targets = rows, self.inputs, self.targets
+        if fraction != 1.0:
+            used = max(1, round(fraction * rows))
+            inputs, targets = inputs.narrow(self.axis, 0, used), targets.narrow(self.axis, 0, used)
         term = None
         if teacher is not None and self.taught(teacher, pull, tau):
             seed_device(self.flat.device, self.mask_seed)
@@ -107,8 +105,8 @@ class Oracle(BaseOracle):
         if self.calls == len(self.buffers):
             self.buffers.append(torch.empty_like(self.flat.x))
         out = self.buffers[self.calls]
-        later = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
-        with later:  # running statistics see each step once
+        unchanged = self.flat.statistics.kept() if self.calls and self.flat.statistics else nullcontext()
+        with unchanged:  # running statistics see each step once
             return out, self.flat.gradient(x, inputs, targets, self.loss, out, term and term.term)
 
 
@@ -118,7 +116,7 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     Args:
         down: the server's message, in the model's dtype.
         client: a private copy of the client's state; the caller makes a first one by `init_client`.
-        buffers: memory of gradients, reused from client to client: large vectors that come and go split the heap.
+        buffers: memory of gradients, reused from client to client: large vectors that come and go fragment the heap.
     """
     work = work.at(job.t)
     hooks = work.hooks
@@ -155,7 +153,8 @@ def run_client(work: Work, job: Job, down: Any, client: Any, buffers: list[torch
     if not (math.isfinite(train_loss) and all_finite(up) and all_finite(kept)):
         raise diverged(work, job, steps, [float(loss) for loss in oracle.losses], down, client)
     drift = squared_distance(x, down.x)
-    spent, digest = oracle.evals + oracle.passes / PASSES, upload_digests(up)[0]
+    spent = oracle.evals + oracle.passes / PASSES
+    digest = upload_digests(up)[0]
     facts = Facts(steps, len(rows), train_loss, drift, spent, 1, sent, metrics, own, digest, local.mean_rate)
     return Reply(job, up, kept, facts)
 
@@ -173,7 +172,9 @@ class Steps:
 
         g = direction + mix * wd * x;   x -= lr * u,   u what the local optimiser makes of this turn's g
 
-    A direction that `clip_mode` clips is clipped first, as `torch.nn.utils.clip_grad_norm_` is called before `step`.
+    wd is 0 for parameters in `no_decay`; with `decay_outside_mix` it is not multiplied by mix. `clip_mode = "released"`
+    takes a method's multiple of x out of the direction, clips the rest and adds it again, since the authors' code has
+    that multiple in the optimiser's weight decay, after its clip; with "gradient" the oracle clips.
     Decoupled weight decay (adamw) does not enter g: `x -= lr * mix * wd * x` comes first.
     """
 
@@ -195,7 +196,7 @@ class Steps:
             if wd and not self.optimizer.decoupled:
                 direction, wd = torch.add(direction, x if decay is None else decay * x, alpha=wd), 0.0
             direction = self.optimizer.step(direction, self.kept, self.k)
-        if wd and decay is not None:  # from here on the order of operations fixes the bits
+        if wd and decay is not None:  # do not reorder: the order of these operations fixes the bits
             x.addcmul_(x, decay, value=-lr * wd)
         elif wd:
             x.mul_(1 - lr * wd)

@@ -20,16 +20,15 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, mse_loss
 
-from ..config.losses import parse_loss
-from ..config.spec import as_setting, loaded
-from ..data.convert import MOST_CLASSES
+from ..config.spec import as_setting, loaded, parse_loss
 from ..data.federated import Federated
+from ..data.samples import MOST_CLASSES
 from ..errors import UserError, one_line
 from ..utils.devices import deterministic
 from ..utils.random import torch_seed
 
 if TYPE_CHECKING:
-    from .flat_model import Loss
+    from .flat_model import FlatModel, Loss
     from .work import Work
 
 
@@ -44,7 +43,7 @@ def bce(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 NAMED: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse_loss, "huber": huber_loss, "bce": bce}
-"""The functions of `config.losses.LOSSES`."""
+"""The functions of `config.spec.LOSSES`."""
 KEYWORDS = {"smoothing": "label_smoothing", "delta": "delta"}
 """The keywords by which torch knows the parameters of a named loss."""
 KINDS: dict[Any, str] = {
@@ -56,8 +55,6 @@ KINDS: dict[Any, str] = {
     nn.BCEWithLogitsLoss: "bce",
 }
 """The names of torch's functions and classes of the same losses."""
-
-
 FEW = 8
 """The rows on which a loss is tried."""
 
@@ -77,9 +74,8 @@ def named_loss(setting: Any) -> Loss:
         own_loss: Loss = loaded("loss", given)
         return own_loss
     name, own = parse_loss(given)
-    return (
-        functools.partial(NAMED[name], **{KEYWORDS[key]: value for key, value in own.items()}) if own else NAMED[name]
-    )
+    keywords = {KEYWORDS[key]: value for key, value in own.items()}
+    return functools.partial(NAMED[name], **keywords) if own else NAMED[name]
 
 
 def kind_of(loss: Any) -> str:
@@ -96,23 +92,18 @@ def kind_of(loss: Any) -> str:
         return ""
 
 
-def usual_loss(data: Federated) -> Loss:
-    """Return the default loss of some data.
+def fitting_loss(loss: Loss | None, data: Federated) -> Loss:
+    """Return the given loss, or the default one; raise if it does not fit the targets.
 
     Example:
         >>> numbers = Federated.from_arrays(np.zeros((4, 2)), np.array([0.5, 1.5, 2.0, 0.1]), [[0, 1], [2, 3]])
-        >>> usual_loss(numbers) is mse_loss
+        >>> fitting_loss(None, numbers) is mse_loss
         True
     """
-    return mse_loss if data.classes is None and data.y.is_floating_point() else cross_entropy
-
-
-def fitting_loss(loss: Loss | None, data: Federated) -> Loss:
-    """Return the given loss, or the default one; raise if it does not fit the targets."""
     if loss is None:
         if found := doubtful(data.y.cpu().numpy()) if data.classes is None else "":
             raise UserError(f"data {data.name}: {found}")
-        return usual_loss(data)
+        return mse_loss if data.classes is None and data.y.is_floating_point() else cross_entropy
     if found := misfit(kind_of(loss), data.y, data.classes):
         raise UserError(f"loss {kind_of(loss)}: expected {found}")
     return loss
@@ -187,27 +178,46 @@ def require_outputs(work: Work, given: bool) -> None:
     The squared error and others like it would broadcast outputs and targets of different shapes to all pairs.
 
     Args:
-        given: whether the loss was asked for. The default one is only tried where it could broadcast.
+        given: whether the loss was asked for. Of the default one only the outputs' shape is looked at.
     """
     flat, data, loss = work.flat, work.data, work.loss
     kind = kind_of(loss)
-    if not given and kind != "mse":
-        return
     if not kind:
         _require_two(loss)
     inputs, targets = data.batch(np.arange(min(FEW, work.plan.batch_size, len(data.x))))
     try:
-        with deterministic(flat.device), torch_seed(0, "outputs"), torch.no_grad():
-            found = copy.deepcopy(flat.model).eval()(inputs)  # A model may keep what it was given.
+        found = _outputs(flat, inputs)
+        if kind and not isinstance(found, torch.Tensor) and not _scored(data):
+            found = _outputs(flat, inputs, training=True)
     except Exception:  # the run itself reports an error of the model
         return
     if isinstance(found, torch.Tensor):
-        _require_shape(kind, tuple(found.shape), tuple(targets.shape), data.classes)
+        _require_shape(kind, tuple(found.shape), tuple(targets.shape), None if data.classes is None else _labels(data))
+    elif kind:
+        raise UserError(
+            f"model: expected outputs as one tensor, found a {type(found).__name__}; return the scores alone, "
+            f"outputs[0] or outputs.logits for example"
+        )
     if given:
         with deterministic(flat.device), torch_seed(0, "loss"), torch.no_grad():
             doubt = require_mean(loss, found, targets)
         if doubt:
             warnings.warn(f"{doubt}; use .mean()", stacklevel=4)
+
+
+def _outputs(flat: FlatModel, inputs: torch.Tensor, training: bool = False) -> Any:
+    """Return what a copy of the model answers: a model may keep what it was given."""
+    with deterministic(flat.device), torch_seed(0, "outputs"), torch.no_grad():
+        return copy.deepcopy(flat.model).train(training)(inputs)
+
+
+def _scored(data: Federated) -> bool:
+    return data.y_test is not None or data.validation is not None or data.client_test is not None
+
+
+def _labels(data: Federated) -> int:
+    """Return the largest label that occurs, plus one: data may name more classes, of which no loss needs an output."""
+    return 1 + max(int(y.max()) for y in (data.y, data.y_test) if y is not None and len(y))
 
 
 def _require_shape(kind: str, shape: tuple[int, ...], wanted: tuple[int, ...], classes: int | None) -> None:
@@ -217,6 +227,11 @@ def _require_shape(kind: str, shape: tuple[int, ...], wanted: tuple[int, ...], c
         raise UserError(
             f"model: expected outputs of shape {shape_text(wanted)}, as the targets have, found "
             f"{shape_text(shape)}; {fix}, or give whole numbers for classes"
+        )
+    if kind == "cross-entropy" and classes is not None and len(shape) == 1:
+        raise UserError(
+            f"model: expected outputs of shape (batch, {classes}), one per class, found {shape_text(shape)}; widen its "
+            f"last layer"
         )
     if kind == "cross-entropy" and classes is not None and len(shape) == 2 and shape[1] < classes:
         raise UserError(f"model: expected {classes} outputs, one per class, found {shape[1]}; widen its last layer")
@@ -297,6 +312,7 @@ STORED_NAMES = {
     "CharLSTM": "fedspeed.recurrent:CharLSTM",
     "Conv": "fedspeed.layers:Conv",
     "Layout": "fedspeed.layers:Layout",
+    "ResNet": "torch.nn.modules.container:Sequential",
     "RowConv": "fedspeed.layers:RowConv",
     "TrimmedConv": "fedspeed.trim:TrimmedConv",
     "Vector": "fedspeed.models:Vector",

@@ -7,7 +7,7 @@ that two fields of one shape cannot be confused; files of format 1 have no names
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,46 +16,30 @@ import torch
 
 from ..errors import UserError
 from ..utils.files import atomic
-from .trees import tree_leaves, tree_map
+from .trees import named, tree_leaves, tree_of
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
-def names(tree: tuple[Any, ...]) -> Iterator[str]:
-    """Yield the path of every leaf, in order.
-
-    Example:
-        >>> from fedspeed.methods import FedInit, FedSpeed
-        >>> list(names(FedInit(FedSpeed()).init_client(torch.zeros(2))))
-        ['last', 'base.h']
-    """
-    for name, a in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
-        if isinstance(a, tuple):
-            yield from (f"{name}.{inner}" for inner in names(a))
-        else:
-            yield str(name)
-
-
 def encode(tree: tuple[Any, ...], dtype: torch.dtype | None = None) -> tuple[list[Any], list[memoryview]]:
     """Return the header of a tree and its numbers, converted to `dtype` if one is given."""
-    leaves = list(tree_leaves(tree))
-    stored = [a.detach().cpu().to(dtype or a.dtype).contiguous() for a in leaves]
-    about = zip(names(tree), leaves, stored, strict=True)
-    header = [[name, list(a.shape), _name(s.dtype), _name(a.dtype)] for name, a, s in about]
+    stored = [a.detach().cpu().to(dtype or a.dtype).contiguous() for a in tree_leaves(tree)]
+    leaves = zip(named("", tree), stored, strict=True)
+    header = [[name, list(a.shape), _name(s.dtype), _name(a.dtype)] for (name, a), s in leaves]
     return header, [s.reshape(-1).view(torch.uint8).numpy().data for s in stored]
 
 
 def decode(file: BinaryIO, header: Any, like: tuple[Any, ...]) -> Any:
     """Read the tree at the position of a file; raise unless its names, shapes and dtypes are those of `like`."""
-    wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in zip(names(like), tree_leaves(like), strict=True)]
+    wanted = [[name, list(a.shape), _name(a.dtype)] for name, a in named("", like)]
+    names = [name for name, _ in named("", like)]
     found = [[*about, dtype] for *about, stored, dtype in header if stored in DTYPES]
     fields = [about[0] for about in found if len(about) == 3]
-    if fields and fields != [name for name, *_ in wanted]:
-        raise ValueError(f"expected the fields {', '.join(names(like))}, found {', '.join(map(str, fields))}")
+    if fields and fields != names:
+        raise ValueError(f"expected the fields {', '.join(names)}, found {', '.join(map(str, fields))}")
     if len(found) != len(header) or found not in (wanted, [about for _, *about in wanted]):  # format 1 has no names
         raise ValueError(f"expected {wanted}, found {header}")
-    leaves = iter([_read(file, shape, stored, dtype) for *_, shape, stored, dtype in header])
-    return tree_map(lambda _: next(leaves), like)
+    return tree_of(like, [_read(file, shape, stored, dtype) for *_, shape, stored, dtype in header])
 
 
 def size(header: Any) -> int:
@@ -114,10 +98,7 @@ def _numbers(shape: Any) -> int:
     """Return the number of elements of a shape from a file; raise unless it is a shape."""
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"expected a shape, found {shape!r}")
-    count = 1
-    for n in shape:
-        count *= n
-    return count
+    return math.prod(shape)
 
 
 def _read(file: BinaryIO, shape: list[int], stored: str, dtype: str) -> torch.Tensor:

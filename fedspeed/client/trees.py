@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from ..methods.base import dense_bytes
 from ..utils.devices import convolutions
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
+Fields = list[tuple[str, int]]  # the vectors of a tree, in order: name, and length of the last axis
+tree_bytes = dense_bytes  # of all tensors of a tree: the cost to send it
 
 
 def tree_map(f: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree:
@@ -28,19 +31,34 @@ def tree_leaves(tree: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield a
 
 
+def tree_of(like: Any, leaves: Iterable[torch.Tensor]) -> Any:
+    """Return a tree like another, with these tensors as leaves."""
+    remaining = iter(leaves)
+    return tree_map(lambda _: next(remaining), like)
+
+
 def has_leaves(tree: tuple[Any, ...]) -> bool:
     """Return whether there is any tensor in a tree."""
     return next(tree_leaves(tree), None) is not None
 
 
+def stack(trees: list[Any]) -> Any:
+    """Return trees of vectors as one tree of blocks, in new memory."""
+    columns = zip(*(tree_leaves(tree) for tree in trees), strict=True)
+    return tree_of(trees[0], [torch.stack(column) for column in columns])
+
+
+def unstack(tree: Any, rows: int) -> list[Any]:
+    """Return a tree of blocks as trees of vectors, views of its rows; a field that clients share stays shared."""
+    if not has_leaves(tree):
+        return [tree] * rows
+    columns = [unstack(a, rows) if isinstance(a, tuple) else a.unbind() if a.ndim == 2 else [a] * rows for a in tree]
+    return [type(tree)(*row) for row in zip(*columns, strict=True)]
+
+
 def meta_like(a: torch.Tensor) -> torch.Tensor:
     """Return shape and dtype of a tensor without its numbers."""
     return torch.empty_like(a, device="meta")
-
-
-def tree_bytes(tree: tuple[Any, ...]) -> int:
-    """Return the bytes of all tensors of a tree, which is the cost to send it."""
-    return sum(a.numel() * a.element_size() for a in tree_leaves(tree))
 
 
 def sum_dtype(a: torch.Tensor | torch.device) -> torch.dtype:
@@ -80,8 +98,12 @@ def one_thread() -> Iterator[None]:
 
 def all_finite(tree: tuple[Any, ...]) -> bool:
     """Return whether no tensor of a tree holds NaN or Inf; one pass, no temporary."""
-    ends = [end for a in tree_leaves(tree) if a.numel() for end in torch.aminmax(a)]
-    return all(math.isfinite(float(end)) for end in ends)
+    return all(_finite(a) for a in tree_leaves(tree) if a.numel())
+
+
+def _finite(a: torch.Tensor) -> bool:
+    # A sum with NaN or Inf in it is not finite, and takes half the time. A sum of finite numbers may overflow.
+    return math.isfinite(float(a.sum())) or all(math.isfinite(float(end)) for end in torch.aminmax(a))
 
 
 def chunks(*vectors: torch.Tensor, size: int = 2**20) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -110,20 +132,19 @@ GROWN = 10.0
 tenth of that norm. For the model itself the factor applies twice."""
 
 
-class Field(NamedTuple):
-    """A vector of a tree: its name and the length of its last axis."""
-
-    name: str
-    length: int
-
-
-def fields_of(tree: Any) -> list[Field]:
-    """Return the vectors of a tree, in order."""
-    return [Field(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
+def fields_of(tree: Any) -> Fields:
+    """Return names and lengths of the vectors of a tree."""
+    return [(name, a.shape[-1] if a.ndim else 0) for name, a in named("", tree)]
 
 
 def named(name: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a tree with its path, `down.x` for example."""
+    """Yield every tensor of a tree with its path, in order.
+
+    Example:
+        >>> from fedspeed.methods import FedInit, FedSpeed
+        >>> [path for path, _ in named("client", FedInit(FedSpeed()).init_client(torch.zeros(2)))]
+        ['client.last', 'client.base.h']
+    """
     if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, tuple):
@@ -152,10 +173,7 @@ def large(x0: torch.Tensor) -> float:
 
 
 def grown(whose: str, tree: Any, most: float) -> dict[str, float]:
-    """Return the norms of those vectors of a tree that are too large, by path (`server.c`).
-
-    Args:
-        most: the limit that `large` returns.
+    """Return the norms of those vectors of a tree that are too large, by path (`server.c`); `large` returns `most`.
 
     Example:
         >>> from fedspeed.methods.base import Movement

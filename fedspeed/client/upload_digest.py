@@ -52,5 +52,6 @@ def upload_digests(up: Any, rows: int = 1) -> list[int]:
         rest[:, : raw.shape[1] - whole] = raw[:, whole:]
         words = raw[:, :whole].view("<u8")
         for piece in [*(words[:, i : i + SPAN] for i in range(0, words.shape[1], SPAN)), rest.view("<u8")]:
-            found = found * PRIME + np.dot(piece, WEIGHTS[: piece.shape[1]])
-    return [int(value) for value in found]
+            # Not `np.dot`, which is slower on integers; sums mod 2^64 are the same in any order.
+            found = found * PRIME + np.einsum("ij,j->i", piece, WEIGHTS[: piece.shape[1]])
+    return found.tolist()

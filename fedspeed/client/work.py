@@ -67,11 +67,6 @@ class Work:
         """Return K_i of a client with n samples."""
         return self.plan.steps_of(n)
 
-    @property
-    def gradient_clip(self) -> float:
-        """The largest norm of each loss gradient; 0 for none."""
-        return self.plan.clip if self.plan.clip_mode == "gradient" else 0.0
-
 
 class Job(NamedTuple):
     """One client's turn in one round."""

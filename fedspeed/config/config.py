@@ -1,8 +1,14 @@
-"""`Config`: a complete run as a value, to and from TOML. Nothing here imports torch."""
+"""`Config`: a complete run as a value, to and from TOML; and the tables `until` of a fork. Nothing here imports torch.
+
+`[until.300]` with `lr = 0.1` says that the rate was 0.1 in rounds 1 to 300, whatever the config says for later ones. So
+the config is complete, and running it from round 0 gives the bits of the fork. Such tables are read here, and settings
+that must be the same in all rounds are refused; `server/segments.py` runs the rounds.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -14,19 +20,97 @@ import tomli_w
 
 from ..errors import UserError, unknown
 from ..methods import FedSpeed, build
-from ..methods.base import Method
+from ..methods.base import Method, nested
+from ..utils.files import merged, refuse_depth
 from ..utils.files import read_toml as read_toml
-from ..utils.files import refuse_depth
 from ..utils.registry import file_of, named_file
-from ..utils.tables import merged
-from .losses import loss_text
 from .lr_schedule import from_file, table_of
-from .plan import COMMAND_LINE_ONLY, Plan, course, federation, local_work
+from .plan import COMMAND_LINE_ONLY, PLACEMENT, Plan, course, federation, later_course, later_work, local_work
 from .presets import PRESETS, as_released, paper_decay
-from .spec import FROM_FILES, GIVEN, SETTINGS, Setting, Spec, as_setting, as_table
+from .spec import (
+    FROM_FILES,
+    GIVEN,
+    SETTINGS,
+    Setting,
+    Spec,
+    as_setting,
+    as_table,
+    clients_that_train,
+    loss_text,
+    parse_client_test,
+)
 from .stopping import RULES
-from .until import Until, changed_lasting_field, class_chain, read_until
-from .validation_set import clients_that_train, parse_client_test
+
+Until = tuple[tuple[int, dict[str, Any]], ...]
+"""(300, {"lr": 0.1}), ...: the values that differ in the rounds up to the 300th; in order."""
+
+DREW = "the rounds so far were drawn with it"
+FIXED = {
+    "model": "the vectors of the rounds so far are that model's",
+    "data": "the rounds so far learned from these data",
+    "split": "clients keep what they own",
+    "clients": "clients keep what they own",
+    "validation": "what was held out stays held out",
+    "client_test": "what was held out stays held out",
+    "augment": "the rounds so far learned from these data",
+    "batch_norm": "the vectors of the rounds so far are that model's",
+    "loss": "the scores so far are of it",
+    "test_set": "the scores so far are on it, or there are none",
+    "seed": "split, first model, cohorts and batches are drawn with it",
+    "active": DREW,
+    "cohort": DREW,
+    "state_dtype": "clients' states are stored in it",
+    "network": "virtual seconds so far are of it",
+    "devices": "virtual seconds so far are of them",
+    "client_metrics": "the scores so far are a table with its columns",
+    "format": "it is the version of the layout",
+    "until": "it says what the rounds so far had",
+}
+"""Fields that are the same in all rounds of a run, and why."""
+ANY_ROUND = ("rounds", "targets", "data_dir", *RULES)
+"""Fields without effect on finished rounds; `rounds` only where the last of them was the run's last."""
+
+
+def read_until(given: Any, rounds: int) -> Until:
+    """Return the segments of a config, in order, from its table; raise for anything else."""
+    if isinstance(given, tuple):
+        given = {str(upto): over for upto, over in given}
+    if not isinstance(given, dict) or not all(
+        re.fullmatch("[1-9][0-9]{0,17}", str(key)) and int(key) < rounds and isinstance(over, dict)
+        for key, over in given.items()
+    ):
+        raise UserError(
+            f"config: until must be tables of the run's {rounds} rounds such as [until.30] with lr = 0.1, got {given!r}"
+        )
+    for key, over in given.items():
+        for name in over.keys() & FIXED.keys():
+            raise UserError(f"config: until.{key}.{name}: {name} is the same in all rounds of a run: {FIXED[name]}")
+        for name in over.keys() & set(PLACEMENT):  # nor may a run directory name a cluster here
+            raise UserError(f"config: until.{key}.{name}: {name} says where rounds are computed, not what they had")
+        schedule = over.get("lr_schedule")
+        if file_of(schedule) or table_of(schedule) or isinstance(schedule, dict):
+            raise UserError(f"config: until.{key}.lr_schedule: expected a schedule with its numbers, found a file")
+        if "method" in over and not _fields_alone(over["method"]):  # a name could make it execute a file
+            raise UserError(f"config: until.{key}.method: expected fields of the run's own method, found another")
+    return tuple(sorted((int(key), over) for key, over in given.items()))
+
+
+def _fields_alone(method: Any) -> bool:
+    """Return whether a table holds only fields of a method and of those inside it, and names no method."""
+    named = not isinstance(method, dict) or any(name in method for name in ("name", "code", "origin"))
+    return not named and ("base" not in method or _fields_alone(method["base"]))
+
+
+def class_chain(method: Method) -> list[tuple[str, str, str]]:
+    """Return class name, file and its digest of a method and of those inside it."""
+    return [(type(each).__name__, each.source, each.code) for each in nested(method)]
+
+
+def changed_lasting_field(then: Method, now: Method) -> str:
+    """Return the first field that differs in a method or one inside it although its class lists it as `lasting`."""
+    pairs = zip(nested(then), nested(now), strict=True)
+    return next((name for a, b in pairs for name in a.lasting if getattr(a, name) != getattr(b, name)), "")
+
 
 GIVEN_FROM_PYTHON = (
     "expected names of model and data, found objects that were given to fedspeed.simulate; continue such a run from "
@@ -73,13 +157,12 @@ class Config(Plan):
 
     method: Method = field(default_factory=FedSpeed)
     model: Spec = local_work(Spec("mlp"), None, "model (`fedspeed models`), or file.py:build")  # noqa: RUF009
-    loss: Setting = local_work(  # noqa: RUF009
+    loss: Setting = later_work(  # noqa: RUF009
         "",
         None,
         "the loss: cross-entropy, mse, huber, bce (labels of 0 and 1) or file.py:loss, with parameters as in "
         "cross-entropy:smoothing=0.1 or huber:delta=0.5; default by the targets: cross-entropy for classes, mse for "
         "floats",
-        later=True,
     )
     data: Spec = federation(Spec("digits"), None, "data set (`fedspeed data list`), or file.py:load")  # noqa: RUF009
     split: str = federation("dirichlet:0.6", about="who owns what: iid, dirichlet:0.6, natural, ...")
@@ -89,15 +172,12 @@ class Config(Plan):
     validation: str = course(
         "", about="the data set aside to choose rounds on: 0.1 of every client, clients:0.1 or clients:5 of them"
     )
-    client_test: str = course(
+    client_test: str = later_course(
         "",
         about="the test part per client, for client_metrics: 0.2 of every client's samples, never trained on, or own, "
         "the part that the data come with",
-        later=True,
     )
-    test_set: bool = course(
-        True, about="whether rounds are scored on the test set; without, nothing reads it", later=True
-    )
+    test_set: bool = later_course(True, about="whether rounds are scored on the test set; without, nothing reads it")
     augment: str = federation(
         "",
         about="the augmentation of pictures: paper, released, flip or none; default paper, for data of your own none",
@@ -108,9 +188,8 @@ class Config(Plan):
 
     def __post_init__(self) -> None:
         for name in ("validation", "client_test"):
-            share: Any = getattr(self, name)
-            if isinstance(share, int | float):
-                object.__setattr__(self, name, str(share))
+            if isinstance(share := getattr(self, name), int | float):
+                self._set(**{name: str(share)})
         super().__post_init__()
         self._settle_loss()
         if self.client_test:
@@ -127,7 +206,7 @@ class Config(Plan):
         for key in ("model", "data"):
             spec: Spec = getattr(self, key)
             if file_of(spec.name) and not spec.code:
-                object.__setattr__(self, key, Spec.from_table(key, spec.to_dict()))
+                self._set(**{key: Spec.from_table(key, spec.to_dict())})
         self.require_schedules(self.method, paper_decay(self.method))
         text = self.data_dir.encode("utf-8", "replace").decode("utf-8")
         if text != self.data_dir:
@@ -136,9 +215,9 @@ class Config(Plan):
             raise UserError(f"Config: targets must be accuracies in (0, 1), got {bad[0]}; 0.85 is 85%")
         self.require(self.method)
         if not self.augment and not self.data.code:  # data from a user's file choose their own
-            object.__setattr__(self, "augment", usual_augment(self.data.name))
+            self._set(augment=usual_augment(self.data.name))
         self._settle_clients()
-        object.__setattr__(self, "until", read_until(self.until, self.rounds))
+        self._set(until=read_until(self.until, self.rounds))
         self.config_at(0)
 
     @cached_property
@@ -161,18 +240,16 @@ class Config(Plan):
     def _settle_loss(self) -> None:
         """Write the loss in its one spelling; the file of a user's own is read, not executed."""
         loss = as_setting("loss", self.loss)
-        object.__setattr__(self, "loss", loss_text(loss) if isinstance(loss, str) else loss)
+        self._set(loss=loss_text(loss) if isinstance(loss, str) else loss)
 
     def _settle_clients(self) -> None:
         """Set clients and active where left open; a natural split and a user's file set them with the data."""
         if not self.clients and self.split.strip() != "natural" and not self.data.code:
-            object.__setattr__(self, "clients", 100)
-        train = self.clients
-        if self.validation:
-            train = clients_that_train(self.validation, self.clients)
+            self._set(clients=100)
+        train = clients_that_train(self.validation, self.clients) if self.validation else self.clients
         if not train:
             return
-        object.__setattr__(self, "active", self.cohort_size(train))
+        self._set(active=self.cohort_size(train))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # only errors count here: the simulation, which is made once, warns
             self.require_clients(self.method, train)
@@ -203,7 +280,10 @@ class Config(Plan):
         if "targets" in given:
             if not isinstance(given["targets"], list | tuple):
                 raise UserError(f"config: targets must be a list of accuracies, got {given['targets']!r}")
-            given["targets"] = tuple(_number(a, "targets") for a in given["targets"])
+            for a in given["targets"]:
+                if isinstance(a, bool) or not isinstance(a, int | float) or abs(a) > 1e300:
+                    raise UserError(f"config: targets must be numbers, got {a!r}")
+            given["targets"] = tuple(map(float, given["targets"]))
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -302,9 +382,3 @@ def without_augment(tables: dict[str, Any], before: str, after: str) -> dict[str
     if own == [False, True] and tables.get("augment") == usual_augment(before):
         return {key: value for key, value in tables.items() if key != "augment"}
     return tables
-
-
-def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
-        raise UserError(f"config: {key} must be numbers, got {value!r}")
-    return float(value)

@@ -29,15 +29,9 @@ from ..methods.base import Method
 from .plan import Plan
 from .presets import paper_decay
 
-WEIGHTS = {
-    "feddyn": "alpha",
-    "fedspeed": "lam",
-    "fedsmoo": "lam",
-    "fedgloss": "lam",
-    "fedtoga": "lam",
-    "fedlesamd": "lam",
-    "fedgmt": "lam",
-}
+WEIGHTS = {"feddyn": "alpha"} | dict.fromkeys(
+    ("fedspeed", "fedsmoo", "fedgloss", "fedtoga", "fedlesamd", "fedgmt"), "lam"
+)
 """The methods whose rounds are the ones above, up to their ascent steps and FedTOGA's beta, and the field that holds
 w or 1/w. A wrapper changes the round, so it is not in this table."""
 FAR = 0.45
@@ -68,16 +62,17 @@ class Damping:
 def damping(method: Method, plan: Plan, sizes: Sequence[int]) -> Damping | None:
     """Return how the running mean of a run is damped against weight decay; None without one or without the other.
 
-    Args:
-        sizes: the number of samples of every client.
-
     Example:
         >>> from fedspeed import FedDyn
         >>> found = damping(FedDyn(alpha=0.1), Plan(rounds=1500, active=10, local_steps=10, lr_decay=0), [100] * 500)
         >>> round(found.memory), round(found.ratio, 2), found.zero, round(found.critical, 2)
         (523, 0.33, 415, 0.44)
     """
-    a, w = plan.weight_decay, _weight(method)
+    field = WEIGHTS.get(method.name)
+    if field is None or method.running_mean is None:  # the server has no running mean, or another one
+        return None
+    weight = float(getattr(method, field))
+    a, w = plan.weight_decay, weight if field == "alpha" else 1 / weight
     if not w or not a or not len(sizes) or plan.local_optimizer != "sgd":  # c is that of plain SGD steps
         return None
     p = plan.cohort_size(len(sizes)) / len(sizes) * (1 - plan.dropout)
@@ -114,17 +109,12 @@ def warning(method: Method, plan: Plan, sizes: Sequence[int]) -> str:
     return (
         f"{type(method).__name__}: expected a damping ratio of H near 1, found {found.ratio:.2g} "
         f"(memory {found.memory:,.0f} rounds of {plan.rounds:,}; x may swing past where it settles from round "
-        f"{found.zero:,} on); "
-        f"--set method.{field}={value:.2g} is critical"
+        f"{found.zero:,} on); --set method.{field}={value:.2g} is critical"
     )
 
 
 def warning_of(config: dict[str, Any], sizes: Sequence[int]) -> str:
-    """Return the line of `warning` for the tables of a config; "" where they are incomplete or wrong.
-
-    Args:
-        config: as in `config.toml`; a method of a user's file is ignored.
-    """
+    """Return the line of `warning` for the tables of a config; "" where incomplete or wrong, or for a user's method."""
     table = config.get("method")
     if not isinstance(table, dict) or table.get("name") not in list(WEIGHTS):
         return ""
@@ -134,15 +124,6 @@ def warning_of(config: dict[str, Any], sizes: Sequence[int]) -> str:
         return warning(build(table), plan, sizes)
     except (UserError, ArithmeticError, ValueError):
         return ""
-
-
-def _weight(method: Method) -> float:
-    """Return w, the weight of h in a client's direction; 0 where the server has no running mean, or another one."""
-    field = WEIGHTS.get(method.name)
-    if field is None or method.running_mean is None:
-        return 0.0
-    value: Any = getattr(method, field)
-    return float(value) if field == "alpha" else 1 / float(value)
 
 
 def _gain(lr: float, K: int, a: float, v: float) -> float:

@@ -7,6 +7,8 @@
     polynomial:P            F + (1 - F) (1 - t / T)^P
     piecewise:1=1,50=0.1    straight lines between the factors of some rounds, which count from 1
 
+A run without a schedule has lr_decay^t instead (`Plan.rate`).
+
 F is the floor, 0 unless given, and T all rounds of the run, `cosine:floor=0.01,rounds=500`; from round T + 1 on the
 factor is F. `piecewise:FILE` reads rounds and factors from a file, `file.py:f` calls f(t) for every round.
 
@@ -32,8 +34,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError, one_line, unknown
+from ..utils.checked_fields import parse_pairs
 from ..utils.files import LARGEST, read_text
-from ..utils.params import parse_pairs
 from ..utils.registry import file_of, load_code, raised, require_part
 
 SHAPES = {
@@ -66,12 +68,11 @@ class Shape(NamedTuple):
 
 
 def schedule_text(given: Any, rounds: int) -> str:
-    """Return a schedule in its one form; raise unless the factor of every round is a finite number above 0.
+    """Return a schedule of a run in its one form; raise unless the factor of every round is a finite number above 0.
 
     Args:
         given: text, a function of t = 0, 1, ... that returns the factor of lr in that round, a list of all factors, or
             a table of some by round, 1, 2, ...
-        rounds: the number of rounds of the run.
 
     Example:
         >>> schedule_text("cosine", 100), schedule_text("polynomial:2.0", 100)
@@ -83,11 +84,16 @@ def schedule_text(given: Any, rounds: int) -> str:
         return ""
     if callable(given):
         given = _called(given, rounds)
-    shape = _read(given) if isinstance(given, str) else _listed(given)
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else enumerate(given, 1)
+        shape = _read(given) if isinstance(given, str) else _rows(pairs)
+    except TypeError:
+        raise _unknown(given) from None
     if shape.name in FALLING:
-        shape.numbers.setdefault("rounds", rounds)
-    _require_factors(shape, rounds)
-    if len(text := _written(shape)) > MOST_TEXT:
+        shape = shape._replace(numbers={"rounds": rounds, **shape.numbers})
+    text = _written(shape)
+    _require_factors(shape, text, rounds)
+    if len(text) > MOST_TEXT:
         raise UserError(
             f"lr_schedule: expected at most {MOST_TEXT:,} characters, found {len(text):,}; round the factors to six "
             f"digits, or give fewer rounds and lines between them"
@@ -109,17 +115,6 @@ def _called(function: Callable[[int], Any], rounds: int) -> list[Any]:
     return found
 
 
-def _listed(given: Any) -> Shape:
-    """Return the shape of a list of factors, one per round, or of a table of them by round."""
-    if isinstance(given, Mapping):
-        return _rows(given.items())
-    try:
-        factors = list(given)
-    except TypeError:
-        raise _unknown(given) from None
-    return _rows((i + 1, factor) for i, factor in enumerate(factors))
-
-
 def _rows(pairs: Iterable[tuple[Any, Any]]) -> Shape:
     """Return the piecewise shape of rounds and factors, without the inner rounds of a stretch of equal factors.
 
@@ -127,12 +122,12 @@ def _rows(pairs: Iterable[tuple[Any, Any]]) -> Shape:
     """
     rows = [(_whole(at), _number(f"factor of round {at}", factor)) for at, factor in pairs]
     _require_ascending([at for at, _ in rows])
-    alike = [before[1] == after[1] for before, after in pairwise(rows)]
-    inner = [before and after for before, after in zip([False, *alike], [*alike, False], strict=True)]
-    kept = [row for row, one in zip(rows, inner, strict=False) if not one]
+    ends = [None, *(factor for _, factor in rows), None]
+    kept = [row for i, row in enumerate(rows) if not ends[i] == row[1] == ends[i + 2]]
     return Shape("piecewise", {}, tuple(at for at, _ in kept), tuple(factor for _, factor in kept))
 
 
+@lru_cache(maxsize=64)
 def _read(text: str) -> Shape:
     """Return the shape of a text; raise for an unknown name or wrong parameters."""
     name, _, rest = (part.strip() for part in text.partition(":"))
@@ -157,9 +152,8 @@ def _read(text: str) -> Shape:
             key, value = FIRST[name], key
         if key in found or not value or key not in (FIRST.get(name), *(("floor", "rounds") if name in FALLING else ())):
             raise wrong
-        found[key] = (
-            _whole(value) if key == "rounds" else _number(f"{key} of {name}", value, 0 if key == "floor" else TINY)
-        )
+        least = 0 if key == "floor" else TINY
+        found[key] = _whole(value) if key == "rounds" else _number(f"{key} of {name}", value, least)
     if (name in FIRST and FIRST[name] not in found) or found.get("floor", 0) > 1:
         raise wrong
     return Shape(name, found)
@@ -191,7 +185,7 @@ def _require_ascending(rounds: list[int]) -> None:
             raise UserError(f"lr_schedule: expected rounds in ascending order, each once, found {after} after {before}")
 
 
-def _require_factors(shape: Shape, rounds: int) -> None:
+def _require_factors(shape: Shape, text: str, rounds: int) -> None:
     """Raise unless every round has a finite factor above 0.
 
     The factors of `piecewise` were checked as they were read. All others are monotone, so the last round decides.
@@ -204,14 +198,14 @@ def _require_factors(shape: Shape, rounds: int) -> None:
             )
         return
     try:
-        last = _factor(shape, rounds - 1)
+        last = lr_factor(text, rounds - 1)
     except OverflowError:
         last = math.inf
     if not 0 < last < math.inf:
         another = f"{shape.name} with rounds={rounds} or a floor" if shape.name in FALLING else "another factor"
         raise UserError(
             f"lr_schedule: expected a finite factor above 0 in every round, found {last:g} in round {rounds} of "
-            f"{_written(shape)}; start a run with {another}"
+            f"{text}; start a run with {another}"
         )
 
 
@@ -250,15 +244,7 @@ def lr_factor(schedule: str, t: int) -> float:
         >>> [lr_factor("piecewise:1=1,3=0.5,9=0.5", t) for t in range(4)]
         [1.0, 0.75, 0.5, 0.5]
     """
-    return _factor(_shape(schedule), t)
-
-
-@lru_cache(maxsize=64)
-def _shape(schedule: str) -> Shape:
-    return _read(schedule)
-
-
-def _factor(shape: Shape, t: int) -> float:
+    shape = _read(schedule)
     name, numbers = shape.name, shape.numbers
     if name == "constant":
         return 1.0
@@ -266,20 +252,16 @@ def _factor(shape: Shape, t: int) -> float:
         return float(numbers["factor"] ** t)
     if name == "step":
         return float(numbers["factor"] ** bisect_right(shape.at, t))
-    if name == "piecewise":
-        return _on_line(shape, t + 1)
+    if name == "piecewise":  # the factor of a listed round, or the one on the line between its neighbours
+        r = t + 1
+        i = bisect_right(shape.at, r) - 1
+        a = shape.factors[i]
+        if shape.at[i] == r:
+            return a
+        return a + (shape.factors[i + 1] - a) * ((r - shape.at[i]) / (shape.at[i + 1] - shape.at[i]))
     part, floor = min(1.0, t / numbers["rounds"]), numbers.get("floor", 0.0)
     falling = (1 + math.cos(math.pi * part)) / 2 if name == "cosine" else (1 - part) ** numbers["power"]
     return float(floor + (1 - floor) * falling)
-
-
-def _on_line(shape: Shape, r: int) -> float:
-    """Return the factor of round r = 1, 2, ...: its own, or the one on the line between its neighbours."""
-    i = bisect_right(shape.at, r) - 1
-    a = shape.factors[i]
-    if shape.at[i] == r:
-        return a
-    return a + (shape.factors[i + 1] - a) * ((r - shape.at[i]) / (shape.at[i + 1] - shape.at[i]))
 
 
 def extremes(schedule: str, rounds: int) -> list[int]:
@@ -289,7 +271,7 @@ def extremes(schedule: str, rounds: int) -> list[int]:
         >>> extremes("cosine:rounds=9", 9), extremes("piecewise:1=0.1,4=1,9=0.2", 9)
         ([0, 8], [0, 3, 8])
     """
-    shape = _shape(schedule) if schedule.startswith("piecewise") else Shape("", {})
+    shape = _read(schedule) if schedule.startswith("piecewise") else Shape("", {})
     inner = sorted((factor, at - 1) for at, factor in zip(shape.at, shape.factors, strict=True) if at <= rounds)
     return sorted({0, rounds - 1, *(t for _, t in (*inner[:1], *inner[-1:]))})
 

@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from ..errors import UserError, unknown
 from ..record import Record
+from ..utils.checked_fields import number, parse_pairs
 from ..utils.files import key
-from ..utils.params import parse_pairs
 
 REFERENCE = 1e10
 """Floating-point operations per second of a device of speed 1, in training."""
@@ -60,10 +60,10 @@ def parse_network(text: str) -> Network:
     if "=" not in text:
         raise unknown("network", text, [*NETWORKS, "up=..,down=..,latency=.."])
     pairs = parse_pairs(text)
-    given = {name: _number(value) for name, value in pairs}
+    given = {name: number(value) for name, value in pairs}
     if sorted(given) != ["down", "latency", "up"] or len(pairs) != 3:
         raise UserError(f"network: expected up, down and latency once each, such as {_EXAMPLE}, found {text!r}")
-    if not (min(given["up"], given["down"]) >= 1e-6 and 0 <= given["latency"] <= 1e9):
+    if not (given["up"] >= 1e-6 and given["down"] >= 1e-6 and 0 <= given["latency"] <= 1e9):
         raise UserError(
             f"network: expected rates of at least 1e-6 Mbit/s and a latency of 0 to 1e9 ms, such as {_EXAMPLE}, "
             f"found {text!r}"
@@ -86,7 +86,7 @@ def parse_devices(text: str) -> Mix:
     if not any(sign.isdigit() for sign in text):
         raise unknown("mix of devices", text, [*DEVICES, "SPEEDxSHARE,.."])
     pairs = [part.partition("x") for part in text.split(",")]
-    mix = tuple((_number(speed), _number(share)) for speed, _, share in pairs)
+    mix = tuple((number(speed), number(share)) for speed, _, share in pairs)
     whole = math.isclose(sum(share for _, share in mix), 1.0, abs_tol=1e-6)
     if not whole or not all(1e-6 <= speed <= 1e6 and share > 0 for speed, share in mix):
         raise UserError(
@@ -96,20 +96,11 @@ def parse_devices(text: str) -> Mix:
     return mix
 
 
-def _number(text: str) -> float:
-    """Return the number in a text; NaN, which lies in no interval, if there is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 class Clock:
     """A clock that times rounds by their records.
 
     Args:
-        network: as `parse_network` takes it.
-        devices: as `parse_devices` takes it.
+        network, devices: as `parse_network` and `parse_devices` take them.
         seed: the run's, which decides which client has which device.
 
     Example:

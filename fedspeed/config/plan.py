@@ -1,4 +1,7 @@
-"""`Plan`: the settings of training beside method, model and data. Defaults are the paper's: 10 of 100 clients."""
+"""`Plan`: the settings of training beside method, model and data. Defaults are the paper's: 10 of 100 clients.
+
+A field states its range here; `utils/checked_fields.py` raises for a value outside of it, such as `lr = -1`.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +17,36 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_type_hints
 from ..errors import UserError
 from ..methods.base import Method, nested
 from ..methods.local_optimizers import Adam, local_optimizer, optimizer_text
-from ..utils.params import Params, param
+from ..utils.checked_fields import Params, param
 from ..utils.registry import backend_names
-from .cohort import SIZED, cohort_name, require_cohort
 from .lr_schedule import extremes, lr_factor, schedule_text, shown
 from .network import parse_devices, parse_network
-from .spec import SETTINGS, Setting, as_setting, setting_text
-from .stopping import fit_rules, goal_text, time_text
-from .warmup import LR, factor, fit_rounds, follow_text, following, method_at, require_schedulable, warmup_text
+from .spec import SETTINGS, SIZED, Setting, as_setting, cohort_name, require_cohort, setting_text
+from .stopping import goal_text, require_rules, time_text
+from .warmup import LR, factor, fit_rounds, follow_text, following, method_at, shared, warmup_text
 
 if TYPE_CHECKING:
     from .config import Config
 
+# Fields of one heading of `--help`. `later`: added after configs were stored, which keep their digests. `placement`: it
+# says where and how a run is computed, and changes no bit.
 federation = partial(param, group="federation")
 local_work = partial(param, group="model and local work")
+later_work = partial(local_work, later=True)
 fidelity = partial(param, group="clipping and fidelity")
 course = partial(param, group="run")
+later_course = partial(course, later=True)
+stored = partial(course, placement=True)
 fault = partial(param, group="faults")
-scenario = partial(param, group="simulated time")
+scenario = partial(param, group="simulated time", later=True)
 machine = partial(param, group="machine")
+placed = partial(machine, placement=True)
+ray = partial(placed, later=True)
 
 
 @dataclass(frozen=True)
 class Plan(Params):
-    """Everything `simulate` needs beside method, model and data; each field is also a CLI option and a TOML key.
-
-    Example:
-        >>> Plan(rounds=3).local_epochs
-        5
-    """
+    """Everything `simulate` needs beside method, model and data; each field is also a CLI option and a TOML key."""
 
     rounds: int = course(100, "[1, 1e7]", "the number of communication rounds T")
     active: int = federation(0, "[0, 1e8]", "the number of clients active in a round, S; 0 takes 10, or all if fewer")
@@ -57,40 +61,35 @@ class Plan(Params):
     batch_size: int = local_work(50, "[1, inf)", "the minibatch size B; the last, smaller batch of an epoch is kept")
     lr: float = local_work(0.1, "(0, inf)", "the local learning rate eta_l in round 1", tune="0.01..1:log")
     lr_decay: float = local_work(0.998, "[0, 1]", "the factor on lr per round; 0 takes the paper's own for the method")
-    lr_schedule: str = local_work(
+    lr_schedule: str = later_work(
         "",
         None,
         "the learning-rate schedule over rounds, instead of lr_decay: constant, exponential:0.998, step:30,60:0.1, "
         "cosine, cosine:floor=0.01,rounds=500, polynomial:2, piecewise:1=1,50=0.1, piecewise:FILE, or file.py:f, whose "
         "f(t) is the factor of lr in round t = 0, 1, ...; a warm-up multiplies it",
-        later=True,
     )
-    warmup: str = local_work(
+    warmup: str = later_work(
         "",
         None,
-        "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed methods` "
-        "shows which fields of a method can",
-        later=True,
+        "the rounds over which fields rise from value/N to their value, linearly: lr=10,rho=10; `fedspeed "
+        "methods` shows which fields of a method can",
     )
-    follow_lr: str = local_work(
+    follow_lr: str = later_work(
         "",
         None,
         "the fields of the method that are scheduled and warm up as lr is: with `rho`, rho in round t is rho lr_t / lr",
-        later=True,
     )
-    batch_norm: str = local_work(
+    batch_norm: str = later_work(
         "refuse",
         ("refuse", "group", "local", "average"),
         "what becomes of batch norm: `refuse` it, `group` norm of 2 groups instead, running statistics `local` to each "
         "client, or sent and `average`d",
-        later=True,
     )
-    local_optimizer: str = local_work(
+    local_optimizer: str = later_work(
         "sgd",
         None,
-        "the optimiser of local steps: sgd, momentum:0.9, nesterov:0.9, adam, adamw or adam:beta1=0.9,beta2=0.99; its "
-        "state is fresh in every turn, and its rate is its own, about 0.001 for adam",
-        later=True,
+        "the optimiser of local steps: sgd, momentum:0.9, nesterov:0.9, adam, adamw or adam:beta1=0.9,"
+        "beta2=0.99; its state is fresh in every turn, and its rate is its own, about 0.001 for adam",
     )
     weight_decay: float = local_work(1e-3, "[0, inf)", "the coupled L2 weight decay, at the unperturbed iterate")
     clip: float = fidelity(0.0, "[0, inf)", "the largest gradient norm; 0 for no clipping")
@@ -105,29 +104,24 @@ class Plan(Params):
     )
     eval_every: int = course(1, "[1, inf)", "the number of rounds between evaluations; the last is always evaluated")
     seed: int = course(0, "[0, 1e18]", "the seed of split, initial model, cohorts and batches")
-    client_metrics: str = course(
+    client_metrics: str = later_course(
         "",
         about="when to score the model on every client's data, its test part if there is one (client_test): every=10; "
         "every=10,own: the clients' own models too; every=10,personalised=5: the model after 5 local steps too",
-        later=True,
     )
-    stop_at: str = course(
+    stop_at: str = later_course(
         "",
         about="the score at which the run stops: accuracy=0.8, loss=0.3, train_loss, validation_accuracy or _loss; "
         "accuracy=0.8,mean=5 waits for the mean of the last five scores",
-        later=True,
     )
-    patience: int = course(
-        0,
-        "[0, inf)",
-        "the number of scored rounds without a better score after which it stops; 0 for never",
-        later=True,
+    patience: int = later_course(
+        0, "[0, inf)", "the number of scored rounds without a better score after which it stops; 0 for never"
     )
-    min_delta: float = course(0.0, "[0, inf)", "how much better a score must be to count for patience", later=True)
-    max_time: str = course(
-        "", about="the wall-clock time after which no round begins: 2h, 90min, 1h30min", placement=True, later=True
+    min_delta: float = later_course(0.0, "[0, inf)", "how much better a score must be to count for patience")
+    max_time: str = later_course(
+        "", about="the wall-clock time after which no round begins: 2h, 90min, 1h30min", placement=True
     )
-    device: str = machine("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps", placement=True)
+    device: str = placed("auto", about="where to compute: auto, cpu, cuda, cuda:1, mps")
 
     on_client_error: str = fault(
         "stop",
@@ -137,12 +131,10 @@ class Plan(Params):
     dropout: float = fault(0.0, "[0, 1)", "the chance that an active client fails after training, a scenario")
     stragglers: float = fault(0.0, "[0, 1]", "the chance that a client finishes only some of its steps, a scenario")
     network: str = scenario(
-        "",
-        about="the network of `virtual_seconds`: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)",
-        later=True,
+        "", about="the network of `virtual_seconds`: lte, wifi, fibre or up=10,down=30,latency=50 (Mbit/s and ms)"
     )
     devices: str = scenario(
-        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5", later=True
+        "uniform", about="the clients' devices: uniform, phones, lab or SPEEDxSHARE,.. such as 1x0.5,4x0.5"
     )
     precision: str = machine(
         "full",
@@ -152,83 +144,73 @@ class Plan(Params):
     engine: str = machine(
         "auto", ("auto", "loop", "block"), "the arithmetic: client by client, small models in a block, or `auto`"
     )
-    backend: str = machine(
+    layers: str = machine(
+        "auto",
+        ("auto", "plain", "compiled"),
+        "how residual blocks are computed: layer by layer (`plain`), as one function each with `compiled` kernels, or "
+        "`auto`; equal up to rounding",
+        later=True,
+    )
+    backend: str = placed(
         "auto",
         backend_names,
         "where clients run: `serial`, here, in worker `process`es, on a `ray` cluster, or `auto`; same bits",
-        placement=True,
     )
-    workers: int = machine(0, "[0, 1e5]", "the number of worker processes; 0 takes one per core", placement=True)
-    ray_address: str = machine(
-        "",
-        about="the Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT; none: $RAY_ADDRESS, or one of our own",
-        placement=True,
-        later=True,
+    workers: int = placed(0, "[0, 1e5]", "the number of worker processes; 0 takes one per core")
+    ray_address: str = ray(
+        "", about="the Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT; none: $RAY_ADDRESS, or one of our own"
     )
-    ray_cpus: float = machine(1.0, "[0, inf)", "the CPUs that Ray counts for a worker", placement=True, later=True)
-    ray_gpus: float = machine(0.0, "[0, inf)", "the share of a GPU for a Ray worker", placement=True, later=True)
-    allow_mixed: bool = machine(
-        False,
-        about="whether Ray workers whose bits differ (another CPU, another torch) are admitted, and recorded",
-        placement=True,
-        later=True,
+    ray_cpus: float = ray(1.0, "[0, inf)", "the CPUs that Ray counts for a worker")
+    ray_gpus: float = ray(0.0, "[0, inf)", "the share of a GPU for a Ray worker")
+    allow_mixed: bool = ray(
+        False, about="whether Ray workers whose bits differ (another CPU, another torch) are admitted, and recorded"
     )
 
-    states: str = machine(
-        "auto",
-        ("auto", "memory", "disk"),
-        "where client states are kept; `auto` takes the disk above 1 GiB",
-        placement=True,
+    states: str = placed(
+        "auto", ("auto", "memory", "disk"), "where client states are kept; `auto` takes the disk above 1 GiB"
     )
     state_dtype: str = machine(
         "same", ("same", "float16", "bfloat16"), "how states are stored; the 16-bit ones halve them and round"
     )
 
-    checkpoint_every: int = course(
-        0,
-        "[0, inf)",
-        "the number of rounds between checkpoints; 0 takes every round while they are small",
-        placement=True,
+    checkpoint_every: int = stored(
+        0, "[0, inf)", "the number of rounds between checkpoints; 0 takes every round while they are small"
     )
-    keep_every: int = course(
+    keep_every: int = stored(
         0,
         "[0, inf)",
         "the number of rounds between checkpoints that are never removed, for forks; 0 keeps the last two alone",
-        placement=True,
         later=True,
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "warmup", warmup_text(self.warmup))
-        object.__setattr__(self, "follow_lr", follow_text(self.follow_lr))
-        for key in SETTINGS:
-            object.__setattr__(self, key, as_setting(key, getattr(self, key)))
-        object.__setattr__(self, "local_optimizer", optimizer_text(self.local_optimizer))
+        self._set(warmup=warmup_text(self.warmup), follow_lr=follow_text(self.follow_lr))
+        self._set(**{key: as_setting(key, getattr(self, key)) for key in SETTINGS})
+        self._set(local_optimizer=optimizer_text(self.local_optimizer))
         super().__post_init__()
         require_cohort(self.cohort)
         fit_rounds(self.warmup, self.rounds)
-        self._settle_schedule()
+        self._set(lr_schedule=schedule_text(self.lr_schedule, self.rounds))
+        if self.lr_schedule:  # it stands instead of a decay
+            if self.lr_decay not in (0.0, 1.0, Plan.lr_decay):
+                raise UserError(
+                    f"lr_schedule: expected no lr_decay beside {shown(self.lr_schedule)}, found {self.lr_decay:g}; "
+                    f"leave one out (lr_decay = 1), or write exponential:{self.lr_decay:g}"
+                )
+            self._set(lr_decay=1.0)
         mix = parse_devices(self.devices)
         if self.network:
             parse_network(self.network)
         elif mix != parse_devices(Plan.devices):
             raise UserError(f"devices: {self.devices} expects a network too, found none; add one, --network lte")
-        object.__setattr__(self, "client_metrics", _spelled(self.client_metrics))
-        object.__setattr__(self, "stop_at", goal_text(self.stop_at))
-        object.__setattr__(self, "max_time", time_text(self.max_time))
-        fit_rules(self)
+        self._set(client_metrics=_spelled(self.client_metrics))
+        self._set(stop_at=goal_text(self.stop_at), max_time=time_text(self.max_time))
+        require_rules(self)
 
-    def _settle_schedule(self) -> None:
-        """Set the one text of the schedule, which stands instead of a decay: `lr_decay` is 1 beside it."""
-        object.__setattr__(self, "lr_schedule", schedule_text(self.lr_schedule, self.rounds))
-        if not self.lr_schedule:
-            return
-        if self.lr_decay not in (0.0, 1.0, Plan.lr_decay):
-            raise UserError(
-                f"lr_schedule: expected no lr_decay beside {shown(self.lr_schedule)}, found {self.lr_decay:g}; leave "
-                f"one out (lr_decay = 1), or write exponential:{self.lr_decay:g}"
-            )
-        object.__setattr__(self, "lr_decay", 1.0)
+    def _set(self, **values: Any) -> None:
+        """Set fields to their one spelling, while the frozen plan is made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def scores_clients(self, t: int, own: bool = False) -> bool:
         """Return whether the model after round t = 1, 2, ... is scored on every client's data; `own`: their own models.
@@ -244,12 +226,7 @@ class Plan(Params):
 
     @property
     def personal_steps(self) -> int:
-        """Return the local steps before the personalised score of a client; 0 if it was not asked for.
-
-        Example:
-            >>> Plan(client_metrics="every=10,personalised=5").personal_steps
-            5
-        """
+        """Return the local steps before the personalised score of a client; 0 if it was not asked for."""
         return int(self.client_metrics.partition("personalised=")[2] or 0)
 
     @property
@@ -277,21 +254,14 @@ class Plan(Params):
             )
         among = extremes(self.lr_schedule, self.rounds) if self.lr_schedule else []
         factors = [lr_factor(self.lr_schedule, t) for t in among]
-        highest = max(factors, default=1.0)
-        self._warn_of_idle(factors)
-        method.check(self.lr * highest, active if cohort_name(self.cohort) in SIZED else 1, clients)
-
-    def _warn_of_idle(self, factors: list[float]) -> None:
-        """Warn of a schedule that changes nothing within the rounds, and of sizes that would count twice."""
         if len({*factors}) == 1 and self.rounds > 1 and self.lr_schedule not in ("constant", "exponential:1"):
-            warnings.warn(
-                f"lr_schedule: {shown(self.lr_schedule)} changes nothing within {self.rounds} rounds", stacklevel=3
-            )
+            idle = f"lr_schedule: {shown(self.lr_schedule)} changes nothing within {self.rounds} rounds"
+            warnings.warn(idle, stacklevel=2)
         if cohort_name(self.cohort) == "weighted" and self.weighting == "samples":
-            warnings.warn(
-                "cohort weighted:samples with weighting samples: sizes count twice; take --weighting uniform",
-                stacklevel=3,
-            )
+            twice = "cohort weighted:samples with weighting samples: sizes count twice; take --weighting uniform"
+            warnings.warn(twice, stacklevel=2)
+        highest = max(factors, default=1.0)
+        method.check(self.lr * highest, active if cohort_name(self.cohort) in SIZED else 1, clients)
 
     def steps_of(self, n: int) -> int:
         """Return K_i of a client with n samples."""
@@ -311,23 +281,19 @@ class Plan(Params):
         """Raise unless the plan has the settings that the method needs."""
         if any(each.bounds_uploads for each in nested(method)):
             self._require_bounded(method)
-        if self.local_optimizer != "sgd":
-            self._require_any_steps(method)
+        plain_only = (each for each in reversed(list(nested(method))) if each.reads_gradient_from_D)
+        if self.local_optimizer != "sgd" and (inmost := next(plain_only, None)):
+            why = inmost.reads_gradient_from_D
+            because = why if isinstance(why, str) else "it takes D / lr_sum as a mean gradient"
+            raise UserError(
+                f"{inmost.label}: needs local_optimizer = sgd, got {self.local_optimizer}: {because}; leave out "
+                f"--local-optimizer, or take a method that does not need it, such as fedavg or fedspeed"
+            )
         for name, value in method.needs.items():
             if (found := getattr(self, name)) != value:
-                shown = setting_text(found) if name in SETTINGS else found
+                text = setting_text(found) if name in SETTINGS else found
                 raise UserError(
-                    f"{method.label}: needs {name} = {value}, got {shown}; --{name.replace('_', '-')} {value}"
-                )
-
-    def _require_any_steps(self, method: Method) -> None:
-        """Raise for a method whose algebra holds after plain SGD steps alone, with its reason."""
-        for each in reversed(list(nested(method))):
-            if why := each.reads_gradient_from_D:
-                because = why if isinstance(why, str) else "it takes D / lr_sum as a mean gradient"
-                raise UserError(
-                    f"{each.label}: needs local_optimizer = sgd, got {self.local_optimizer}: {because}; leave out "
-                    f"--local-optimizer, or take a method that does not need it, such as fedavg or fedspeed"
+                    f"{method.label}: needs {name} = {value}, got {text}; --{name.replace('_', '-')} {value}"
                 )
 
     def _require_bounded(self, method: Method) -> None:
@@ -364,7 +330,8 @@ class Plan(Params):
 
     def require_schedules(self, method: Method, own_decay: float) -> None:
         """Raise unless the method accepts its scheduled values in the first, last and most extreme rounds."""
-        require_schedulable(self.warmup, self.follow_lr, method)
+        named = {"warmup": self.warmup, "follow_lr": self.follow_lr}
+        shared(named, method, [method])  # raises for a field that this method cannot have scheduled
         for t in extremes(self.lr_schedule, self.rounds):
             self.method_at(method, t, own_decay)
 
@@ -427,6 +394,7 @@ class Settings(TypedDict, total=False):
     devices: str
     precision: str
     engine: str
+    layers: str
     backend: str
     workers: int
     ray_address: str

@@ -5,22 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UserError
-from ..methods import (
-    METHODS,
-    FedAdam,
-    FedAvg,
-    FedCM,
-    FedDyn,
-    FedGamma,
-    FedProx,
-    FedSAM,
-    FedSMOO,
-    FedSpeed,
-    MoFedSAM,
-    Scaffold,
-    Wrapper,
-    class_of,
-)
+from ..methods import METHODS, Wrapper, class_of
 from ..methods.base import Method, nested
 
 PRESETS = ("paper", "released")
@@ -37,11 +22,14 @@ RELEASED: dict[str, Any] = {
 }
 """The settings of their code in every run, whatever the data."""
 
-THEIR_METHODS = (FedAvg, FedProx, FedAdam, Scaffold, FedDyn, FedCM, FedSAM, MoFedSAM, FedGamma, FedSpeed, FedSMOO)
+THEIR_METHODS = "fedavg fedprox fedadam scaffold feddyn fedcm fedsam mofedsam fedgamma fedspeed fedsmoo"
 """The methods of their code, woodenchild95/FL-Simulator: the choices of `--method` in its train.py."""
 
 THEIR_DATA = ("cifar10", "cifar100", "tinyimagenet")
 """The data of the paper that their code loads; its augmentation is not defined for other data."""
+
+TEXT = ("shakespeare",)
+"""Data that are not pictures of any kind: their code, its network and its augmentation have nothing for them."""
 
 
 def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split: Any) -> dict[str, Any]:
@@ -53,6 +41,11 @@ def as_released(given: dict[str, Any], tables: dict[str, dict[str, Any]], split:
         split: its split, or the usual one; `dirichlet:A`, and `iid` on CIFAR-10, are read as their code deals them.
     """
     model, data = tables["model"], tables["data"]["name"]
+    if data in TEXT:
+        raise UserError(
+            f"preset released: expected pictures as in the authors' code, found {data}, which is text; leave the "
+            f"preset out and give the options it stands for (docs/explanation/authors-code.md)"
+        )
     if model["name"] == "resnet18_gn" and model.get("trim") is True:  # else the clip sees a smaller norm than theirs
         model = {"keep_norm": True, **model}
     augment = {"augment": "released"} if data in THEIR_DATA else {}
@@ -79,21 +72,17 @@ def released(table: dict[str, Any]) -> dict[str, Any]:
         >>> released({"name": "topk", "base": "fedadam"})
         {'name': 'topk', 'base': {'tau': 0.01, 'name': 'fedadam'}}
     """
-    base = table.get("base")
-    found: Any = {"name": base} if isinstance(base, str) else base
-    inner = {"base": released(found)} if _names(base) else {}
+    base: Any = table.get("base")
+    base = {"name": base} if isinstance(base, str) else base
+    named = isinstance(base, dict) and isinstance(base.get("name"), str)  # others are refused where methods are built
+    inner = {"base": released(base)} if named else {}
     cls = class_of(table)[0]
-    if METHODS.get(table["name"]) is cls and cls not in THEIR_METHODS and not cls.released:
+    if METHODS.get(table["name"]) is cls and table["name"] not in THEIR_METHODS.split() and not cls.released:
         raise UserError(
             f"preset released: expected a method of the authors' code, found {table['name']}; leave the preset out "
             f"and give the options it stands for (docs/explanation/authors-code.md)"
         )
     return {**cls.released, **table, **inner}
-
-
-def _names(base: Any) -> bool:
-    """Return whether a value is a method's name or table; any other is refused where methods are built."""
-    return isinstance(base, str) or (isinstance(base, dict) and isinstance(base.get("name"), str))
 
 
 def paper_decay(method: Method) -> float:
@@ -102,7 +91,7 @@ def paper_decay(method: Method) -> float:
     Every class states it as `paper_decay`; a class of the user's may have its own, `lr_decay = 0.99`.
 
     Example:
-        >>> from fedspeed import FedAvg, FedInit
+        >>> from fedspeed import FedAvg, FedInit, FedSpeed
         >>> paper_decay(FedAvg()), paper_decay(FedSpeed()), paper_decay(FedInit(FedSpeed()))
         (0.998, 0.9995, 0.9995)
     """
@@ -111,6 +100,4 @@ def paper_decay(method: Method) -> float:
         return own
     inner = list(nested(method))[1:]
     asks = isinstance(method, Wrapper) or hasattr(type(method), "lr_decay")  # older files: return self.base.lr_decay
-    if inner and asks:
-        return paper_decay(inner[0])
-    return method.paper_decay
+    return paper_decay(inner[0]) if inner and asks else method.paper_decay

@@ -2,7 +2,7 @@
 
 A rule decides whether there is a next round and changes no bit of a round. Its decision follows from the records alone,
 so a run that is resumed or verified stops in the same round; with the rule changed or dropped it continues. A rule that
-is added when a run is resumed counts from the last round of that run.
+is added when a run is resumed sees the earlier rounds too (patience counts them), and decides from the last one on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import UserError, unknown
 from ..record import MOST, Record, is_number
-from ..utils.params import parse_pairs
+from ..utils.checked_fields import number, parse_pairs
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -33,7 +33,6 @@ SCORES = {
 """The scores that `stop_at` may name, and their fields of a record."""
 CHOSEN = ("validation_accuracy", "accuracy", "validation_loss", "loss")
 """The scores for `patience`: the first of these that a record has is used."""
-NONE = "none"
 UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
 TIME = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s))+")
 P = TypeVar("P", bound="Plan")
@@ -57,12 +56,10 @@ def goal_text(given: str) -> str:
     """Return `stop_at` in its one form, `accuracy=0.8` or `accuracy=0.8,mean=5`; "" for none.
 
     Example:
-        >>> goal_text("test_accuracy >= 0.80"), goal_text("loss<=0.3"), goal_text("none")
-        ('accuracy=0.8', 'loss=0.3', '')
-        >>> goal_text("accuracy=0.8, mean=5")
-        'accuracy=0.8,mean=5'
+        >>> goal_text("test_accuracy >= 0.80"), goal_text("accuracy=0.8, mean=5"), goal_text("none")
+        ('accuracy=0.8', 'accuracy=0.8,mean=5', '')
     """
-    if given.strip() in ("", NONE):
+    if given.strip() in ("", "none"):
         return ""
     found = re.fullmatch(r"\s*(\w+)\s*(=|==|>=|<=)\s*([^\s=<>,]+)\s*(?:,\s*mean\s*=\s*([1-9][0-9]{0,5}))?\s*", given)
     if not found:
@@ -70,23 +67,21 @@ def goal_text(given: str) -> str:
             f"stop_at: expected a score and its goal such as accuracy=0.8 or loss=0.3 (accuracy=0.8,mean=5: the mean "
             f"of five scores), got {given!r}"
         )
-    name, sign, number, of = found.groups()
+    name, sign, given_goal, of = found.groups()
     name = name.removeprefix("test_")
     if name not in SCORES:
         raise unknown("score of stop_at", name, SCORES)
     if sign == ("<=" if up(name) else ">="):
-        raise UserError(f"stop_at: expected {name}{'>=' if up(name) else '<='}{number}, the better side, got {given!r}")
-    try:
-        goal = float(number)
-    except ValueError:
-        goal = math.nan
+        better = f"{name}{'>=' if up(name) else '<='}{given_goal}"
+        raise UserError(f"stop_at: expected {better}, the better side, got {given!r}")
+    goal = number(given_goal)
     if up(name) and not 0 < goal <= 1:
-        percent = number.removesuffix("%")
+        percent = given_goal.removesuffix("%")
         likely = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", percent) and 0 < float(percent) <= 100
         hint = f"; {float(percent) / 100:g} is {percent}%" if likely else ""
-        raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {number}{hint}")
+        raise UserError(f"stop_at: expected {name} as a share in (0, 1], got {given_goal}{hint}")
     if not abs(goal) < MOST:
-        raise UserError(f"stop_at: expected a number as the goal of {name} such as 0.3, got {number!r}")
+        raise UserError(f"stop_at: expected a number as the goal of {name} such as 0.3, got {given_goal!r}")
     return f"{name}={goal!r}" + (f",mean={int(of)}" if of and int(of) > 1 else "")
 
 
@@ -115,7 +110,7 @@ def time_text(given: str) -> str:
         >>> time_text("90 min"), time_text("1.5h"), time_text("2d"), time_text("45s"), time_text("none")
         ('1h30min', '1h30min', '48h', '45s', '')
     """
-    if given.strip() in ("", NONE):
+    if given.strip() in ("", "none"):
         return ""
     text = given.replace(" ", "")
     left = seconds(text) if TIME.fullmatch(text) else 0.0
@@ -125,15 +120,15 @@ def time_text(given: str) -> str:
     hours, left = divmod(left, 3600)
     minutes, left = divmod(left, 60)
     parts = ((f"{hours:.0f}", "h"), (f"{minutes:.0f}", "min"), (f"{left:.6g}", "s"))
-    return "".join(number + unit for number, unit in parts if number != "0")
+    return "".join(count + unit for count, unit in parts if count != "0")
 
 
 def seconds(text: str) -> float:
     """Return a time such as `1h30min` in seconds."""
-    return math.fsum(float(number) * UNITS[unit] for number, unit in re.findall(r"([0-9.]+)(d|h|min|m|s)", text))
+    return math.fsum(float(count) * UNITS[unit] for count, unit in re.findall(r"([0-9.]+)(d|h|min|m|s)", text))
 
 
-def fit_rules(plan: Plan) -> None:
+def require_rules(plan: Plan) -> None:
     """Raise for rules that can never stop a run."""
     if plan.min_delta and not plan.patience:
         raise UserError(f"min_delta: {plan.min_delta:g} expects a patience too, found none; add one, --patience 10")
@@ -147,12 +142,7 @@ def fit_rules(plan: Plan) -> None:
 
 
 def require_scores(plan: Plan, test: bool, validation: bool, classes: bool) -> None:
-    """Raise for a rule about a score that the data do not give.
-
-    Args:
-        test, validation: whether there is such a set.
-        classes: whether there are accuracies.
-    """
+    """Raise for a rule about a score that the data do not give, for lack of a set or of `classes`."""
     name = plan.stop_at.partition("=")[0]
     if name.startswith("validation") and not validation:
         raise UserError(f"stop_at: {name} expects a validation set, found none; add one, --validation 0.1")
@@ -165,13 +155,7 @@ def require_scores(plan: Plan, test: bool, validation: bool, classes: bool) -> N
 
 
 class Stopping:
-    """The rules of a plan while a run lasts; they read every record.
-
-    Example:
-        >>> from fedspeed import Plan
-        >>> Stopping(Plan(max_time="2h")).status
-        ''
-    """
+    """The rules of a plan while a run lasts; they read every record."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -182,7 +166,7 @@ class Stopping:
         self.restart_from([])
 
     def restart_from(self, records: Iterable[Record]) -> Stop | None:
-        """Start again after these rounds."""
+        """Start again after these rounds; return the rule that the last of them meets, if one does."""
         self.fired: Stop | None = None
         self.score = ""
         self.best = (0, math.nan)  # the round, and its score
@@ -212,11 +196,11 @@ class Stopping:
         spent = self.used + record.seconds + record.eval_seconds
         self.used = spent if record.wall_seconds is None else record.wall_seconds
         plan = self.plan.config_at(record.round - 1) or self.plan
-        due = record.round % plan.eval_every == 0 or record.round == plan.rounds
-        stale = self._stale(record) if self.plan.patience and due else ""
-        self.fired = None  # only the rules of the last round decide
         t, goal = record.round, self.target
-        value = self._mean(record)
+        due = t % plan.eval_every == 0 or t == plan.rounds
+        stale = self._count_stale(record) if self.plan.patience and due else ""
+        self.fired = None  # only the rules of the last round decide
+        value = self._add_score(record)
         if value is not None and (value >= goal if up(self.goal) else value <= goal):
             what = self.goal if self.mean_of == 1 else f"mean of {self.mean_of} scores of {self.goal}"
             why = f"{what} {value:.6g} {'>=' if up(self.goal) else '<='} {goal:g} in round {t}"
@@ -226,17 +210,16 @@ class Stopping:
         elif self.budget and self.used >= self.budget:
             self.fired = Stop("max_time", self.plan.max_time, t, f"{self.plan.max_time} used up in round {t}")
 
-    def _mean(self, record: Record) -> float | None:
-        """Return the mean of the goal's last `mean_of` scores; None in a round without a score, or before there are as
-        many."""
+    def _add_score(self, record: Record) -> float | None:
+        """Add the goal's score of a round; return the mean of the last `mean_of`, None if there is none."""
         value = _value(record, self.goal) if self.goal else None
         if value is None:
             return None
         self.scores = [*self.scores, value][-self.mean_of :]
         return math.fsum(self.scores) / self.mean_of if len(self.scores) == self.mean_of else None
 
-    def _stale(self, record: Record) -> str:
-        """Return why patience stops the run; "" if it does not."""
+    def _count_stale(self, record: Record) -> str:
+        """Update the best score and the rounds without a better one; return why patience stops the run, or ""."""
         self.score = self.score or next((name for name in CHOSEN if _value(record, name) is not None), "")
         value = _value(record, self.score) if self.score else None
         when, best = self.best
@@ -282,10 +265,9 @@ def as_targets(targets: Any) -> tuple[float, ...]:
         >>> as_targets(0.8), as_targets([0.8, 0.9])
         ((0.8,), (0.8, 0.9))
     """
-    found = (targets,) if isinstance(targets, int | float) else targets
-    if isinstance(found, str) or not isinstance(found, Iterable):
+    if isinstance(targets, str) or not isinstance(targets, int | float | Iterable):
         raise UserError(f"targets: expected a list of accuracies, [0.8], found {targets!r}; give one")
-    found = tuple(found)
+    found = (targets,) if isinstance(targets, int | float) else tuple(targets)
     if bad := [a for a in found if not is_number(a) or not 0 < a < 1]:
         raise UserError(f"targets: expected accuracies in (0, 1), found {bad[0]!r}; 0.85 is 85%")
     return tuple(map(float, found))

@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError, one_line, unknown
 from ..methods.base import Method, nested
-from ..utils.params import parse_pairs
+from ..utils.checked_fields import parse_pairs
 
 LR = "lr"
 """The field of a warm-up that belongs to the plan, and so to every method."""
-EXPECTED = "expected fields and numbers of rounds such as lr=10,rho=10"
-FOLLOWERS = "expected fields of the method, each once, such as rho or rho,rho_l"
 
 
 def warmup_text(given: Any) -> str:
@@ -37,32 +35,24 @@ def warmup_text(given: Any) -> str:
         >>> warmup_text({"rho": 20, "lr": 10}), warmup_text("rho=20, lr=10"), warmup_text("")
         ('lr=10,rho=20', 'lr=10,rho=20', '')
     """
-    if isinstance(given, str):
-        pairs: list[tuple[Any, Any]] = list(parse_pairs(given))
-    elif isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        raise UserError(f"warmup: {EXPECTED}, got {given!r}")
+    wrong = UserError(f"warmup: expected fields and numbers of rounds such as lr=10,rho=10, got {given!r}")
+    if not isinstance(given, str | Mapping):
+        raise wrong
     found: dict[str, int] = {}
-    for key, value in pairs:
+    for key, value in parse_pairs(given) if isinstance(given, str) else given.items():
         name = key.strip() if isinstance(key, str) else ""
         if not name.isidentifier() or value == "":
-            raise UserError(f"warmup: {EXPECTED}, got {given!r}")
+            raise wrong
         if name in found:
             raise UserError(f"warmup: expected every field once, got {name} twice; leave one out")
-        found[name] = _rounds(name, value)
+        try:
+            whole = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
+            found[name] = int(value) if whole else 0
+        except ValueError:
+            found[name] = 0
+        if found[name] < 1:
+            raise UserError(f"warmup: {name} must be a whole number of rounds >= 1, got {value}; leave it out for none")
     return _text(found)
-
-
-def _rounds(name: str, given: Any) -> int:
-    plain = isinstance(given, str | numbers.Integral) and given is not True
-    try:
-        whole = int(given) if plain else 0
-    except ValueError:
-        whole = 0
-    if whole < 1:
-        raise UserError(f"warmup: {name} must be a whole number of rounds >= 1, got {given}; leave it out for none")
-    return whole
 
 
 def _text(lengths: Mapping[str, int]) -> str:
@@ -70,12 +60,7 @@ def _text(lengths: Mapping[str, int]) -> str:
 
 
 def lengths(warmup: str) -> dict[str, int]:
-    """Return T_w of every field of a warm-up in the form of `warmup_text`.
-
-    Example:
-        >>> lengths("lr=10,rho=20")
-        {'lr': 10, 'rho': 20}
-    """
+    """Return T_w of every field of a warm-up in the form of `warmup_text`."""
     return {name: int(value) for name, value in parse_pairs(warmup)}
 
 
@@ -87,11 +72,10 @@ def follow_text(given: Any) -> str:
         ('rho,rho_l', 'rho', '')
     """
     names = given.split(",") if isinstance(given, str) and given.strip() else given or []
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
-    found = [name.strip() for name in names]
+    listed = names if isinstance(names, list | tuple) else [names]
+    found = [name.strip() if isinstance(name, str) else "" for name in listed]
     if not all(name.isidentifier() for name in found) or len(set(found)) < len(found):
-        raise UserError(f"follow_lr: {FOLLOWERS}, got {given!r}")
+        raise UserError(f"follow_lr: expected fields of the method, each once, such as rho or rho,rho_l, got {given!r}")
     return ",".join(sorted(found))
 
 
@@ -111,7 +95,7 @@ def fit_rounds(warmup: str, rounds: int) -> None:
 
 
 def factor(warmup: str, name: str, t: int) -> float:
-    """Return the factor of a field in round t = 0, 1, ...
+    """Return the factor of a field in round t = 0, 1, ...; 1 for one without a warm-up.
 
     Example:
         >>> [factor("lr=4", "lr", t) for t in range(5)], factor("lr=4", "rho", 0)
@@ -184,19 +168,11 @@ def _scaled(method: Method, name: str, by: float, what: str) -> Method:
         raise UserError(f"{what}: {type(method).__name__} cannot be made with {change} ({one_line(error)})") from error
 
 
-def require_schedulable(warmup: str, follow: str, method: Method) -> None:
-    """Raise if a warm-up or `follow_lr` names a field that this method cannot have scheduled."""
-    _require_fields("warmup", lengths(warmup), [method])
-    _require_fields("follow_lr", followers(follow), [method])
-
-
 def shared(tables: Mapping[str, Any], method: Method, among: Iterable[Method]) -> dict[str, str]:
     """Return a method's part of the schedules in the tables of a config that several methods share, by key.
 
-    The part is the rate and the fields that the method has; a field that none of the methods has is an error.
-
-    Args:
-        among: all methods that share it.
+    The part is the rate and the fields that the method has; a field that none of the methods among which they are
+    shared has is an error.
 
     Example:
         >>> from fedspeed import FedAvg, FedSpeed
@@ -220,18 +196,14 @@ def _require_fields(key: str, names: Iterable[str], methods: list[Method]) -> No
     """Raise for a name that is not a schedulable field of any of these methods, nor the rate in a warm-up."""
     some = dict.fromkeys(name for method in methods for name in schedulable(method))
     known = [LR, *some] if key == "warmup" else list(some)
-    for name in names:
-        if name not in known:
-            raise _refusal(key, name, methods, known)
-
-
-def _refusal(key: str, name: str, methods: list[Method], names: Collection[str]) -> UserError:
+    name = next((name for name in names if name not in known), None)
+    if name is None:
+        return
     owner = next((each for method in methods for each in nested(method) if name in each.fields()), None)
     if owner is not None:
-        known = ", ".join(names) or "none"
-        return UserError(
-            f"{key}: {name} of {type(owner).__name__} cannot be scheduled, expected one of {known}; "
-            f"`fedspeed methods {owner.name}` shows which fields can"
+        raise UserError(
+            f"{key}: {name} of {type(owner).__name__} cannot be scheduled, expected one of "
+            f"{', '.join(known) or 'none'}; `fedspeed methods {owner.name}` shows which fields can"
         )
     whose = ", ".join(sorted({type(method).__name__ for method in methods}))
-    return UserError(f"{key}: {unknown(f'field of {whose} to schedule', name, names)}")
+    raise UserError(f"{key}: {unknown(f'field of {whose} to schedule', name, known)}")

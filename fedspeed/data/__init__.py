@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config.validation_set import OWN_TEST
+from ..config.spec import OWN_TEST
 from ..errors import UserError, unknown
-from ..utils.params import KINDS, require_whole
+from ..utils.checked_fields import KINDS, require_whole
 from ..utils.registry import call, file_of, load_code, require_part
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _LAZY = {
     "Federated": "federated",
     "OnDisk": "on_disk",
     "Samples": "samples",
-    "describe": "summary",
+    "describe": "splits",
     "from_arrays": "user_data",
     "from_hugging_face": "user_data",
     "from_torch": "user_data",
@@ -41,16 +41,14 @@ class Card(NamedTuple):
     """The description of a data set in `fedspeed data list`.
 
     Args:
-        loader: `module:function` in this package.
+        module: the one in this package that has its loader, a function of the data set's name.
         size: training and test samples.
         shape: of one input.
-        classes: how many.
-        source: where it comes from.
         licence: that of its authors, where they state one.
         here: whether it needs no download.
     """
 
-    loader: str
+    module: str
     size: str
     shape: str
     classes: str
@@ -60,44 +58,26 @@ class Card(NamedTuple):
 
 
 CARDS = {
-    "cifar10": Card(
-        "cifar:cifar10", "50,000 + 10,000", "3 x 32 x 32", "10", "the paper's; home, npm mirror, or your copy"
-    ),
-    "cifar100": Card("cifar:cifar100", "50,000 + 10,000", "3 x 32 x 32", "100", "the paper's; home, or your copy"),
-    "tinyimagenet": Card(
-        "tinyimagenet:tinyimagenet", "100,000 + 10,000", "3 x 64 x 64", "200", "the paper's; home, or your copy"
-    ),
-    "mnist": Card("mnist:mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "mirrors, or your copy"),
-    "fashion-mnist": Card(
-        "mnist:fashion_mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy", "MIT"
-    ),
+    "cifar10": Card("cifar", "50,000 + 10,000", "3 x 32 x 32", "10", "the paper's; home, npm mirror, or your copy"),
+    "cifar100": Card("cifar", "50,000 + 10,000", "3 x 32 x 32", "100", "the paper's; home, or your copy"),
+    "tinyimagenet": Card("tinyimagenet", "100,000 + 10,000", "3 x 64 x 64", "200", "the paper's; home, or your copy"),
+    "mnist": Card("mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "mirrors, or your copy"),
+    "fashion-mnist": Card("mnist", "60,000 + 10,000", "1 x 28 x 28", "10", "Debian package, home, or your copy", "MIT"),
     "shakespeare": Card(
-        "shakespeare:shakespeare",
+        "shakespeare",
         "148,317 + 9,141",
         "80",
         "80",
         "next character, a client per role; PyPI, or your copy; model charlstm",
         "public domain",
     ),
-    "digits": Card(
-        "digits:digits", "1,437 + 360", "1 x 8 x 8", "10", "comes with this package", "CC BY 4.0", here=True
-    ),
-    "synthetic": Card(
-        "synthetic:synthetic", "generated", "60", "10", "FedProx generator: options alpha, beta, size", here=True
-    ),
-    "quadratic": Card(
-        "problems.loaders:quadratic", "generated", "d x d", "-", "known constants and optimum; model vector", here=True
-    ),
-    "logistic": Card(
-        "problems.loaders:logistic", "generated", "2 x d", "2", "known constants and optimum; model vector", here=True
-    ),
-    "images": Card("images:images", "yours", "yours", "yours", "--data-dir: pictures, one folder per class"),
-    "arrays": Card(
-        "user_data:arrays", "yours", "yours", "yours", "--data-dir: .npz or .npy files, also larger than memory"
-    ),
-    "huggingface": Card(
-        "user_data:huggingface", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"
-    ),
+    "digits": Card("small", "1,437 + 360", "1 x 8 x 8", "10", "comes with this package", "CC BY 4.0", here=True),
+    "synthetic": Card("small", "generated", "60", "10", "FedProx generator: options alpha, beta, size", here=True),
+    "quadratic": Card("problems", "generated", "d x d", "-", "known constants and optimum; model vector", here=True),
+    "logistic": Card("problems", "generated", "2 x d", "2", "known constants and optimum; model vector", here=True),
+    "images": Card("images", "yours", "yours", "yours", "--data-dir: pictures, one folder per class"),
+    "arrays": Card("user_data", "yours", "yours", "yours", "--data-dir: .npz or .npy files, also larger than memory"),
+    "huggingface": Card("user_data", "yours", "yours", "yours", "path=NAME or --data-dir; needs fedspeed[hf]"),
 }
 """The data sets of this package; a new one is an entry here and a loader."""
 
@@ -106,8 +86,8 @@ class Datasets(Mapping[str, Callable[..., "Samples"]]):
     """Loaders by name; a loader's module is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Callable[..., Samples]:
-        module, _, function = CARDS[name].loader.partition(":")
-        loader: Callable[..., Samples] = getattr(import_module(f".{module}", __package__), function)
+        module = import_module(f".{CARDS[name].module}", __package__)
+        loader: Callable[..., Samples] = getattr(module, name.replace("-", "_"))
         return loader
 
     def __iter__(self) -> Iterator[str]:
@@ -189,12 +169,16 @@ def load(
     """
     from .federated import Federated
 
-    context = {"clients": CLIENTS if clients is None else clients, "seed": seed}
-    loader = find_loader(name, code)
-    samples = _read(name, loader, {**context, "data_dir": data_dir, "progress": progress}, given)
+    passed = {"clients": CLIENTS if clients is None else clients, "seed": seed}
+    samples = _read(name, find_loader(name, code), {**passed, "data_dir": data_dir, "progress": progress}, given)
     if isinstance(samples, Federated):
-        data = _as_it_is(samples, name, clients, [train_size, test_size, shrink > 1, held_out])
-        return _with_parts(data, client_test, validation, seed)
+        if train_size or test_size or shrink > 1 or held_out:
+            raise UserError(
+                f"data {name}: train_size, test_size, shrink and held_out are for Samples, found a Federated"
+            )
+        if clients not in (None, samples.clients):
+            raise UserError(f"data {name}: expected {clients} clients, found {samples.clients}; leave --clients out")
+        return _with_parts(samples, client_test, validation, seed)
     samples = samples.first(train_size, test_size).shrink(shrink)
     return federate(
         samples,
@@ -206,15 +190,6 @@ def load(
         validation=validation,
         client_test=client_test,
     )
-
-
-def _as_it_is(data: Federated, name: str, clients: int | None, unused: list[Any]) -> Federated:
-    """Return the data of a user's file that are already split."""
-    if any(unused):
-        raise UserError(f"data {name}: train_size, test_size, shrink and held_out are for Samples, found a Federated")
-    if clients not in (None, data.clients):
-        raise UserError(f"data {name}: expected {clients} clients, found {data.clients}; leave --clients out")
-    return data
 
 
 def _with_parts(data: Federated, client_test: str | float, validation: str | float, seed: int) -> Federated:
@@ -245,7 +220,7 @@ def _read(
 ) -> Samples | Federated:
     """Call a loader with its options and with those arguments of `load` that it asks for."""
     wanted = inspect.signature(loader).parameters
-    _check(name, loader, {key: value for key, value in wanted.items() if key not in GIVEN}, given)
+    _check(name, loader, given)
     if passed["data_dir"] is not None and "data_dir" not in wanted:
         raise UserError(f"data {name}: takes no data_dir, found {str(passed['data_dir'])!r}; leave it out")
     passed = {key: value for key, value in passed.items() if key in wanted and value is not None}
@@ -275,8 +250,10 @@ def federate(
     client_test: str | float = "",
 ) -> Federated:
     """Split samples over clients; arguments as in `load`."""
+    import numpy as np  # late: checking a config imports this module, and needs no numpy
+
     from .federated import Federated
-    from .splits import own_rows, parse_split
+    from .splits import by_owner, parse_split
 
     chosen = parse_split(split)
     if clients is None:
@@ -289,11 +266,10 @@ def federate(
     rows = chosen(samples.y, clients + held_out, seed, samples.owner)
     own = None
     if str(client_test).strip() == OWN_TEST and chosen.name == "natural" and not held_out:
-        own = own_rows(samples.owner, samples.owner_test)
+        ids, tested = samples.owner, samples.owner_test
+        own = None if ids is None or tested is None else by_owner(tested, np.unique(ids))
     test = None if samples.x_test is None or samples.y_test is None else (samples.x_test, samples.y_test)
     if held_out:
-        import numpy as np  # late: checking a config imports this module, and needs no numpy
-
         scored = np.sort(np.concatenate(rows[clients:]))
         rows, test = rows[:clients], (samples.x[scored], samples.y[scored])
     data = Federated.from_arrays(
@@ -311,33 +287,29 @@ def federate(
     return _with_parts(data, client_test, validation, seed)
 
 
-def _check(name: str, loader: Callable[..., Any], known: dict[str, inspect.Parameter], given: dict[str, Any]) -> None:
+def _check(name: str, loader: Callable[..., Any], given: dict[str, Any]) -> None:
     """Raise for options that a loader does not have, of another type than its annotations, or missing."""
     try:
         hints = typing.get_type_hints(loader)
     except Exception:  # names that only a type checker knows
         hints = {}
-    anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    known = {key: p for key, p in known.items() if p.kind is not p.VAR_KEYWORD}
+    parameters = {key: p for key, p in inspect.signature(loader).parameters.items() if key not in GIVEN}
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = {key: p for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     for key, value in given.items():
-        if key not in known and anything:
-            continue
         if key not in known:
-            raise (
-                unknown(f"option of data {name}", key, known)
-                if known
-                else UserError(f"data {name}: takes no options, found {key!r}")
-            )
+            if anything:
+                continue
+            none = UserError(f"data {name}: takes no options, found {key!r}")
+            raise unknown(f"option of data {name}", key, known) if known else none
         kinds = typing.get_args(hints.get(key)) or (hints.get(key),)
-        if not all(
-            isinstance(kind, type) for kind in kinds
-        ):  # a user's file: no annotation, or one that is not a class
+        if not all(isinstance(kind, type) for kind in kinds):  # a user's file: no annotation, or not a class
             continue
         fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
         if not fits or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(KINDS.get(kind, kind.__name__) for kind in kinds)
             raise UserError(f"data {name}: {key} must be {expected}, found {value!r}")
-    missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in given]
     if missing:
         raise UserError(f"data {name}: needs the option {missing[0]}")
 

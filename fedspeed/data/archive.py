@@ -99,10 +99,9 @@ class FileTree:
 
     def __init__(self, path: Path, most: int = MOST) -> None:
         self.path, self.most = path, most
-        if not path.exists():
-            raise UserError(f"data: expected a folder or an archive, found nothing at {path}")
         if not path.is_dir() and not path.is_file():
-            raise UserError(f"data: expected a folder or an archive, found something else at {path}")
+            found = "something else" if path.exists() else "nothing"
+            raise UserError(f"data: expected a folder or an archive, found {found} at {path}")
         self.kind = "folder" if path.is_dir() else "zip" if path.suffix.lower() == ".zip" else "tar"
 
     @contextmanager
@@ -191,12 +190,10 @@ class FileTree:
 
     def collect(self, basenames: Collection[str]) -> dict[str, bytes] | None:
         """Return the bytes of files with these base names, None if one is missing; in a folder, directly inside."""
-        wanted: dict[str, str] = {}
         if self.kind == "folder":
             wanted = {name: name for name in basenames if (self.path / name).exists()}
-        else:
-            for name in self.names:
-                wanted.setdefault(PurePosixPath(name).name, name)
+        else:  # the first of several files with one name
+            wanted = {PurePosixPath(name).name: name for name in reversed(self.names)}
         if not all(name in wanted for name in basenames):
             return None
         found = dict(self.each([wanted[name] for name in basenames]))
@@ -205,8 +202,6 @@ class FileTree:
 
 def candidates(path: Path, inside: Collection[str], most: int = MOST) -> Iterator[FileTree]:
     """Yield the places of a copy: folders and archives of these names within a path, then the path itself."""
-    if not path.is_dir():
-        yield FileTree(path, most)
-        return
-    yield from (FileTree(path / name, most) for name in inside if (path / name).exists())
+    if path.is_dir():
+        yield from (FileTree(path / name, most) for name in inside if (path / name).exists())
     yield FileTree(path, most)

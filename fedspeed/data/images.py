@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import warnings
 from pathlib import Path
 
@@ -95,17 +94,10 @@ def images(
     files = _list(train, names)
     test = _list(held, names) if held and train != root else []
     shape = (size, size) if size else None
-    x, x_test = (_decode(part, shape, grey, progress or silent) for part in (files, test))
-    return from_arrays(
-        x,
-        np.array([label for _, label in files]),
-        x_test if test else None,
-        np.array([label for _, label in test]) if test else None,
-        clients=_clients(root, files),
-        holdout=holdout,
-        name=root.name,
-        labels=tuple(names),
-    )
+    x, y = _decode(files, shape, grey, progress or silent)
+    parts = _decode(test, shape, grey, progress or silent) if test else None
+    ids = _clients(root, files)
+    return from_arrays(x, y, test=parts, clients=ids, holdout=holdout, name=root.name, labels=tuple(names))
 
 
 def _list(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
@@ -120,29 +112,29 @@ def _list(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
     return found
 
 
-def _decode(files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: bool, progress: Progress) -> np.ndarray:
+def _decode(
+    files: list[tuple[Path, int]], shape: tuple[int, int] | None, grey: bool, progress: Progress
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return pictures and labels."""
     pixels = np.empty(0, np.uint8)
     for i, (path, _) in enumerate(files):
         picture = decode(read_file(path), str(path), shape, "L" if grey else "RGB")
         if i == 0:
-            pixels = _room(len(files), picture.shape)
+            n, (_, height, width) = len(files), picture.shape
+            try:
+                pixels = np.empty((n, *picture.shape), np.uint8)
+            except MemoryError:
+                raise UserError(
+                    f"data images: {n} pictures of {width} x {height} need {n * picture.size / 1e9:.1f} GB of memory; "
+                    f"set size=N with a smaller N"
+                ) from None
         if picture.shape != pixels.shape[1:]:
             found, first = ("{2} x {1}".format(*s) for s in (picture.shape, pixels.shape[1:]))
             raise UserError(f"data images: {path} is {found}, {files[0][0]} is {first}; set size=N to resize them")
         pixels[i] = picture
         if i % 100 == 99 or i + 1 == len(files):
             progress("images: decoding", i + 1, len(files))
-    return pixels
-
-
-def _room(n: int, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        return np.empty((n, *shape), np.uint8)
-    except MemoryError:
-        raise UserError(
-            f"data images: {n} pictures of {shape[2]} x {shape[1]} need {n * math.prod(shape) / 1e9:.1f} GB of memory; "
-            f"set size=N with a smaller N"
-        ) from None
+    return pixels, np.array([label for _, label in files])
 
 
 def _clients(root: Path, files: list[tuple[Path, int]]) -> np.ndarray | None:

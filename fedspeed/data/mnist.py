@@ -21,16 +21,10 @@ import numpy as np
 from ..errors import UserError
 from .archive import MOST, candidates, too_long
 from .augment import Augmentation
-from .fetch import Remote, SystemFolder, Web
+from .fetch import Published, Remote, SystemFolder, Web
 from .samples import Progress, Samples
-from .sources import Published
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 AXES = 4
 IDX_MD5 = {
     "mnist": (

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,16 +28,6 @@ ALIGN = 64
 """Bytes to which a batch is aligned, as torch aligns its own: at other addresses kernels may give other bits."""
 OPEN = 128
 """Most files that a process keeps open."""
-
-
-class Source(Protocol):
-    """Rows of one shape in a file, or in several; it can be pickled, and the copy reads the files itself."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return some rows."""
 
 
 class Stamp(NamedTuple):
@@ -156,10 +146,7 @@ class ArrowColumn:
         self.shape, self.dtype = (len(dataset), *first.shape[1:]), first.dtype
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "dataset": pickle.dumps(self.dataset),
-        }  # the names of its files, and not their contents
+        return {**self.__dict__, "dataset": pickle.dumps(self.dataset)}  # the names of its files, not their contents
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -205,8 +192,7 @@ def _numbers(part: Any) -> np.ndarray:
         shape, part = [*shape, length], part.flatten()
     if part.null_count:
         raise ValueError
-    a: np.ndarray = part.to_numpy(zero_copy_only=False)
-    return a.reshape(shape)
+    return np.asarray(part.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
 def _stamp(about: os.stat_result) -> Stamp:
@@ -233,6 +219,10 @@ def _changed(path: str, before: Stamp, now: Stamp) -> UserError:
 def _close(handles: dict[int, int]) -> None:
     while handles:
         os.close(handles.popitem()[1])
+
+
+Source = Files | ArrowColumn
+"""Rows of one shape in a file, or in several; it can be pickled, and the copy reads the files itself."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -338,8 +328,6 @@ class TensorOnDisk:
     """Rows on disk in the place of a tensor: `x[rows]` reads them and returns a tensor.
 
     Args:
-        array: the rows.
-        device: where tensors are made.
         casts: types to which they are converted one after the other.
     """
 

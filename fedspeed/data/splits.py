@@ -1,4 +1,4 @@
-"""Splits of samples over clients by name; every split is a pure function of (labels, clients, seed).
+"""Splits of samples over clients by name, each a pure function of (labels, clients, seed); and their statistics.
 
     iid                  equal shares, class-balanced as exactly as the numbers allow
     iid-random           equal shares of a random permutation, as the released code deals CIFAR-10
@@ -7,7 +7,7 @@
     dirichlet-class:A    every class shared out by Dir(A) over the clients; unequal sizes (flwr-datasets)
     pathological:C       C classes per client
     shards:S             labels sorted, cut into S shards per client
-    lognormal-size:S     sizes proportional to exp(S z), z ~ N(0, 1); labels at random
+    lognormal-size:S     sizes minus 1 proportional to exp(S z), z ~ N(0, 1); labels at random
     natural              the client ids that came with the data
 
 All but `dirichlet-refill` give every sample to exactly one client; no client is ever empty. Rows come out
@@ -20,12 +20,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError, unknown
 from ..utils.random import rng
+
+if TYPE_CHECKING:
+    from .federated import Federated
 
 
 class Rows(Sequence[np.ndarray]):
@@ -39,7 +43,7 @@ class Rows(Sequence[np.ndarray]):
 
     def __init__(self, indices: np.ndarray, sizes: np.ndarray) -> None:
         self.indices, self.sizes = indices, sizes
-        self._ends = np.cumsum(sizes)
+        self.offsets = np.concatenate([[0], np.cumsum(sizes)])
 
     @classmethod
     def of(cls, lists: Iterable[np.ndarray]) -> Rows:
@@ -53,8 +57,13 @@ class Rows(Sequence[np.ndarray]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        end = self._ends[i]
+        end = self.offsets[1:][i]
         return self.indices[end - self.sizes[i] : end]
+
+
+def labelled(y: np.ndarray) -> bool:
+    """Return whether targets are class labels: one whole number per row."""
+    return y.dtype.kind in "ui" and y.ndim == 1
 
 
 def equal_sizes(n: int, clients: int, stream: np.random.Generator) -> np.ndarray:
@@ -83,8 +92,7 @@ def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     whole = np.floor(exact * (1 - 1e-12)).astype(np.int64)  # never more than `total`, whatever the rounding
     short = total - whole.sum(-1, keepdims=True)
     rank = np.argsort(np.argsort(whole - exact, axis=-1, kind="stable"), axis=-1, kind="stable")
-    result: np.ndarray = whole + (rank < short)
-    return result
+    return np.asarray(whole + (rank < short))
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
@@ -96,8 +104,7 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Rows:
         [[0, 1], [0, 1]]
     """
     stream = rng(seed, "split")
-    whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
-    rows = np.concatenate(_pools(labels if whole else np.zeros(len(labels), np.int64), stream))
+    rows = np.concatenate(_pools(labels if labelled(labels) else np.zeros(len(labels), np.int64), stream))
     return _gather(stream.permutation(clients)[np.arange(len(rows)) % clients], rows, clients)
 
 
@@ -121,10 +128,18 @@ def _priors(alpha: float, clients: int, classes: int, stream: np.random.Generato
     return np.where(np.isfinite(priors).all(1, keepdims=True), priors, 1 / classes)
 
 
-def _client_wise(labels: np.ndarray, clients: int, seed: int, alpha: float, refill: bool) -> Rows:
-    """Fill slots in random order: the slot's client draws a class from its prior, and gets a row of it.
+def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float, refill: bool = False) -> Rows:
+    """Draw the classes of client i from p_i ~ Dir(alpha, ..., alpha); equal sizes, every sample used once.
 
-    The order of the draws fixes the split of a seed.
+    Slots are filled in random order: the slot's client draws a class from its prior, and gets a row of it. A class that
+    is used up leaves every prior, which is renormalised over the others; a client whose prior has no mass left takes
+    from the class with most samples left. The order of the draws fixes the split of a seed.
+
+    Args:
+        refill: refill a class that is used up instead: samples repeat, others stay unused.
+
+    References: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, and its code; for
+    `refill`, the code released with Sun et al., "FedSpeed", ICLR 2023.
     """
     stream = rng(seed, "split")
     pools = _pools(labels, stream)
@@ -149,25 +164,6 @@ def _client_wise(labels: np.ndarray, clients: int, seed: int, alpha: float, refi
         emptied += not left[c]
         taken[k] = pools[c][left[c]]
     return _gather(slots, taken, clients)
-
-
-def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
-    """Draw the classes of client i from p_i ~ Dir(alpha, ..., alpha); equal sizes, every sample used once.
-
-    A class that is used up leaves every prior, which is renormalised over the others; a client whose prior
-    has no mass left takes from the class with most samples left.
-
-    Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, and its code.
-    """
-    return _client_wise(labels, clients, seed, alpha, refill=False)
-
-
-def dirichlet_refill(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
-    """Draw as `dirichlet`, but refill a class that is used up: samples repeat, others stay unused.
-
-    Reference: the code released with Sun et al., "FedSpeed", ICLR 2023.
-    """
-    return _client_wise(labels, clients, seed, alpha, refill=True)
 
 
 def dirichlet_class(labels: np.ndarray, clients: int, seed: int, alpha: float) -> Rows:
@@ -286,32 +282,26 @@ def by_owner(owner: np.ndarray, ids: np.ndarray | None = None) -> Rows:
     return _gather(place[number[kept]], kept, len(ids))
 
 
-def own_rows(owner: np.ndarray | None, owner_test: np.ndarray | None) -> Rows | None:
-    """Return the test rows of every client of a natural split; None if the data do not say whose they are."""
-    return None if owner is None or owner_test is None else by_owner(owner_test, np.unique(owner))
-
-
 SPLITS: dict[str, Callable[..., Rows]] = {
     "iid": iid,
     "iid-random": iid_random,
     "dirichlet": dirichlet,
-    "dirichlet-refill": dirichlet_refill,
+    "dirichlet-refill": partial(dirichlet, refill=True),
     "dirichlet-class": dirichlet_class,
     "pathological": pathological,
     "shards": shards,
     "lognormal-size": lognormal_size,
     "natural": natural,
 }
-WHOLE = {
-    "pathological": "the number of classes per client, for example 2",
-    "shards": "the number of shards per client, for example 2",
+PARAMETERS: dict[str, tuple[type[int | float], str]] = {
+    "dirichlet": (float, "the Dirichlet concentration, 0.6 in the paper"),
+    "dirichlet-refill": (float, "the Dirichlet concentration, 0.6 in the paper"),
+    "dirichlet-class": (float, "the Dirichlet concentration, for example 0.5"),
+    "pathological": (int, "the number of classes per client, for example 2"),
+    "shards": (int, "the number of shards per client, for example 2"),
+    "lognormal-size": (float, "the standard deviation of the log size, for example 1"),
 }
-REAL = {
-    "dirichlet": "the Dirichlet concentration, 0.6 in the paper",
-    "dirichlet-refill": "the Dirichlet concentration, 0.6 in the paper",
-    "dirichlet-class": "the Dirichlet concentration, for example 0.5",
-    "lognormal-size": "the standard deviation of the log size, for example 1",
-}
+"""The type and the meaning of a split's parameter; the others have none."""
 
 
 @dataclass(frozen=True)
@@ -340,12 +330,11 @@ class Split:
             raise UserError(
                 f"split {self}: {clients} clients but only {len(labels)} samples; every client needs at least one"
             )
-        labelled = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
-        if self.name not in ("iid", "iid-random", "lognormal-size") and not labelled:
+        if self.name not in ("iid", "iid-random", "lognormal-size") and not labelled(labels):
             found = labels.dtype if labels.ndim == 1 else f"{labels.dtype} of shape {labels.shape}"
             raise UserError(
-                f"split {self}: needs class labels (one whole number per row), found {found}; use "
-                f"{'iid' if owner is None else 'natural, or iid'}"
+                f"split {self}: needs class labels (one whole number per row), found {found}; write y.astype(int) "
+                f"(y.argmax(1) if one-hot) for classes, else use {'iid' if owner is None else 'natural, or iid'}"
             )
         extra = () if self.parameter is None else (self.parameter,)
         return SPLITS[self.name](labels, clients, seed, *extra)
@@ -356,16 +345,107 @@ def parse_split(text: str) -> Split:
     name, colon, rest = text.strip().partition(":")
     if name not in SPLITS:
         raise unknown("split", name, SPLITS)
-    meaning = WHOLE.get(name) or REAL.get(name)
-    if meaning is None:
+    if name not in PARAMETERS:
         if colon:
             raise UserError(f"split {name}: takes no parameter, found {rest!r}; write {name}")
         return Split(name)
-    kind = "a whole number >= 1" if name in WHOLE else "a number > 0"
+    number, meaning = PARAMETERS[name]
     try:
-        value: float | int = int(rest) if name in WHOLE else float(rest)
+        value = number(rest)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
+        kind = "a whole number >= 1" if number is int else "a number > 0"
         raise UserError(f"split {name}: expected {name}:P with P {kind} ({meaning}), found {text!r}")
     return Split(name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Statistics of a split: sizes, classes per client, unused and repeated samples.
+
+    Args:
+        counts: samples of every class (columns) at every client (rows); one column for regression.
+        sizes: samples of every client.
+        half: how many of its largest classes hold half of a client's data, client by client.
+        samples: the number of training samples; `unused` of them belong to no client, nor to a part set aside.
+        repeats: how many entries of clients' lists repeat a sample that has an owner already.
+        client_tests: the number of test samples of every client; None without test parts.
+        augmentation: the random changes of pictures, in words.
+    """
+
+    name: str
+    split: str
+    fingerprint: str
+    split_fingerprint: str
+    counts: np.ndarray
+    sizes: np.ndarray
+    half: np.ndarray
+    samples: int
+    test_samples: int
+    unused: int
+    repeats: int
+    validation_samples: int = 0
+    client_tests: np.ndarray | None = None
+    augmentation: str = "none"
+
+    @property
+    def clients(self) -> int:
+        """Return the number of clients."""
+        return len(self.sizes)
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes."""
+        return int(self.counts.shape[1])
+
+
+def class_counts(data: Federated) -> np.ndarray:
+    """Count the samples of every class at every client: an array of shape (clients, classes)."""
+    owner = np.repeat(np.arange(data.clients), data.sizes)
+    classes = data.classes or 1
+    label = data.y.cpu().numpy()[data.indices] if data.classes else np.zeros(len(owner), np.int64)
+    return np.bincount(owner * classes + label, minlength=data.clients * classes).reshape(data.clients, classes)
+
+
+def half_mass(counts: np.ndarray) -> np.ndarray:
+    """Return, per client, the least number of classes that together hold at least half of its samples.
+
+    Example:
+        >>> half_mass(np.array([[5, 5, 0], [3, 3, 3], [0, 0, 7]])).tolist()
+        [1, 2, 1]
+    """
+    held = np.cumsum(-np.sort(-counts, axis=1), axis=1)
+    return np.asarray((2 * held < counts.sum(1, keepdims=True)).sum(1) + 1)
+
+
+def describe(data: Federated) -> Summary:
+    """Measure a split.
+
+    Example:
+        >>> from fedspeed.data import load
+        >>> summary = describe(load("digits", split="iid", clients=10))
+        >>> summary.unused, summary.repeats, summary.sizes.tolist()[:3]
+        (0, 0, [144, 144, 144])
+    """
+    counts = class_counts(data)
+    used = len(np.unique(data.indices))
+    held = 0 if data.validation is None else len(data.validation)
+    tests = data.client_test
+    aside = held + (0 if tests is None or tests.held else len(np.unique(tests.indices)))
+    return Summary(
+        name=data.name,
+        split=data.split,
+        fingerprint=data.fingerprint,
+        split_fingerprint=data.split_fingerprint,
+        counts=counts,
+        sizes=data.sizes,
+        half=half_mass(counts),
+        samples=len(data.x),
+        test_samples=0 if data.x_test is None else len(data.x_test),
+        unused=len(data.x) - used - aside,
+        repeats=len(data.indices) - used,
+        validation_samples=held,
+        client_tests=None if tests is None else np.diff(tests.offsets),
+        augmentation=data.pipeline.augmentation,
+    )

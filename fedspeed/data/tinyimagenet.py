@@ -17,10 +17,9 @@ import numpy as np
 from ..errors import UserError
 from .archive import FileTree, candidates
 from .augment import Augmentation
-from .fetch import Remote, Web
+from .fetch import Published, Remote, Web
 from .images import decode
 from .samples import Progress, Samples
-from .sources import Published
 
 SIDE = 64
 FULL = (500, 50)

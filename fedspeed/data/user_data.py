@@ -15,9 +15,8 @@ import numpy as np
 
 from ..errors import UserError
 from .augment import Augmentation
-from .convert import convert, hold_out, owner_ids
 from .on_disk import ArrowColumn, OnDisk, header
-from .samples import Progress, Samples, silent
+from .samples import Progress, Samples, convert, hold_out, owner_ids, silent
 
 NAMES = ("x", "y", "x_test", "y_test", "client", "client_test")
 """Arrays in a `.npz` file or a folder of `.npy` files."""
@@ -124,7 +123,8 @@ def arrays(
     except UserError:
         raise
     except Exception as error:  # numpy raises many kinds for a damaged or a pickled file
-        raise UserError(f"data arrays: cannot read {path} as plain arrays ({error})") from error
+        why = f"{path} as plain arrays, .npz or a folder of .npy files without pickled objects"
+        raise UserError(f"data arrays: cannot read {why} ({type(error).__name__}); write it with np.savez") from error
     missing = [n for n in ("x", "y") if n not in found]
     if missing:
         raise UserError(
@@ -233,12 +233,11 @@ def from_hugging_face(
         mapped: leave the inputs in the dataset's Arrow files, for data larger than memory; pictures are then decoded in
             every batch.
     """
-    train = dataset["train"] if isinstance(dataset, dict) and "train" in dataset else dataset
+    parts = dataset if isinstance(dataset, dict) else {"train": dataset}
+    train = parts.get("train", dataset)
     if isinstance(train, dict):
         raise UserError(f"data {name}: expected a part 'train', found {', '.join(dataset)}")
-    test = next(
-        (dataset[k] for k in ("test", "validation", "valid") if isinstance(dataset, dict) and k in dataset), None
-    )
+    test = next((parts[key] for key in ("test", "validation", "valid") if key in parts), None)
     kinds = {column: type(feature).__name__ for column, feature in train.features.items()}
     image = _column(image, "Image", "image", kinds, name)
     label = _column(label, "ClassLabel", "label", kinds, name)
@@ -247,22 +246,20 @@ def from_hugging_face(
     feature = train.features[image]
     dtype = feature.dtype if hasattr(feature, "shape") else None  # else its lists of bytes would become int64
 
-    def pair(row: Any) -> tuple[Any, Any]:
-        return np.asarray(row[image], dtype), row[label]
+    def arrays_of(part: Any) -> tuple[Any, np.ndarray]:
+        if mapped:
+            return _arrow(part, image, label, name, progress or silent)
+        return _stack(part, name, progress or silent, lambda row: (np.asarray(row[image], dtype), row[label]))
 
-    parts = [
-        _arrow(part, image, label, name, progress or silent) if mapped else _stack(part, name, progress or silent, pair)
-        for part in (train, test)
-        if part is not None
-    ]
-    held = parts[1] if len(parts) == 2 else None
+    x, y = arrays_of(train)
+    held = None if test is None else arrays_of(test)
     ids, tested = (
         np.asarray(part[client]) if client and part is not None and client in part.features else None
         for part in (train, test)
     )
     labels: Iterable[str] = getattr(train.features[label], "names", None) or ()
     return from_arrays(
-        *parts[0], test=held, clients=ids, test_clients=tested, holdout=holdout, name=name, labels=tuple(labels)
+        x, y, test=held, clients=ids, test_clients=tested, holdout=holdout, name=name, labels=tuple(labels)
     )
 
 

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..methods.base import Local, Method, Round
 from ..methods.source import reason
 from ..runs.simulate import as_method
-from ..utils.params import Params, param
+from ..utils.checked_fields import Params, param
 from ..utils.registry import file_of, load_code, require_part
 
 
@@ -30,11 +30,8 @@ class Setting(Params):
     S, N, K and d are different numbers greater than 1, so that a mistake cannot hide behind equal ones.
 
     Example:
-        >>> setting = Setting(rounds=3)
-        >>> setting.cohorts
+        >>> Setting(rounds=3).cohorts
         ((0, 1, 2), (0, 1, 3), (0, 1, 4))
-        >>> setting.gradient(0, setting.x0).shape
-        (6,)
     """
 
     rounds: int = param(6, "[1, 1000]", "the number of rounds")
@@ -124,18 +121,15 @@ def first_difference(found: Trace, expected: Trace, tolerance: float) -> Differe
     """Return the first vector that differs between two runs; only vectors that both have are compared."""
     for key, value in found.vectors.items():
         wanted = expected.vectors.get(key)
-        if wanted is not None and not error(value, wanted) <= tolerance:
-            return Difference(key, value, wanted, error(value, wanted), *_calls(key, found, expected, tolerance))
+        if wanted is None or error(value, wanted) <= tolerance:
+            continue
+        if key.client is None or not found.points:
+            return Difference(key, value, wanted, error(value, wanted))
+        theirs, ours = (trace.points.get((key.round, key.client), []) for trace in (found, expected))
+        pairs = enumerate(zip(theirs, ours, strict=False), 1)
+        call = next((k for k, (a, b) in pairs if error(a, b) > tolerance), 0)
+        return Difference(key, value, wanted, error(value, wanted), call, (len(theirs), len(ours)))
     return None
-
-
-def _calls(key: Key, found: Trace, expected: Trace, tolerance: float) -> tuple[int, tuple[int, int]]:
-    """Return the first gradient of a turn at which two runs differ, and how many gradients each asked for."""
-    if key.client is None or not found.points:
-        return 0, (0, 0)
-    ours, theirs = (trace.points.get((key.round, key.client), []) for trace in (expected, found))
-    pairs = enumerate(zip(theirs, ours, strict=False), 1)
-    return next((k for k, (a, b) in pairs if error(a, b) > tolerance), 0), (len(theirs), len(ours))
 
 
 class Reference:
@@ -203,11 +197,9 @@ class Reference:
 
 
 class Subject:
-    """A user's class with `client` and `server` on flat NumPy vectors; its errors become one line.
+    """A user's class with `client` and `server` on flat NumPy vectors, in the setting of our run.
 
-    Args:
-        name: the class or file, for messages.
-        reference: our run, whose setting and method it is given.
+    Its errors become one line, with the class or file as its `name`.
     """
 
     def __init__(self, name: str, reference: Reference) -> None:
@@ -427,7 +419,13 @@ def audit(adapter: Any, method: Method | type[Method] | str = "fedavg", **settin
     """
     setting, ours = Setting.from_fields(settings), as_method(method)
     ours.check(setting.lr, setting.active, setting.clients)
-    thing, name = found(adapter)
+    if isinstance(adapter, str):
+        require_part("adapter", adapter)
+        if not file_of(adapter) or adapter.endswith(":"):
+            raise UserError(f"audit: expected path/to/file.py:Class, got {adapter!r}")
+        thing, name = load_code("adapter", adapter), adapter
+    else:
+        thing, name = adapter, getattr(adapter, "__name__", type(adapter).__name__)
     reference = Reference(ours, setting)
     expected = reference.run()
     if not all(np.isfinite(value).all() for value in expected.vectors.values()):
@@ -436,13 +434,3 @@ def audit(adapter: Any, method: Method | type[Method] | str = "fedavg", **settin
     first = first_difference(theirs, expected, setting.tolerance)
     compared = len(theirs.vectors.keys() & expected.vectors.keys())
     return Audit(name, ours, setting, compared, first, theirs.changed)
-
-
-def found(adapter: Any) -> tuple[Any, str]:
-    """Return what is to be audited, and its name for messages."""
-    if not isinstance(adapter, str):
-        return adapter, getattr(adapter, "__name__", type(adapter).__name__)
-    require_part("adapter", adapter)
-    if not file_of(adapter) or adapter.endswith(":"):
-        raise UserError(f"audit: expected path/to/file.py:Class, got {adapter!r}")
-    return load_code("adapter", adapter), adapter

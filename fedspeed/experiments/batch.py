@@ -12,6 +12,7 @@ are those of single runs.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from ..runs.diagnosis import WarnObserver
 from ..runs.directory import RunDir, exclusive
 from ..runs.summary import final_summary
 from ..server.observers import Observer
-from ..utils.tables import flat
+from ..utils.files import flat
 from . import pool
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ class RunTask:
     log: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, config: Config, folder: Path, label: str, *, overwrite: bool = False, log: Iterable[str] = ()
-    ) -> RunTask:
+    def of(cls, config: Config, folder: Path, label: str, overwrite: bool = False, log: Iterable[str] = ()) -> RunTask:
         """Return the task of a config."""
         return cls(folder, label, config.to_dict(), cost_of(config), overwrite, tuple(log))
 
@@ -127,12 +126,12 @@ def is_done(folder: Path, config: Config) -> bool:
         return False
     if not run.config_file.exists():
         run.refuse_a_run(overwrite=False)
-    tables, given = run.config(), as_stored(config)
+    tables = run.config()
     stored = read_config(folder, bool(named_code(tables))) if trusted(tables, config) else None
     if stored is None or not same_run(stored, replace(config, targets=stored.targets)):  # targets change no bit
         raise UserError(
-            f"{folder} holds a run of another config ({_differing(tables, given)}); choose another --out, repeat the "
-            f"command that made it, or --overwrite it"
+            f"{folder} holds a run of another config ({_differing(tables, as_stored(config))}); choose another --out, "
+            f"repeat the command that made it, or --overwrite it"
         )
     diverged = str(run.summary().get("status")).startswith("diverged")
     return diverged or final_summary(run, config) is not None
@@ -200,17 +199,39 @@ def make_runs(
         shown.on_failed(task, why)
 
     work = partial(_work, not by_itself)
-    pool.run_tasks(tasks, work, jobs, on_report=report, on_done=done, on_failed=fail, here=by_itself)
+    missing = {task.folder: RunDir(task.folder).missing_folders() for task in tasks}
+    try:
+        pool.run_tasks(tasks, work, jobs, on_report=report, on_done=done, on_failed=fail, here=by_itself)
+    except UserError:  # Input that no run can start with; all processes have ended.
+        _remove_begun(missing)
+        raise
     return failed
+
+
+def _remove_begun(missing: dict[Path, list[Path]]) -> None:
+    """Remove folders that runs have made which were ended before their first round: they would refuse other settings.
+
+    Args:
+        missing: the folder of every run with those of it and its parents that did not exist before.
+    """
+    for folder in [folder for folder, made in missing.items() if made and folder.exists()]:
+        rounds = RunDir(folder).rounds_file
+        with suppress(UserError), exclusive(folder):  # One where another process has begun a run meanwhile stays.
+            if not rounds.exists() or rounds.stat().st_size == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+    for made in missing.values():
+        with suppress(OSError):  # One that holds something stays.
+            for parent in made[1:]:
+                parent.rmdir()
 
 
 def _result_line(folder: Path) -> str:
     """Return the result of a run as one line."""
     run = RunFiles.read(folder)
-    summary, held_out = run.summary, run.curve("validation_accuracy")
-    accuracy = summary["last_accuracy"]
-    score = f"accuracy {accuracy:.2%}, " if accuracy is not None else ""
-    if not score and held_out:  # a trial of `tune` reads no test set
+    summary, score = run.summary, ""
+    if summary["last_accuracy"] is not None:
+        score = f"accuracy {summary['last_accuracy']:.2%}, "
+    elif held_out := run.curve("validation_accuracy"):  # a trial of `tune` reads no test set
         score = f"held-out accuracy {held_out[-1][1]:.2%}, "
     stopped = ", stopped" if str(summary["status"]).startswith("stopped: ") else ""
     return f"{score}{summary['rounds']} rounds, {summary['seconds']:.1f} s{stopped}"
@@ -241,7 +262,7 @@ def make_run(
     try:
         if RunDir(folder).config_file.exists() and not overwrite:
             code = bool(named_code(config.to_dict()))
-            calls |= {"rounds": config.rounds, "data_dir": config.data_dir, "max_time": config.max_time}
+            calls |= {name: getattr(config, name) for name in ("rounds", "data_dir", "max_time", "stop_at")}
             resume(folder, allow_code=code, placement=placement(config), **calls)
         else:
             run_config(config, folder, overwrite=overwrite, **calls)

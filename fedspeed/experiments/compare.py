@@ -23,7 +23,7 @@ from ..report.labels import labels as labels_of
 from ..report.run_files import Row, RunFiles, collect
 from ..runs.directory import RunDir
 from ..server.observers import Observers
-from ..utils.environment import cores
+from ..utils.processes import cores
 from .batch import Progress, ProgressObserver, RunTask, folder_name, make_runs, one_command, unfinished
 from .sweep import Planned, rows_of, seed_list, seed_tasks, tasks_of
 
@@ -172,9 +172,8 @@ def _refuse_equal(given: Mapping[str, Any]) -> None:
     """Raise if two labels stand for the same method, which would be trained twice."""
     for one, other in combinations(given, 2):
         if given[one] == given[other]:
-            raise UserError(
-                f"compare: expected different methods, got {one} and {other}, which are the same; leave one out"
-            )
+            alike = f"{one} and {other}, which are the same"
+            raise UserError(f"compare: expected different methods, got {alike}; leave one out")
 
 
 def planned_runs(
@@ -276,11 +275,9 @@ class Job:
 
         plan: dict[str, Any] = {**self._of(method), "seed": seed}
         watch = ProgressObserver(int(plan.get("rounds", Plan.rounds)), lambda news: self.lines.on_part(folder, *news))
-        how: dict[str, Any] = {"loss": self.loss, "no_decay": self.no_decay, "observers": [watch, *self.log]}
+        plan |= {"loss": self.loss, "no_decay": self.no_decay, "observers": [watch, *self.log]}
         try:
-            with simulate(
-                method, self.model, data, out=folder, resume=True, targets=self.targets, **how, **plan
-            ) as run:
+            with simulate(method, self.model, data, out=folder, resume=True, targets=self.targets, **plan) as run:
                 made = sum(1 for _ in run)
         except Diverged:  # the run is done, and its summary says so
             made = 1
@@ -291,12 +288,7 @@ class Job:
 
 
 class Lines(Progress):
-    """Progress of runs as lines of text.
-
-    Args:
-        say: called with every line; None for nothing.
-        count: the number of runs.
-    """
+    """Progress of `count` runs as lines of text, with which `say` is called."""
 
     def __init__(self, say: Callable[[str], Any] | None, count: int) -> None:
         if say is not None and not callable(say):

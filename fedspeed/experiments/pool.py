@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
 from ..errors import UserError
-from ..utils.processes import end_with_parent, in_main_thread, safe_path
+from ..utils.collector import skip_at_exit
+from ..utils.processes import end_with_parent, in_main_thread, safe_path, without_main
 
 ATTEMPTS = 3
 """How many processes may die on one task before it counts as failed."""
@@ -51,7 +53,8 @@ def run_tasks(
     """
     if here:
         for task in tasks:
-            _settle(task, *_attempt(work, task, partial(on_report, task)), on_done, on_failed)
+            kind, news = _attempt(work, task, partial(on_report, task))
+            (on_done if kind == "done" else on_failed)(task, news)
     elif tasks:
         _Processes(tasks, work, on_report, on_done, on_failed).run(jobs)
 
@@ -82,8 +85,8 @@ class _Processes:
     def start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
-        process = spawn.Process(target=_serve, args=(there, self.work, in_main_thread()))
-        with _interrupts_held(), safe_path():
+        process = spawn.Process(target=_serve, args=(there, self.work, in_main_thread(), _default_dtype()))
+        with _interrupts_held(), safe_path(), without_main():
             process.start()
         there.close()
         self.running[here] = (process, None)
@@ -113,10 +116,9 @@ class _Processes:
             if self.tries[task.key] < ATTEMPTS:
                 self.waiting.insert(0, task)
             else:
+                why = f"its process died {ATTEMPTS} times (exit code {process.exitcode})"
                 self.on_failed(
-                    task,
-                    f"its process died {ATTEMPTS} times (exit code {process.exitcode}); what it had done is kept. Free "
-                    f"memory or use fewer --jobs, then repeat this",
+                    task, f"{why}; what it had done is kept. Free memory or use fewer --jobs, then repeat this"
                 )
             if self.waiting:
                 self.start()
@@ -126,12 +128,8 @@ class _Processes:
         elif kind == "warning":
             warnings.warn(news, stacklevel=1)
         else:
-            _settle(task, kind, news, self.on_done, self.on_failed)
+            (self.on_done if kind == "done" else self.on_failed)(task, news)
             self.hand_over(pipe)
-
-
-def _settle(task: Any, kind: str, news: Any, on_done: Callable[..., None], on_failed: Callable[..., None]) -> None:
-    (on_done if kind == "done" else on_failed)(task, news)
 
 
 def _attempt(work: Callable[[Any, Report], Any], task: Any, tell: Report) -> tuple[str, Any]:
@@ -146,9 +144,19 @@ def _attempt(work: Callable[[Any, Report], Any], task: Any, tell: Report) -> tup
         return "failed", traceback.format_exc()
 
 
-def _serve(pipe: Connection, work: Callable[[Any, Report], Any], kernel: bool) -> None:
+def _default_dtype() -> str:
+    """Return torch's default dtype by name, which a script may have set."""
+    return str(sys.modules["torch"].get_default_dtype()) if "torch" in sys.modules else ""
+
+
+def _serve(pipe: Connection, work: Callable[[Any, Report], Any], kernel: bool, dtype: str) -> None:
     """Run tasks in a process of the pool; it ends with its parent."""
     end_with_parent(kernel)
+    skip_at_exit()
+    if dtype not in ("", "torch.float32"):  # It decides bits, and the script that set it is not executed here.
+        import torch
+
+        torch.set_default_dtype(getattr(torch, dtype.removeprefix("torch.")))
     warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", str(message)))
 
     def tell(news: Any) -> None:

@@ -33,9 +33,10 @@ SCRIPT = "job.sh"
 TEMPLATE = Path(__file__).with_name("job.sh")
 MOST_TASKS = 1000
 """Tasks of an array; Slurm's own limit (MaxArraySize) is 1001 unless a site sets another."""
-TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
-MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
-LINE = re.compile(r"[^\x00-\x1f\x7f]+")
+TIME = r"((\d+-)?\d+(:\d{1,2}){0,2})?"
+MEMORY = r"(?i:\d+[KMGT]?)?"
+LINE = r"[^\x00-\x1f\x7f]+"
+NAME = r"[\w.,@+-]*"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Job:
         out: the folder of the runs; absolute.
         names: the folders of the runs, one task each; configs are `out/slurm/NAME.toml`.
         nodes: nodes per task; more than one form a Ray cluster.
-        cpus: cores per node.
-        gpus: GPUs per node.
+        cpus, gpus: cores and GPUs per node.
         mem, time, partition, account: as sbatch takes them; "" for the site's default.
         grace: seconds before the end of the time limit at which a run is stopped and queued again.
         at_once: the largest number of tasks side by side; 0 for no limit.
@@ -90,20 +90,19 @@ class Job:
                 f"slurm: expected 1 to {MOST_TASKS} runs in an array, got {len(self.names)}; split them over several "
                 f"folders"
             )
-        if self.time and not TIME.fullmatch(self.time):
-            raise UserError(f"--time: expected minutes, H:MM:SS or D-H:MM such as 4:00:00, got {self.time!r}")
-        if self.mem and not MEMORY.fullmatch(self.mem):
-            raise UserError(f"--mem: expected memory per node such as 16G, got {self.mem!r}")
-        for flag, texts in (("--sbatch", self.more), ("--setup", self.setup), ("--python", [self.python])):
+        for flag, texts, pattern, expected in (
+            ("--time", [self.time], TIME, "minutes, H:MM:SS or D-H:MM such as 4:00:00"),
+            ("--mem", [self.mem], MEMORY, "memory per node such as 16G"),
+            ("--sbatch", self.more, LINE, "one line of text"),
+            ("--setup", self.setup, LINE, "one line of text"),
+            ("--python", [self.python], LINE, "one line of text"),
+            ("--partition", [self.partition], NAME, "a name"),
+            ("--account", [self.account], NAME, "a name"),
+            ("--sbatch", self.more, "--?[A-Za-z].*", "an option of sbatch such as --qos=long"),
+        ):
             for text in texts:
-                if not LINE.fullmatch(text):
-                    raise UserError(f"{flag}: expected one line of text, got {text!r}")
-        for flag, text in (("--partition", self.partition), ("--account", self.account)):
-            if text and not re.fullmatch(r"[\w.,@+-]+", text):
-                raise UserError(f"{flag}: expected a name, got {text!r}")
-        for option in self.more:
-            if not re.match(r"--?[A-Za-z]", option):
-                raise UserError(f"--sbatch: expected an option of sbatch such as --qos=long, got {option!r}")
+                if not re.fullmatch(pattern, text):
+                    raise UserError(f"{flag}: expected {expected}, got {text!r}")
         if not re.fullmatch(r"[^\x00-\x1f\x7f\"'\\%]+", str(self.out)):
             raise UserError(f"--out: Slurm takes no quotes, backslashes or % in the place of a log, got {self.out}")
 
@@ -111,11 +110,6 @@ class Job:
     def folder(self) -> Path:
         """The folder of script, configs and logs."""
         return self.out / FOLDER
-
-    @property
-    def is_array(self) -> bool:
-        """Whether there is more than one run."""
-        return len(self.names) > 1
 
 
 def script(job: Job) -> str:
@@ -135,11 +129,12 @@ def script(job: Job) -> str:
 
 
 def _directives(job: Job) -> list[str]:
-    log = job.folder / ("%A_%a.log" if job.is_array else "%j.log")
+    is_array = len(job.names) > 1
+    log = job.folder / ("%A_%a.log" if is_array else "%j.log")
     most = f"%{job.at_once}" if job.at_once else ""
     given = {
         "job-name": f"fedspeed-{re.sub('[^A-Za-z0-9._-]', '_', job.out.name)}",
-        "array": f"0-{len(job.names) - 1}{most}" if job.is_array else "",
+        "array": f"0-{len(job.names) - 1}{most}" if is_array else "",
         "nodes": job.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": job.cpus,
@@ -158,10 +153,8 @@ def _directives(job: Job) -> list[str]:
 
 def _command(job: Job) -> str:
     """Return the command that starts or continues a task's run."""
-    words = [
-        '"$python" -m fedspeed run "$out/slurm/$name.toml" --out "$run" --resume auto',
-        *map(shlex.quote, job.options),
-    ]
+    words = ['"$python" -m fedspeed run "$out/slurm/$name.toml" --out "$run" --resume auto']
+    words += map(shlex.quote, job.options)
     cluster = job.nodes > 1
     if cluster:
         words += ['--backend ray --ray-address "$address"', *(["--ray-gpus 1"] if job.gpus else [])]

@@ -21,12 +21,12 @@ from ..config.config import Config
 from ..config.plan import PLACEMENT
 from ..errors import UserError
 from ..report.comparison import configured_targets
+from ..report.export import need
 from ..report.run_files import Row, RunFiles
 from ..report.sweep import Swept
-from ..report.trackers import need
 from ..runs.config_file import as_stored
 from ..server.observers import Observers
-from ..utils.environment import cores
+from ..utils.processes import cores
 from .batch import RunTask, folder_name, make_runs, one_command, unfinished
 from .grid import Point, Tables, apply, label_of, points_of, qualify
 
@@ -43,24 +43,16 @@ class Planned:
     tasks: dict[int, RunTask]
 
 
-def plan(
-    base: Tables,
-    points: Sequence[Point],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    overwrite: bool = False,
-    log: Iterable[str] = (),
-) -> list[Planned]:
+def plan(base: Tables, points: Sequence[Point], seeds: Sequence[int], out: Path, **how: Any) -> list[Planned]:
     """Return the runs of a sweep, `out/LABEL-sSEED` each; raise for a bad one before any is made.
 
     Args:
         base: the config of all points, as tables.
+        how: `overwrite` and `log` of a `RunTask`.
     """
     if not points:
         raise UserError("sweep: expected points, such as lr=0.1,rho=0.05; got none")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"sweep: expected different seeds, got {list(seeds)}; leave one out")
+    seeds = seed_list("sweep", seeds)
     found: list[Planned] = []
     known: dict[str, str] = {}
     folders: dict[str, str] = {}
@@ -74,25 +66,21 @@ def plan(
             raise UserError(f"sweep at {label}: {error}") from None
         if "local_epochs" in point and configs[seeds[0]].local_steps:
             raise UserError(f"sweep at {label}: expected local_epochs or local_steps, got both; leave one out")
-        kind, name = _kind(configs[seeds[0]]), folder_name(label)
+        stored = as_stored(configs[seeds[0]])
+        deciding = {key: value for key, value in stored.items() if key not in (*PLACEMENT, "targets")}
+        kind, name = json.dumps(deciding, default=str), folder_name(label).casefold()
         if kind in known:
             twice = f"{label} twice" if known[kind] == label else f"{known[kind]} and {label}, which are one run"
             raise UserError(f"sweep: expected different points, got {twice}; leave one out")
         known[kind] = label
-        if folders.setdefault(name.casefold(), label) != label:
-            raise UserError(
-                f"sweep: {folders[name.casefold()]} and {label} would share a folder; sweep over them apart"
-            )
-        found.append(Planned(label, point, seed_tasks(label, configs, out, overwrite=overwrite, log=log)))
+        if folders.setdefault(name, label) != label:
+            raise UserError(f"sweep: {folders[name]} and {label} would share a folder; sweep over them apart")
+        found.append(Planned(label, point, seed_tasks(label, configs, out, **how)))
     return found
 
 
 def seed_tasks(label: str, configs: Mapping[int, Config], out: Path, **how: Any) -> dict[int, RunTask]:
-    """Return a task per seed of one point or config: `out/LABEL-sSEED`.
-
-    Args:
-        how: `overwrite` and `log` of a `RunTask`.
-    """
+    """Return a task per seed of one point or config: `out/LABEL-sSEED`; `how` as in `plan`."""
     folder = folder_name(label)
     return {
         seed: RunTask.of(config, out / f"{folder}-s{seed}", f"{label} seed {seed}", **how)
@@ -104,12 +92,6 @@ def tasks_of(planned: Sequence[Planned]) -> list[RunTask]:
     """Return all runs, seed by seed, so that a stopped sweep has all points for the first seeds."""
     seeds = dict.fromkeys(seed for one in planned for seed in one.tasks)
     return [one.tasks[seed] for seed in seeds for one in planned if seed in one.tasks]
-
-
-def _kind(config: Config) -> str:
-    """Return the text of everything in a config that can change a run's results."""
-    tables = as_stored(config)
-    return json.dumps({key: tables[key] for key in tables if key not in (*PLACEMENT, "targets")}, default=str)
 
 
 def outcome(planned: Sequence[Planned], failed: Mapping[str, str] = MappingProxyType({})) -> Swept:

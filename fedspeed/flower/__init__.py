@@ -1,7 +1,7 @@
 """Methods on real devices, over Flower: `server_app` and `client_app`, the two parts of a Flower app.
 
 The server runs the round loop of `simulate` with a back end whose clients are SuperNodes (`backend.py`); a device runs
-the same local loop on its own data and keeps its state in files (`device_states.py`). flwr is imported only when
+the same local loop on its own data and keeps its state in files (`states.py`). flwr is imported only when
 it is needed. `fedspeed deploy flower DIR` writes an app to start from; docs/guides/flower.md explains it step by step.
 """
 

@@ -20,18 +20,18 @@ from ..data.federated import Federated
 from ..errors import UserError
 from ..methods import DP
 from ..methods.base import Method, nested
-from ..runs.from_objects import module_digest
-from ..runs.simulate import as_model, as_plan
+from ..models.resnet import resolve_layers
+from ..runs.simulate import as_model, as_plan, module_digest
 from ..utils.devices import pick_device
-from ..utils.environment import environment
+from ..utils.processes import environment
 from .messages import cut
 
-LOOSE = (*PLACEMENT, *RULES, "rounds", "eval_every", "client_metrics", "on_client_error", "engine")
+LOOSE = (*PLACEMENT, *RULES, "rounds", "eval_every", "client_metrics", "on_client_error", "engine", "layers")
 """Fields of a plan in which server and devices may differ, because no bit of a turn depends on them."""
 SHAPE = ("shape", "inputs", "targets", "classes")
 SAME = ("fedspeed", "torch", "method", "plan", "loss", "no_decay", *SHAPE, "model")
 """Statements in which a device must equal the server."""
-ALIKE = ("numpy", "cpu", "device", "variables")
+ALIKE = ("numpy", "cpu", "vendor", "device", "variables", "layers")
 """Statements that can change the last bits; a device that differs may take part, and the log names it."""
 
 
@@ -49,22 +49,20 @@ class Agreement:
         """Return a copy with the fields of a plan in Flower's run config; raise for a run that devices cannot do."""
         fields = Plan().fields()
         named = {key.replace("-", "_"): value for key, value in config.items()}
-        given = {key: value for key, value in named.items() if key in fields}
-        plan = as_plan(self.plan, given)
+        plan = as_plan(self.plan, {key: value for key, value in named.items() if key in fields})
+        label = self.method.label
         if overrides(self.method, "settle"):
             raise UserError(
-                f"flower: {self.method.label} changes states once the mean is known (settle), when they are on the "
+                f"flower: {label} changes states once the mean is known (settle), when they are on the "
                 f"devices; take another method"
             )
         if any(isinstance(inside, DP) for inside in nested(self.method)):
             raise UserError(
-                f"flower: {self.method.label}: expected a method without dp, found it: its noise is a function of the "
+                f"flower: {label}: expected a method without dp, found it: its noise is a function of the "
                 f"seed, which every device has and can subtract; leave out +dp"
             )
         if self.method.needs.get("on_client_error") == "stop":
-            raise UserError(
-                f"flower: {self.method.label} needs every reply, and a device may be lost; take another method"
-            )
+            raise UserError(f"flower: {label} needs every reply, and a device may be lost; take another method")
         if plan.engine == "block":
             raise UserError("flower: engine must be loop, found block; a device runs one client")
         if "," in plan.client_metrics:
@@ -82,11 +80,7 @@ class Agreement:
         plan = replace(self.plan, active=self.plan.cohort_size(data.clients))
         device = pick_device(plan.device)
         flat = flat_model(module, data, plan, device, self.no_decay, self.method)
-        return Work(self.method, flat, self.fitting(data), data.to(device, flat.dtype), plan)
-
-    def fitting(self, data: Federated) -> Loss:
-        """Return the app's loss, or the default for such data."""
-        return fitting_loss(self.loss, data)
+        return Work(self.method, flat, fitting_loss(self.loss, data), data.to(device, flat.dtype), plan)
 
     def statements(self, data: Federated, module: nn.Module) -> dict[str, str]:
         """Return the statements of this side by name, for the comparison of server and device."""
@@ -94,15 +88,18 @@ class Agreement:
         files = {key: spec for key in SETTINGS if isinstance(spec := getattr(self.plan, key), Spec)}
         plan |= {key: f"{plan[key]} {spec.code}" for key, spec in files.items()}  # the place may differ, the code not
         plan["active"] = self.plan.cohort_size(data.clients)
-        about = environment(pick_device(self.plan.device))
+        about = environment(pick_device(self.plan.device)) | {"layers": resolve_layers(module, self.plan.layers)}
         return {
             **{name: str(about[name]) for name in ("fedspeed", "torch", *ALIKE)},
             "method": json.dumps(_stated(self.method), sort_keys=True),
             "plan": json.dumps(plan, sort_keys=True),
-            "loss": loss_name(self.fitting(data)),
+            "loss": loss_name(fitting_loss(self.loss, data)),
             "no_decay": ", ".join(self.no_decay),
             "model": module_digest(module),
-            **shape_of(data),
+            "shape": json.dumps(list(data.shape)),
+            "inputs": str(data.x.dtype).removeprefix("torch."),
+            "targets": str(data.y.dtype).removeprefix("torch."),
+            "classes": str(data.classes),
         }
 
 
@@ -110,13 +107,6 @@ def _stated(method: Method) -> dict[str, Any]:
     """Return a method's name, fields and digest of its code; the path of its file may differ between machines."""
     fields = {k: _stated(v) if isinstance(v, Method) else repr(v) for k, v in method.fields().items()}
     return {"name": method.label, "code": method.code, **fields}
-
-
-def shape_of(data: Federated) -> dict[str, str]:
-    """Return the statements on the shape and dtype of inputs and targets."""
-    kinds = {"inputs": data.x.dtype, "targets": data.y.dtype}
-    shape = {"shape": json.dumps(list(data.shape)), "classes": str(data.classes)}
-    return shape | {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()}
 
 
 def differs(expected: Mapping[str, str], found: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,55 +22,47 @@ from ..backends.serial import Serial
 from ..client.evaluate import Score, Sums
 from ..client.work import Failed, Job, Reply, Work
 from ..errors import ClientFailed, Diverged, UserError
-from .clients_file import ClientsFile
 from .messages import Refused, Vector, cut, failure, pulled, read_reply, read_sums, refusal, server_metrics, to_arrays
-from .roster import Node, Roster
-from .server_states import CountedRounds
+from .roster import ClientsFile, Node, Roster
+from .states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 TRIES = 3
 """Number of times that a job is sent to a device that answers with an error of Flower."""
 
 
-class FlowerBackend:
+class FlowerBackend(Serial):
     """Back end that runs jobs on devices and evaluates the server's test set in this process.
 
     Args:
         work: the local work, with the sizes of all clients and none of their data.
         counted: the round of each client that was counted last.
         grid: Flower's `Grid`, which sends and receives messages.
-        roster: the SuperNode of each client.
-        timeout: seconds that a round waits for replies.
-        poll: seconds between two requests for replies.
+        timeout, poll: see `server_app`.
     """
 
     def __init__(
         self, work: Work, counted: CountedRounds, grid: Any, roster: Roster, timeout: float, poll: float
     ) -> None:
-        self.work, self.counted, self.grid, self.roster = work, counted, grid, roster
+        super().__init__(work)
+        self.counted, self.grid, self.roster = counted, grid, roster
         self.timeout, self.poll = timeout, poll
         self.clients_file: ClientsFile = roster.clients_file
-        self.here = Serial(work)
         self.t = 0
 
     def run(self, jobs: Sequence[Job], down: Any, state: Callable[[int], Any]) -> Iterator[Reply | Failed]:
         """Yield the replies in job order; states are on the devices, so `state` is not called."""
         self.clients_file.begin()
         self.t = jobs[0].t if jobs else self.t
-        exchange = Exchange(
-            self, {job.client: job for job in jobs}, "train", to_arrays(down), self._details, self._read
-        )
+        by_client = {job.client: job for job in jobs}
+        exchange = Exchange(self, by_client, "train", to_arrays(down), self._details, self._read)
         for job in jobs:
             yield exchange.result(job.client)
-
-    def evaluate(self, x: torch.Tensor, validation: bool = False) -> Score:
-        """Return loss and accuracy of a vector on the server's own test set."""
-        return self.here.evaluate(x, validation)
 
     def evaluate_clients(self, x: torch.Tensor) -> list[Sums]:
         """Return sums over every client's data, computed on the devices; NaN for a client that does not answer."""
         jobs = {i: Job(i, self.t, 0.0) for i in range(self.clients_file.clients)}
-        exchange = Exchange(self, jobs, "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
+        exchange = Exchange(self, dict(jobs), "evaluate", to_arrays(Vector(x)), lambda job: {}, self._sums)
         found = [exchange.result(i) for i in jobs]
         none = Sums(0, np.array([math.nan]), np.array([math.nan]))
         return [none._replace(first=i) if isinstance(f, Failed) else f for i, f in zip(jobs, found, strict=True)]
@@ -77,9 +70,6 @@ class FlowerBackend:
     def personalise(self, x: torch.Tensor, t: int, lr: float) -> list[Score]:
         """Refuse: `agreement` has refused the setting before."""
         raise UserError("flower: devices have no personalised scores; leave `personalised` out of client_metrics")
-
-    def close(self) -> None:
-        """Do nothing: Flower starts and stops SuperLink and SuperNodes."""
 
     @cached_property
     def _taken(self) -> set[str]:
@@ -90,44 +80,34 @@ class FlowerBackend:
         return {"lr": job.lr, "K": job.K, "counted": counted, "before": before}
 
     def _read(self, content: Any, job: Job) -> Reply:
-        checked = read_reply(content, self.clients_file.run, job, self.work, self._taken)
-        if checked.lost:
+        reply, lost = read_reply(content, self.clients_file.run, job, self.work, self._taken)
+        if lost:  # it is counted all the same
             node = self.roster.at[job.client].id if job.client in self.roster.at else 0
-            self.clients_file.note_lost(node, job.client, job.t)
-        return checked.reply
+            why = "started from the initial state: a mean over all clients that the server keeps is off by its share"
+            self.clients_file.refuse("lost state", why, node, job.client, job.t)
+        return reply
 
     def _sums(self, content: Any, job: Job) -> Sums:
         loss, right = read_sums(content, self.clients_file.run, job, self.work)
         return Sums(job.client, np.array([loss]), np.array([right]))
 
 
+@dataclass
 class Exchange:
-    """One message per client, sent until each has answered, failed or run out of time.
+    """One message per client, sent until each has answered, failed or run out of time."""
 
-    Args:
-        backend: the back end that sends.
-        jobs: client -> its job.
-        kind: Flower's type of message.
-        arrays: the vectors, the same for all clients.
-        details: returns the other fields of a job's message.
-        read: makes a result of a reply's content, or raises `Refused`.
-    """
+    backend: FlowerBackend
+    waiting: dict[int, Job]  # client -> its job; those that are done are removed
+    kind: str  # Flower's type of message
+    arrays: Any  # the vectors, the same for all clients
+    details: Callable[[Job], dict[str, Any]]  # returns the other fields of a job's message
+    read: Callable[[Any, Job], Any]  # makes a result of a reply's content, or raises `Refused`
+    done: dict[int, Any] = field(default_factory=dict)
+    sent: dict[str, tuple[int, Node]] = field(default_factory=dict)
+    tries: Counter[int] = field(default_factory=Counter)
 
-    def __init__(
-        self,
-        backend: FlowerBackend,
-        jobs: dict[int, Job],
-        kind: str,
-        arrays: Any,
-        details: Callable[[Job], dict[str, Any]],
-        read: Callable[[Any, Job], Any],
-    ) -> None:
-        self.backend, self.kind, self.arrays, self.details, self.read = backend, kind, arrays, details, read
-        self.waiting = dict(jobs)
-        self.done: dict[int, Any] = {}
-        self.sent: dict[str, tuple[int, Node]] = {}
-        self.tries: Counter[int] = Counter()
-        self.end = time.monotonic() + backend.timeout
+    def __post_init__(self) -> None:
+        self.end = time.monotonic() + self.backend.timeout
 
     def result(self, client: int) -> Any:
         """Return one client's result, or its failure; send and receive until there is one."""
@@ -153,9 +133,8 @@ class Exchange:
         to = [(i, roster.at[i]) for i in self.waiting if i not in in_progress and i in roster.at]
         messages = [self._message(self.waiting[i], node) for i, node in to]
         keys = list(self.backend.grid.push_messages(messages)) if messages else []
-        if (
-            not keys
-        ):  # Flower returns no key at all if the SuperLink, or a proxy in front of it, finds one message too large.
+        if not keys:
+            # Flower returns no key at all if the SuperLink, or a proxy in front of it, finds one message too large.
             for i, node in to:
                 self._again(self.waiting[i], node, "the message is too large for the SuperLink, see Flower's log")
             return
@@ -166,14 +145,8 @@ class Exchange:
     def _message(self, job: Job, node: Node) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        clients_file = self.backend.clients_file
-        about = {
-            "run": clients_file.run,
-            "clients": clients_file.clients,
-            "client": job.client,
-            "round": job.t,
-            **self.details(job),
-        }
+        run = self.backend.clients_file
+        about = {"run": run.run, "clients": run.clients, "client": job.client, "round": job.t, **self.details(job)}
         content = RecordDict({"down": self.arrays, "job": ConfigRecord(about)})
         return Message(content, node.id, self.kind, ttl=max(1.0, self.end - time.monotonic()), group_id=str(job.t + 1))
 
@@ -193,9 +166,8 @@ class Exchange:
         about = reply.metadata
         found = self.sent.pop(about.reply_to_message_id, None)
         if found is None:
-            self.backend.clients_file.refuse(
-                "duplicate", "expected one reply to each message, found another", about.src_node_id
-            )
+            why = "expected one reply to each message, found another"
+            self.backend.clients_file.refuse("duplicate", why, about.src_node_id)
             return
         client, node = found
         job = self.waiting[client]
@@ -222,17 +194,13 @@ class Exchange:
         if self.tries[job.client] < TRIES:
             log.warning("fedspeed: round %d, client %d (node %d): no reply (%s)", job.t + 1, job.client, node.id, why)
             return
-        self.backend.clients_file.refuse("failed", f"no reply in {TRIES} tries ({why})", node.id, job.client, job.t)
-        self._fail(job.client, f"no reply in {TRIES} tries ({why})")
+        self._refuse(job.client, node, Refused("failed", f"no reply in {TRIES} tries ({why})"))
 
     def _give_up(self) -> None:
         for client in list(self.waiting):
             node = self.backend.roster.at.get(client)
-            where = (
-                f"node {node.id} has it"
-                if node
-                else "no SuperNode is this client; is it started, with its key registered?"
-            )
+            absent = "no SuperNode is this client; is it started, with its key registered?"
+            where = f"node {node.id} has it" if node else absent
             log.warning("fedspeed: client %d: no reply within %g s; %s", client, self.backend.timeout, where)
             self._fail(client, f"no reply within {self.backend.timeout:g} s")
 

@@ -18,42 +18,41 @@ from ..client.work import Failed, Job, Work
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError, one_line
 from .agreement import Agreement
-from .device_states import NEVER, DeviceStates
 from .messages import Refused, Vector, from_arrays, to_failure, to_reply
+from .states import NEVER, DeviceStates
 
 CLIENT, STATES = "fedspeed-client", "fedspeed-states"
 Data = Callable[[int, Mapping[str, Any]], Federated]
 
 
 def make_client_app(agreement: Agreement, data: Data) -> Any:
-    """Return the ClientApp of an agreement."""
+    """Return the ClientApp for a run on whose settings server and devices have agreed."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
     app.fedspeed = (agreement, data)  # `fedspeed deploy check` reads it.
 
-    def answering(action: Callable[[Device, Any], Any]) -> Callable[[Any, Any], Any]:
-        def answer(message: Any, context: Any) -> Any:
-            return Message(answered(action, agreement, data, message.content, context), reply_to=message)
+    def handler(action: Callable[[Device, Any], Any]) -> Callable[[Any, Any], Any]:
+        def handle(message: Any, context: Any) -> Any:
+            return Message(answer(action, agreement, data, message.content, context), reply_to=message)
 
-        return answer
+        return handle
 
-    app.query("hello")(answering(Device.hello))
-    app.train()(answering(Device.train))
-    app.evaluate()(answering(Device.evaluate))
+    app.query("hello")(handler(Device.hello))
+    app.train()(handler(Device.train))
+    app.evaluate()(handler(Device.evaluate))
     return app
 
 
-def answered(action: Callable[[Device, Any], Any], agreement: Agreement, data: Data, content: Any, context: Any) -> Any:
+def answer(action: Callable[[Device, Any], Any], agreement: Agreement, data: Data, content: Any, context: Any) -> Any:
     """Return the reply of an action; an error becomes a reply of one line."""
     try:
         return action(Device(agreement.configured(context.run_config), data, context.node_config, content), content)
     except (UserError, Diverged, Refused) as error:
         return to_failure(type(error).__name__, str(error))
-    except (
-        Exception
-    ) as error:  # The app's data function or a disk failed: the server gets the reason, and the SuperNode continues.
+    except Exception as error:
+        # Anything unexpected, such as a full disk: the server gets the reason, and the SuperNode continues.
         return to_failure("failed", one_line(error))
 
 
@@ -61,8 +60,6 @@ class Device:
     """One client during one message.
 
     Args:
-        agreement: the app's settings, with the run config.
-        data: the app's data function.
         config: the SuperNode's `--node-config`.
         content: the message's content; its record `job` names the run and the number of clients.
     """
@@ -86,7 +83,7 @@ class Device:
         return self.agreement.work(self.data, self.module)
 
     def hello(self, _: Any) -> Any:
-        """Reply with the client's index, its number of samples, and its statements."""
+        """Reply with the client's index, its number of samples, and its settings, for the server to compare."""
         from flwr.app import ConfigRecord, RecordDict
 
         said = self.agreement.statements(self.data, self.module)
@@ -95,10 +92,14 @@ class Device:
         return RecordDict({"about": ConfigRecord(about), "terms": ConfigRecord(said)})
 
     def train(self, content: Any) -> Any:
-        """Run the client's turn from the state that was counted last; write the new state to the disk, then reply."""
+        """Run the client's turn from the newest state that the server counted; write the new one to the disk, reply."""
+        # `counted`: the round whose state the turn starts from; `before`: the one whose state may be deleted.
         about, work = self.job, self.work
         if int(about["client"]) != self.client:
-            raise UserError(f"flower: a message for client {about['client']} came to client {self.client}")
+            raise UserError(
+                f"flower: a message for client {about['client']} came to client {self.client}; give every "
+                f"SuperNode a number of its own, --node-config '{CLIENT}=N', and keep it during a run"
+            )
         job = Job(self.client, int(about["round"]), float(about["lr"]), int(about["K"]))
         down = tree_map(lambda a: a.to(work.flat.device), from_arrays(content["down"], work.shapes.down))
         dtype = None if work.plan.state_dtype == "same" else getattr(torch, work.plan.state_dtype)
@@ -113,14 +114,13 @@ class Device:
         if isinstance(reply, Failed):
             raise reply.error
         if stateful:
-            states.write(
-                job.t, reply.client
-            )  # Durable before the reply: the server may count the reply once it has it.
+            # Durable before the reply: the server may count the reply once it has it.
+            states.write(job.t, reply.client)
             states.drop(int(about["before"]))
         return to_reply(reply, str(about["run"]), lost)
 
     def evaluate(self, content: Any) -> Any:
-        """Reply with the sums of loss and right answers of a vector over this client's data."""
+        """Reply with a model's summed loss and number of right answers over this client's data."""
         from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
         work, data = self.work, self.work.data
@@ -155,24 +155,16 @@ def own_part(data: Federated, client: int, clients: int) -> Federated:
     rows = data.rows(client if data.clients == clients else 0)
     offsets = np.where(np.arange(clients + 1) > client, len(rows), 0)
     taken = torch.from_numpy(np.ascontiguousarray(rows))
-    return replace(
-        data,
-        x=data.x[taken],
-        y=data.y[taken],
-        indices=np.arange(len(rows)),
-        offsets=offsets,
-        x_test=None,
-        y_test=None,
-        validation=None,
-    )
+    own = replace(data, x=data.x[taken], y=data.y[taken], indices=np.arange(len(rows)), offsets=offsets)
+    return replace(own, x_test=None, y_test=None, validation=None)
 
 
 def _index(config: Mapping[str, Any]) -> int:
     found = config.get(CLIENT)
     if type(found) is not int or found < 0:
         raise UserError(
-            f"flower: expected {CLIENT} in the SuperNode's --node-config, found "
-            f"{'none' if found is None else repr(found)}; start it with --node-config '{CLIENT}=0'"
+            f"flower: expected {CLIENT}, a whole number from 0, in the SuperNode's --node-config, found "
+            f"{'none' if found is None else repr(found)}; start the first with --node-config '{CLIENT}=0'"
         )
     return found
 
@@ -183,6 +175,6 @@ def loaded(data: Data, client: int, config: Mapping[str, Any]) -> Federated:
         return federated(data(client, dict(config)))
     except Exception as error:
         raise UserError(
-            f"flower: client {client} has no data ({one_line(error)}); see to its files, or correct the app's data "
+            f"flower: client {client} has no data ({one_line(error)}); check its files, or correct the app's data "
             f"function"
         ) from None

@@ -7,7 +7,7 @@ checked before any of its bytes are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from ..client.hooks import numbers
 from ..client.losses import has_accuracy
-from ..client.tree_bytes import encode, names
-from ..client.trees import all_finite, tree_leaves, tree_map
+from ..client.tree_bytes import encode
+from ..client.trees import all_finite, named, tree_map, tree_of
 from ..client.upload_digest import upload_digests
 from ..client.work import Facts, Job, Reply, Work
 from ..errors import UserError, one_line
@@ -60,13 +60,6 @@ def pulled(grid: Any, message: str) -> list[Any]:
         raise refusal(error) from None
 
 
-class CheckedReply(NamedTuple):
-    """A reply that can be counted, and whether its device had lost the client's state and used the initial one."""
-
-    reply: Reply
-    lost: bool
-
-
 class Vector(NamedTuple):
     """The tree of an evaluation message: one vector."""
 
@@ -92,7 +85,7 @@ def from_arrays(record: Any, like: Any) -> Any:
 
     if not isinstance(record, ArrayRecord):
         raise Refused("malformed", f"expected arrays, found {type(record).__name__}")
-    wanted = dict(zip(names(like), tree_leaves(like), strict=True))
+    wanted = dict(named("", like))
     if list(record) != list(wanted):
         raise Refused("malformed", f"expected the arrays {_listed(wanted)}, found {_listed(record)}")
     for name, a in wanted.items():
@@ -107,8 +100,7 @@ def from_arrays(record: Any, like: Any) -> Any:
         if len(found.data) != a.numel() * a.element_size():
             kind = "oversized" if len(found.data) > a.numel() * a.element_size() else "malformed"
             raise Refused(kind, f"{name}: expected {a.numel() * a.element_size()} bytes, found {len(found.data)}")
-    parts = iter([_tensor(record[name].data, a) for name, a in wanted.items()])
-    tree = tree_map(lambda _: next(parts), like)
+    tree = tree_of(like, [_tensor(record[name].data, a) for name, a in wanted.items()])
     if not all_finite(tree):
         raise Refused("not finite", "expected finite numbers, found NaN or Inf")
     return tree
@@ -136,10 +128,11 @@ def to_reply(reply: Reply, run: str, lost: bool) -> Any:
     )
 
 
-def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[str] = ()) -> CheckedReply:
-    """Return the reply to a job; raise `Refused` unless it is of this run, round and client, complete and finite.
+def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[str]) -> tuple[Reply, bool]:
+    """Return the reply to a job, and whether its device had lost the client's state and used the initial one.
 
-    The server computes what it can: the steps and their rates, the bytes and the digest of the upload.
+    Raise `Refused` unless it is of this run, round and client, complete and finite. The server computes what it can:
+    the steps and their rates, the bytes and the digest of the upload.
 
     Args:
         taken: names of metrics that a client may not report, see `server_metrics`.
@@ -160,12 +153,12 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
     most = MOST_GRADIENTS * expected["K"]
     if facts["drift"] < 0 or not 0 <= facts["grad_evals"] <= most:
         raise Refused("malformed", f"expected a drift of at least 0 and grad_evals in 0..{most}")
-    mean_rate = _mean_rate(work.at(job.t), n, expected["K"])
+    hooks, K = work.at(job.t).hooks, expected["K"]
+    mean_rate = sum(hooks.rates(work.at(job.t).local_steps(n), K)) / K if "rate" in hooks.overridden else 1.0
     if not math.isclose(facts["mean_rate"], mean_rate, rel_tol=1e-9):
         raise Refused("malformed", f"expected mean_rate = {mean_rate:g}, found {facts['mean_rate']:g}")
     metrics = _metrics(content["metrics"], taken if "client_metrics" in work.hooks.overridden else None)
-    up = from_arrays(content["up"], work.shapes.up)
-    up = tree_map(lambda a: a.to(work.flat.device), up)
+    up = tree_map(lambda a: a.to(work.flat.device), from_arrays(content["up"], work.shapes.up))
     done = Facts(
         K=expected["K"],
         n=n,
@@ -177,7 +170,7 @@ def read_reply(content: Any, run: str, job: Job, work: Work, taken: Collection[s
         digest=upload_digests(up)[0],
         mean_rate=mean_rate,
     )
-    return CheckedReply(Reply(job, up, Nothing(), done), bool(content["about"].get("lost")))
+    return Reply(job, up, Nothing(), done), bool(content["about"].get("lost"))
 
 
 def server_metrics(work: Work) -> set[str]:
@@ -220,8 +213,7 @@ def failure(content: Any) -> tuple[str, str] | None:
     record = content.get("failed")
     if not isinstance(record, ConfigRecord):
         return None
-    kind, why = str(record.get("kind", "")), str(record.get("why", ""))
-    return cut(kind), cut(why, MOST_TEXT)
+    return cut(str(record.get("kind", ""))), cut(str(record.get("why", "")), MOST_TEXT)
 
 
 def to_failure(kind: str, why: str) -> Any:
@@ -241,8 +233,7 @@ def _only(content: Any, kinds: Mapping[str, Any]) -> None:
 
 def _of_this(about: Any, run: str, job: Job) -> None:
     """Raise `Refused` unless a reply is of this run, round and client."""
-    expected = {"run": run, "round": job.t, "client": job.client}
-    for name, value in expected.items():
+    for name, value in {"run": run, "round": job.t, "client": job.client}.items():
         found = about.get(name)
         if type(found) is not type(value) or found != value:
             raise Refused("stale", f"expected {name} {value}, found {cut(repr(found))}")
@@ -255,20 +246,15 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _mean_rate(work: Work, n: int, K: int) -> float:
-    return sum(work.hooks.rates(work.local_steps(n), K)) / K if "rate" in work.hooks.overridden else 1.0
-
-
 def _metrics(reported: Any, taken: Collection[str] | None) -> dict[str, float]:
     """Return the metrics of a client; `taken` is None if its method reports none."""
-    refused: Callable[[str], UserError] = lambda why: UserError(f"metrics: a device {why}")  # noqa: E731
     if len(reported) > MOST_METRICS or any(len(str(name)) > MOST_METRICS for name in reported):
         raise Refused("oversized", f"metrics: expected at most {MOST_METRICS}, with names as short, found more")
     other = list(reported) if taken is None else [name for name in reported if name in taken]
     if other:
         raise Refused("malformed", f"metrics: expected none of these of a client, found {_listed(other)}")
     try:
-        return numbers(dict(reported), refused)
+        return numbers(dict(reported), lambda why: UserError(f"metrics: a device {why}"))
     except UserError as error:
         raise Refused("malformed", str(error)) from None
 
@@ -279,6 +265,5 @@ def _listed(found: Any) -> str:
 
 def cut(text: str, most: int = 200) -> str:
     """Return a device's text as one printable line of bounded length."""
-    line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}..."

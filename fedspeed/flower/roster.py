@@ -1,19 +1,121 @@
-"""The roster of SuperNodes: which is which client, learned from one `query.hello` to each and checked afterwards."""
+"""The roster of SuperNodes: which is which client, learned from one `query.hello` to each and checked afterwards.
+
+A deployed run adds two files to its run directory. `flower.json` holds the run's name on devices and, per client, its
+number of samples and the key it is bound to; it is written when the first round begins. `refused.jsonl` has one line
+per message that was refused.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import UserError
+from ..runs.directory import RunDir
+from ..utils.files import read_json, write
 from .agreement import ALIKE, differs
-from .clients_file import MOST_N, NAME, ClientsFile
 from .messages import Refused, cut, failure, pulled, refusal
+from .states import RUN
 
 log = logging.getLogger("flwr.fedspeed")
+NAME, REFUSED = "flower.json", "refused.jsonl"
+MOST_N, MOST_IN_ALL = 2**28, 2**31
+"""Largest number of samples that a client may claim, and that all clients may claim together."""
+
+
+class ClientsFile:
+    """The clients of a deployed run, in a file of the run directory `out` that outlives the run's processes."""
+
+    def __init__(self, out: Path, clients: int) -> None:
+        self.path, self.lines = out / NAME, out / REFUSED
+        self.refusals: Counter[str] = Counter()
+        self.clients = clients
+        self.begun = self.path.exists()
+        if not self.begun and RunDir(out).manifests():
+            raise UserError(
+                f"{out}: expected {NAME} beside its checkpoints, found none: states on devices have the name in it; "
+                f"put it back, or choose another out"
+            )
+        found = read_json(self.path)
+        if self.begun and not _is_valid(found, clients):
+            raise UserError(
+                f"{self.path}: expected a run of {clients} clients, found another; put it back, or choose another out"
+            )
+        self.run: str = found.get("run") or secrets.token_hex(16)
+        self.known: dict[int, dict[str, Any]] = {int(i): about for i, about in found.get("known", {}).items()}
+
+    def sizes(self) -> list[int] | None:
+        """Return the number of samples per client; None before all clients have reported theirs."""
+        if len(self.known) < self.clients:
+            return None
+        return [int(self.known[i]["n"]) for i in range(self.clients)]
+
+    def bound(self, key: str) -> int | None:
+        """Return the client that a key is bound to."""
+        return next((i for i, about in self.known.items() if about["key"] == key), None)
+
+    def learn(self, client: int, n: int, key: str) -> None:
+        """Note a client's size and key; until the run begins a later device may replace both."""
+        if not self.begun:
+            self.known[client] = {"n": n, "key": key}
+        elif not self.known[client]["key"]:
+            self.known[client]["key"] = key
+            self._write()
+
+    def release(self, client: int) -> None:
+        """Unbind a client from the key of a device that was refused, unless the run has begun."""
+        if not self.begun:
+            self.known[client]["key"] = ""
+
+    def begin(self) -> None:
+        """Write the clients to the file before the first of them works; the caller holds the run directory's lock."""
+        if not self.begun:
+            if self.path.exists():
+                raise UserError(f"{self.path}: another `flwr run` began here meanwhile; start this one again")
+            self._write()
+            self.begun = True
+
+    def _write(self) -> None:
+        known = {str(i): self.known[i] for i in sorted(self.known)}
+        whole = {"run": self.run, "clients": self.clients, "known": known}
+        write(self.path, json.dumps(whole) + "\n", durable=True)
+
+    def refuse(self, kind: str, why: str, node: int, client: int | None = None, t: int | None = None) -> None:
+        """Log a refusal, count it, and append it to `refused.jsonl`."""
+        self.refusals[kind] += 1
+        where = "" if t is None else f"round {t + 1}, "
+        who = f"node {node}" if client is None else f"client {client} (node {node})"
+        log.warning("fedspeed: %s%s: refused (%s): %s", where, who, kind, why)
+        line = {"kind": kind, "round": None if t is None else t + 1, "client": client, "node": str(node), "why": why}
+        self.lines.parent.mkdir(parents=True, exist_ok=True)
+        with self.lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _is_valid(found: dict[str, Any], clients: int) -> bool:
+    """Return whether a file holds exactly the clients of a run."""
+    known = found.get("known")
+    return (
+        RUN.fullmatch(str(found.get("run"))) is not None
+        and found.get("clients") == clients
+        and isinstance(known, dict)
+        and sorted(known) == sorted(map(str, range(clients)))
+        and all(_is_known(about) for about in known.values())
+    )
+
+
+def _is_known(about: Any) -> bool:
+    n, key = (about.get("n"), about.get("key")) if isinstance(about, dict) else (None, None)
+    return type(n) is int and 0 < n <= MOST_N and isinstance(key, str)
+
+
 HELLO = "query.hello"
 TRIES = 3
 """Number of times that a SuperNode is asked which answers with an error of Flower."""
@@ -36,7 +138,6 @@ class Roster:
 
     Args:
         grid: Flower's `Grid`, which sends and receives messages.
-        clients_file: the clients of the run.
         bind: whether an index belongs to one key.
         ttl: seconds for which a hello is valid.
     """
@@ -51,14 +152,14 @@ class Roster:
         self._second: dict[Node, int] = {}  # Refused because another node is that client.
         self._tries: Counter[Node] = Counter()
         self._later: dict[Node, float] = {}  # Hello failed -> when the node is asked again.
-        self._seen: dict[int, float] = dict.fromkeys(
-            range(clients_file.clients), time.monotonic()
-        )  # Client -> when it was last connected.
+        # Client -> when it was last connected.
+        self._seen: dict[int, float] = dict.fromkeys(range(clients_file.clients), time.monotonic())
 
     def look(self) -> None:
         """Update the connected nodes, send a hello to new ones, and handle the answers."""
         online = {
-            Node(info.node_id, info.last_activated_at, _fingerprint(info.public_key)) for info in self.grid.get_nodes()
+            Node(info.node_id, info.last_activated_at, hashlib.sha256(info.public_key).hexdigest()[:32])
+            for info in self.grid.get_nodes()
         }
         self.at = {client: node for client, node in self.at.items() if node in online}
         self._asked = {message: node for message, node in self._asked.items() if node in online}
@@ -125,7 +226,12 @@ class Roster:
             if failed is not None:
                 raise Refused("failed", failed[1])
             client, n, said = _introduced(reply.content, self.clients_file)
-            self._admit(client, node)
+            other = self.at.get(client)
+            if other is not None and other.id != node.id:
+                self._second[node] = client
+                raise Refused(
+                    "index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too"
+                )
             self._recognise(client, n, node)
             self._agree(client, said)
         except Exception as error:
@@ -137,13 +243,6 @@ class Roster:
         self.at[client], self.said[client] = node, said
         self.clients_file.learn(client, n, node.key)
         log.info("fedspeed: client %d is node %d, with %d samples", client, node.id, n)
-
-    def _admit(self, client: int, node: Node) -> None:
-        """Raise if another connected SuperNode is this client."""
-        other = self.at.get(client)
-        if other is not None and other.id != node.id:
-            self._second[node] = client
-            raise Refused("index", f"expected one SuperNode with fedspeed-client={client}, found node {other.id} too")
 
     def _recognise(self, client: int, n: int, node: Node) -> None:
         """Raise unless key and size are as when the run began; before that, unbind the key from another index."""
@@ -213,7 +312,3 @@ def listed(clients: Iterable[int]) -> str:
     found = sorted(clients)
     text = ", ".join(map(str, found[:8]))
     return f"{text} and {len(found) - 8} others" if len(found) > 8 else text
-
-
-def _fingerprint(key: bytes) -> str:
-    return hashlib.sha256(key).hexdigest()[:32]

@@ -17,20 +17,20 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from ..backends import CustomBackend
+from ..client.losses import fitting_loss
 from ..client.trees import has_leaves
 from ..data.federated import Federated, federated
 from ..errors import Diverged, UserError
 from ..record import Record
 from ..runs.directory import RunDir, Split
-from ..runs.from_objects import recorded
 from ..runs.recorder import RunRecorder
+from ..runs.simulate import recorded
 from ..server.simulation import Simulation
 from ..utils.files import write
 from .agreement import SHAPE, Agreement
 from .backend import FlowerBackend
-from .clients_file import MOST_IN_ALL, ClientsFile
-from .roster import Roster, listed
-from .server_states import CountedRounds
+from .roster import MOST_IN_ALL, ClientsFile, Roster, listed
+from .states import CountedRounds
 
 log = logging.getLogger("flwr.fedspeed")
 KINDS = ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -104,15 +104,20 @@ def run_rounds(grid: Any, agreement: Agreement, side: ServerSide) -> None:
         "flower", lambda work, *_: FlowerBackend(work, counted, grid, roster, side.timeout, side.poll)
     )
 
-    def make(folder: Path | None = None) -> Simulation:
-        loss, plan = agreement.fitting(data), agreement.plan
+    def make(*, new: bool, folder: Path, layers: str) -> Simulation:
+        del new  # The server has no sample to try the model's outputs on.
+        plan = agreement.plan if agreement.plan.layers != "auto" else replace(agreement.plan, layers=layers)
+        loss = fitting_loss(agreement.loss, data)
         how = (agreement.method, module, data, plan, loss, agreement.no_decay, folder)
         return Simulation(*how, states=counted, place=backend)
 
     with recorded(side.out, True, make, module) as run:
         write_sizes(run)
         for record in run:
-            keep(run)
+            # Durable before a message says that the round was counted: devices then delete older states.
+            assert isinstance(run.recorder, RunRecorder)
+            run.recorder.checkpoints.write(run.t, run.server, run.states)
+            run.recorder.checkpoints.wait()
             log.info("fedspeed: %s", shown(record))
     refused = ", ".join(f"{count} {kind}" for kind, count in sorted(clients_file.refusals.items())) or "nothing"
     log.info("fedspeed: %s after %d rounds in %s; refused: %s", run.ended, run.t, side.out, refused)
@@ -153,41 +158,25 @@ def remote_data(clients_file: ClientsFile, test: Federated | None, shape: dict[s
             f"by client {most}; see to that device"
         )
     if test is not None:
-        held = federated(test)
+        held = replace(federated(test), validation=None, client_test=None)
         base = replace(held, x=torch.zeros_like(held.x[:1]), y=torch.zeros_like(held.y[:1]))
-        base = replace(base, validation=None, client_test=None)
     else:
         x, y, classes = claimed(shape)
         base = Federated(x, y, np.zeros(1, np.int64), np.array([0, 1]), classes=classes, name="devices")
-    return replace(
-        base,
-        indices=as_strided(
-            np.zeros(1, np.int64), (sum(sizes),), (0,)
-        ),  # One number in memory, whatever sizes devices claim.
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        split="devices",
-    )
+    indices = as_strided(np.zeros(1, np.int64), (sum(sizes),), (0,))  # One number, whatever sizes devices claim.
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return replace(base, indices=indices, offsets=offsets, split="devices")
 
 
 def claimed(shape: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor, int | None]:
     """Return an input and a target of zeros, and the number of classes, as devices state them."""
-    found = [shape.get(name, "") for name in ("shape", "inputs", "targets", "classes")]
+    found = [shape.get(name, "") for name in SHAPE]
     sizes = [int(n) for n in re.findall(r"\d{1,9}", found[0])]
     known = found[1] in KINDS and found[2] in KINDS and re.fullmatch(r"None|\d{1,6}", found[3])
     if not known or math.prod(sizes) > MOST_INPUT:
         raise UserError(f"flower: expected the shape and the kind of inputs from the devices, found {str(found)[:200]}")
     x, y = torch.zeros(1, *sizes, dtype=getattr(torch, found[1])), torch.zeros(1, dtype=getattr(torch, found[2]))
     return x, y, None if found[3] == "None" else int(found[3])
-
-
-def keep(run: Simulation) -> None:
-    """Write a checkpoint of this round and wait for it.
-
-    It must be durable before a message says that the round was counted: devices then delete older states.
-    """
-    assert isinstance(run.recorder, RunRecorder)
-    run.recorder.checkpoints.write(run.t, run.server, run.states)
-    run.recorder.checkpoints.wait()
 
 
 def write_sizes(run: Simulation) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from ..utils.params import param
-from .base import Grad, Local, Method, Model, Movement, Nothing, Round
+from ..utils.checked_fields import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round, Vec
 from .terms import zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 
 class Server(NamedTuple):
@@ -24,6 +21,10 @@ class LocalSGD(Method):
     """Line 1 of all three: clients run plain SGD and send how far they moved."""
 
     family = "adaptive server"
+    v0: float
+
+    def init_server(self, x0: Vec) -> Server:
+        return Server(x0, zeros(x0), zeros(x0) + self.v0)
 
     def broadcast(self, server: Server) -> Model:
         return Model(server.x)
@@ -67,9 +68,6 @@ class FedAdam(LocalSGD):
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
     released: ClassVar[Mapping[str, Any]] = {"tau": 0.01}
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0, zeros(x0), zeros(x0) + self.v0)
-
     def update(self, server: Server, mean: Movement, round: Round) -> Server:
         m = self.beta1 * server.m + (1 - self.beta1) * mean.D  # line 2
         v = self.beta2 * server.v + (1 - self.beta2) * mean.D**2  # line 3
@@ -107,9 +105,6 @@ class FedYogi(LocalSGD):
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
 
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0, zeros(x0), zeros(x0) + self.v0)
-
     def update(self, server: Server, mean: Movement, round: Round) -> Server:
         m = self.beta1 * server.m + (1 - self.beta1) * mean.D  # line 2
         v = server.v - (1 - self.beta2) * mean.D**2 * (server.v - mean.D**2).sign()  # line 3
@@ -145,9 +140,6 @@ class FedAdagrad(LocalSGD):
     beta1: float = param(0.0, "[0, 1)", "beta1, the memory of the first moment")
     tau: float = param(1e-3, "[0, inf)", "tau, added to sqrt(v)")
     v0: float = param(0.0, "[0, inf)", "the start of the second moment v")
-
-    def init_server(self, x0: Vec) -> Server:
-        return Server(x0, zeros(x0), zeros(x0) + self.v0)
 
     def update(self, server: Server, mean: Movement, round: Round) -> Server:
         m = self.beta1 * server.m + (1 - self.beta1) * mean.D  # line 2

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..utils.params import param
-from .base import Grad, Local, Method, Movement, Round
+from ..utils.checked_fields import param
+from .base import Grad, Local, Method, Movement, Round, Vec
 from .terms import add_corrected_prox_, check_prox, sam_gradient, zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 
 class Server(NamedTuple):

@@ -28,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from ..utils.params import Params
+from ..utils.checked_fields import Params
 
 if TYPE_CHECKING:
-    from torch import Tensor as Vec
+    from torch import Tensor
 
+Vec: TypeAlias = "Tensor"  # a vector of length d; in a block, a (clients, d) matrix
 Server = Any  # the server's state, which `init_server` and `update` return: float64 vectors, a field x among them
 Down = Any  # the message to the clients, which `broadcast` returns: in the model's dtype, a field x among them
 Client = Any  # the state of one client, which `upload` and `settle` return: in the model's dtype, stored between rounds

@@ -8,6 +8,7 @@ your own needs no change here: name it `path/to/file.py:Class`, or let your pack
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,32 @@ from .base import Method
 from .compression import Quantise as Quantise
 from .compression import TopK as TopK
 from .fedacg import FedACG as FedACG
+from .fedacg import FedNSAM as FedNSAM
 from .fedadmm import FedADMM as FedADMM
+from .fedadmm import FedPD as FedPD
 from .fedavg import FedAvg as FedAvg
+from .fedavg import FedNova as FedNova
+from .fedavg import FedProx as FedProx
 from .fedcm import FedCM as FedCM
+from .fedcm import FedWMSAM as FedWMSAM
+from .fedcm import MoFedSAM as MoFedSAM
 from .feddyn import FedDyn as FedDyn
+from .feddyn import FedGloSS as FedGloSS
+from .feddyn import FedSMOO as FedSMOO
 from .fedexp import FedExP as FedExP
-from .fedgamma import FedGamma as FedGamma
-from .fedgloss import FedGloSS as FedGloSS
 from .fedgmt import FedGMT as FedGMT
 from .fedinit import FedInit as FedInit
-from .fedlesam import FedLESAM as FedLESAM
-from .fedlesam import FedLESAMD as FedLESAMD
-from .fedlesam import FedLESAMS as FedLESAMS
-from .fednova import FedNova as FedNova
-from .fednsam import FedNSAM as FedNSAM
-from .fedpd import FedPD as FedPD
-from .fedprox import FedProx as FedProx
+from .fedsam import FedLESAM as FedLESAM
+from .fedsam import FedLESAMD as FedLESAMD
+from .fedsam import FedLESAMS as FedLESAMS
 from .fedsam import FedSAM as FedSAM
-from .fedsmoo import FedSMOO as FedSMOO
 from .fedspeed import FedSpeed as FedSpeed
 from .fedswa import FedMoSWA as FedMoSWA
 from .fedswa import FedSWA as FedSWA
 from .fedtoga import FedTOGA as FedTOGA
-from .fedwmsam import FedWMSAM as FedWMSAM
-from .mofedsam import MoFedSAM as MoFedSAM
 from .privacy import DP as DP
 from .privacy import Clip as Clip
+from .scaffold import FedGamma as FedGamma
 from .scaffold import Scaffold as Scaffold
 from .wrapper import Wrapper as Wrapper
 
@@ -156,6 +157,8 @@ def from_code(path: Path, name: str, code: Code, origin: str = "") -> type[Metho
 def _checked(cls: Any, name: str) -> type[Method]:
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UserError(f"method {name}: expected a subclass of fedspeed.Method, found {cls!r}")
+    if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
+        raise UserError(f"method {name}: expected a dataclass; write @dataclass(frozen=True) above {cls.__name__}")
     if not cls.__module__.startswith("fedspeed."):  # one of ours that is only imported there has its name
         cls.source = name
     return cls

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from io import BytesIO
+from itertools import count
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
-from ..utils.params import param
-from .base import Down, Grad, Local, Nothing, Round, Up
+from ..utils.checked_fields import param
+from .base import Down, Grad, Local, Nothing, Round, Up, Vec
 from .wrapper import Wrapper, drawn, leaves, mapped, named, rebuilt
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor as Vec
 
 
 class Client(NamedTuple):
@@ -21,27 +22,49 @@ class Client(NamedTuple):
     base: Any  # what the base method keeps
 
 
-def _bytes(up: Up, numbers: Collection[str], each: Callable[[int, int], int]) -> int:
-    """Return the bytes of an upload: each(d, bytes of a number) per vector, and its numbers as they are."""
-    vectors = sum(each(v.shape[-1], v.element_size()) for v in leaves(up, numbers))
-    return vectors + sum(v.numel() * v.element_size() for name, v in named(up) if name in numbers)
+class Coded(Wrapper):
+    """Base of both: an upload as bytes, numbers about the work first and as they are, then vector by vector."""
+
+    def sent(self, up: Up) -> int:
+        numbers = self.base.numbers
+        vectors = sum(self._bytes(v.shape[-1], v.element_size()) for v in leaves(up, numbers))
+        return vectors + sum(v.numel() * v.element_size() for name, v in named(up) if name in numbers)
+
+    def encode(self, up: Up) -> bytes:
+        """Return an upload as bytes, as many as `sent` says."""
+        numbers = self.base.numbers
+        parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in numbers]
+        return b"".join([*parts, *map(self._packed, leaves(up, numbers))])
+
+    def decode(self, data: bytes, like: Any) -> Any:
+        """Return an upload from its bytes; `like` is one of the same form."""
+        file = BytesIO(data)
+        vectors = [name for name, _ in named(like) if name not in self.base.numbers]
+        numbers = mapped(lambda v: v.new_tensor(read(file, v, v.numel())), like, keep=vectors)
+        return self.on_vectors(lambda v: self._unpacked(file, v), numbers)
+
+    def _bytes(self, d: int, each: int) -> int:
+        """Return the bytes of a vector of d numbers of `each` bytes."""
+        raise NotImplementedError
+
+    def _packed(self, v: Vec) -> bytes:
+        """Return a vector as bytes."""
+        raise NotImplementedError
+
+    def _unpacked(self, file: BinaryIO, v: Vec) -> Vec:
+        """Return the vector at the position of a file; v is one of the same form."""
+        raise NotImplementedError
 
 
-def _numbers(data: bytes, like: Any, numbers: Collection[str]) -> tuple[Any, bytes]:
-    """Return an upload with its numbers, which stand first in its bytes, and the bytes that are left."""
+def read(file: BinaryIO, v: Vec, count: int) -> np.ndarray:
+    """Return the next numbers of a file, of the dtype of v; too few bytes are an error."""
     import numpy as np
 
-    def one(v: Vec) -> Vec:
-        nonlocal data
-        values = np.frombuffer(data, v.cpu().numpy().dtype, v.numel())
-        data = data[v.numel() * v.element_size() :]
-        return v.new_tensor(values)
-
-    return mapped(one, like, keep=[name for name, _ in named(like) if name not in numbers]), data
+    return np.frombuffer(file.read(count * v.element_size()), v.cpu().numpy().dtype, count)
 
 
 @dataclass(frozen=True)
-class TopK(Wrapper):
+class TopK(Coded):
     """Sparse uploads: the entries of each vector that are largest in size; what is left out is sent later.
 
         1  client i: v = u_i + e_i, u_i what `base` sends, e_i what was not sent so far (0 at first)
@@ -80,7 +103,8 @@ class TopK(Wrapper):
             return Client(Nothing(), base)
         down = super().broadcast(super().init_server(x0.clone()))
         up, _ = super().upload(x0.clone(), down, base, Local(1, 1.0, 1, active=1))
-        return Client(mapped(lambda v: v.new_zeros(v.shape), up), super().init_client(x0))
+        fresh = super().init_client(x0)  # `upload` may have changed `base` in place
+        return Client(mapped(lambda v: v.new_zeros(v.shape), up), fresh)
 
     def start(self, down: Down, client: Client) -> Vec:
         return super().start(down, client.base)
@@ -107,50 +131,38 @@ class TopK(Wrapper):
         at = v.abs().topk(self.size(v.shape[-1]), dim=-1).indices
         return v.new_zeros(v.shape).scatter_(-1, at, v.gather(-1, at))
 
-    def sent(self, up: Up) -> int:
-        return _bytes(up, self.base.numbers, self._bytes)
+    def _as_mask(self, d: int) -> bool:
+        """Return whether one bit per entry is shorter than the places of the entries as numbers of 4 bytes."""
+        return -(-d // 8) < 4 * self.size(d)
 
     def _bytes(self, d: int, each: int) -> int:
         k = self.size(d)
-        return min(4 * k, -(-d // 8)) + k * each
+        return (-(-d // 8) if self._as_mask(d) else 4 * k) + k * each
 
-    def encode(self, up: Up) -> bytes:
-        """Return an upload as bytes, as many as `sent` says."""
+    def _packed(self, v: Vec) -> bytes:
         import numpy as np
 
-        parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
-        for v in leaves(up, self.base.numbers):
-            values = v.cpu().numpy()
-            k, d = self.size(len(values)), len(values)
-            at = np.sort(np.argsort(values == 0, kind="stable")[:k])  # the entries that are not 0, then others
-            mask = np.isin(np.arange(d), at)
-            places = np.packbits(mask).tobytes() if -(-d // 8) < 4 * k else at.astype("<u4").tobytes()
-            parts += [places, values[at].tobytes()]
-        return b"".join(parts)
+        values = v.cpu().numpy()
+        k, d = self.size(len(values)), len(values)
+        at = np.sort(np.argsort(values == 0, kind="stable")[:k])  # the entries that are not 0, then others
+        mask = np.isin(np.arange(d), at)
+        places = np.packbits(mask).tobytes() if self._as_mask(d) else at.astype("<u4").tobytes()
+        return bytes(places + values[at].tobytes())
 
-    def decode(self, data: bytes, like: Any) -> Any:
-        """Return an upload from its bytes; `like` is one of the same form."""
+    def _unpacked(self, file: BinaryIO, v: Vec) -> Vec:
         import numpy as np
 
-        def one(v: Vec) -> Vec:
-            nonlocal data
-            d, each = v.shape[-1], v.element_size()
-            k = self.size(d)
-            head = self._bytes(d, each) - k * each
-            if head < 4 * k:
-                at = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, head))[:d])
-            else:
-                at = np.frombuffer(data, "<u4", k).astype(np.int64)
-            values = np.frombuffer(data, v.cpu().numpy().dtype, k, offset=head)
-            data = data[head + k * each :]
-            return v.new_zeros(d).scatter_(0, v.new_tensor(at).long(), v.new_tensor(values))
-
-        numbers, data = _numbers(data, like, self.base.numbers)
-        return self.on_vectors(one, numbers)
+        d = v.shape[-1]
+        k = self.size(d)
+        if self._as_mask(d):
+            at = np.flatnonzero(np.unpackbits(np.frombuffer(file.read(-(-d // 8)), np.uint8, -(-d // 8)))[:d])
+        else:
+            at = np.frombuffer(file.read(4 * k), "<u4", k).astype(np.int64)
+        return v.new_zeros(d).scatter_(0, v.new_tensor(at).long(), v.new_tensor(read(file, v, k)))
 
 
 @dataclass(frozen=True)
-class Quantise(Wrapper):
+class Quantise(Coded):
     """Numbers of a few bits: every vector that `base` sends, rounded at random to a grid so that its mean is right.
 
         1  in every piece of `bucket` entries: s = max |v|, a grid of 2^bits - 1 points from -s to s (1 bit: -s, s)
@@ -183,7 +195,7 @@ class Quantise(Wrapper):
 
     def upload(self, xK: Vec, down: Down, client: Client, run: Local) -> tuple[Up, Client]:
         up, kept = super().upload(xK, down, client, run)
-        number = iter(range(len(list(leaves(up)))))
+        number = count()
 
         def rounded(v: Vec) -> Vec:
             k = next(number)
@@ -212,41 +224,28 @@ class Quantise(Wrapper):
         value: Vec = (code / (self.steps / 2) - 1) * scale
         return value
 
-    def sent(self, up: Up) -> int:
-        return _bytes(up, self.base.numbers, self._bytes)
-
     def _bytes(self, d: int, each: int) -> int:
         return -(-d // self.bucket) * each + -(-d * self.bits // 8)
 
-    def encode(self, up: Up) -> bytes:
-        """Return an upload as bytes, as many as `sent` says."""
+    def _packed(self, v: Vec) -> bytes:
         import numpy as np
 
-        parts = [v.cpu().numpy().tobytes() for name, v in named(up) if name in self.base.numbers]
-        for v in leaves(up, self.base.numbers):
-            scales = rebuilt([a.abs().amax(-1, keepdim=True) for a in self.pieces(v)])
-            codes = rebuilt(
-                [self.coded(a, a.abs().amax(-1, keepdim=True), a.new_full((1,), 0.5)) for a in self.pieces(v)]
-            )
-            numbers = codes.cpu().numpy().astype(np.uint8)
-            bits = np.unpackbits(numbers[:, None], axis=1)[:, 8 - self.bits :]
-            parts += [scales.cpu().numpy().tobytes(), np.packbits(bits.ravel()).tobytes()]
-        return b"".join(parts)
+        # The entry of largest size is exactly plus or minus the scale, so the rounded vector has the scale of the one
+        # before, and its entries are points of the grid: rounding to the nearest gives their numbers back.
+        scales = [a.abs().amax(-1, keepdim=True) for a in self.pieces(v)]
+        half = v.new_full((1,), 0.5)
+        codes = rebuilt([self.coded(a, scale, half) for a, scale in zip(self.pieces(v), scales, strict=True)])
+        numbers = codes.cpu().numpy().astype(np.uint8)
+        bits = np.unpackbits(numbers[:, None], axis=1)[:, 8 - self.bits :]
+        return bytes(rebuilt(scales).cpu().numpy().tobytes() + np.packbits(bits.ravel()).tobytes())
 
-    def decode(self, data: bytes, like: Any) -> Any:
-        """Return an upload from its bytes; `like` is one of the same form."""
+    def _unpacked(self, file: BinaryIO, v: Vec) -> Vec:
         import numpy as np
 
-        def one(v: Vec) -> Vec:
-            nonlocal data
-            d, each = v.shape[-1], v.element_size()
-            pieces = -(-d // self.bucket)
-            scales: np.ndarray = np.frombuffer(data, v.cpu().numpy().dtype, pieces)
-            packed = np.frombuffer(data, np.uint8, -(-d * self.bits // 8), offset=pieces * each)
-            bits = np.unpackbits(packed)[: d * self.bits].reshape(d, self.bits)
-            codes = v.new_tensor(bits @ (1 << np.arange(self.bits)[::-1]))
-            data = data[self._bytes(d, each) :]
-            return rebuilt([self.value(c, v.new_tensor(s)) for c, s in zip(self.pieces(codes), scales, strict=True)])
-
-        numbers, data = _numbers(data, like, self.base.numbers)
-        return self.on_vectors(one, numbers)
+        d = v.shape[-1]
+        scales = read(file, v, -(-d // self.bucket))
+        size = -(-d * self.bits // 8)
+        packed = np.frombuffer(file.read(size), np.uint8, size)
+        bits = np.unpackbits(packed)[: d * self.bits].reshape(d, self.bits)
+        codes = v.new_tensor(bits @ (1 << np.arange(self.bits)[::-1]))
+        return rebuilt([self.value(c, v.new_tensor(s)) for c, s in zip(self.pieces(codes), scales, strict=True)])

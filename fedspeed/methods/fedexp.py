@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..utils.params import param
-from .base import Client, Down, Local, Method, Round, nested
-from .fedavg import FedAvg
-from .fedcm import FedCM
-from .fedgamma import FedGamma
-from .fedlesam import FedLESAM, FedLESAMS
-from .fedprox import FedProx
-from .fedsam import FedSAM
-from .mofedsam import MoFedSAM
-from .scaffold import Scaffold
+from ..utils.checked_fields import param
+from .base import Client, Down, Local, Method, Round, Vec, nested
+from .fedavg import FedAvg, FedProx
+from .fedcm import FedCM, MoFedSAM
+from .fedsam import FedLESAM, FedLESAMS, FedSAM
+from .scaffold import FedGamma, Scaffold
 from .terms import norm
 from .wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 PLAIN = (FedAvg, FedProx, Scaffold, FedCM, FedSAM, MoFedSAM, FedGamma, FedLESAM, FedLESAMS)
 """Methods with x^{t+1} = x^t + eta_g mean_S D_i."""

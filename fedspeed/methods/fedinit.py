@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..utils.params import param
-from .base import Down, Grad, Local, Round, Up
+from ..utils.checked_fields import param
+from .base import Down, Grad, Local, Round, Up, Vec
 from .wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 
 class Client(NamedTuple):

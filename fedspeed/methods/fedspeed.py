@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import UserError
-from ..utils.params import param
-from .base import Dual, Grad, Local, Method, Model, Movement, Nothing, Round
+from ..utils.checked_fields import param
+from .base import Dual, Grad, Local, Method, Model, Movement, Nothing, Round, Vec
 from .terms import add_corrected_prox_, add_prox_, ascend_, check_prox, zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 
 class Server(NamedTuple):
@@ -47,10 +44,10 @@ class FedSpeed(Method):
     prox=False, correction=False: FedSAM (rho = 0: FedAvg). lam -> inf with the correction on is NOT FedAvg.
 
     Args:
-        lam: the paper's lambda, 1/w of its experiments' prox weight w and 1/alpha of FedDyn (0.1 there: lam = 10).
+        lam: the paper's lambda, 1/w for the prox weight w of its experiments (w = 0.1: lam = 10); FedDyn's alpha is w.
         rho: rho_0, length of the ascent step (not decayed with the learning rate).
         alpha: weight of the perturbed gradient; 1 uses g2 alone, 0 is one plain gradient per step.
-        normalise: divide rho by the gradient's norm, as in the paper's experiments; False is plain rho of the box.
+        normalise: divide rho by the gradient's norm, as in the paper's experiments; False takes rho as the box has it.
         correction: the prox-correction term g_hat_i; False sets it to 0 and averages x_iK.
         prox: the prox term; False needs correction=False.
         server: `all` or `active`, see above.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from ..utils.params import param
-from .base import Grad, Local, Method, Model, Movement, Nothing, Round
+from ..utils.checked_fields import param
+from .base import Grad, Local, Method, Model, Movement, Nothing, Round, Vec
 from .terms import VARIATE, falling, zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 
 @dataclass(frozen=True)

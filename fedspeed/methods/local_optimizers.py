@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import UserError, unknown
-from ..utils.params import Params, param, parse_pairs
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
+from ..utils.checked_fields import Params, param, parse_pairs
+from .base import Vec
 
 EXPECTED = "expected sgd, momentum:0.9, nesterov:0.9, adam, adamw or adam:beta1=0.9,beta2=0.999,eps=1e-8"
 
@@ -116,21 +114,19 @@ def local_optimizer(text: str) -> SGD:
     cls = OPTIMIZERS.get(name.strip().lower())
     if cls is None:
         raise unknown("local_optimizer", name, OPTIMIZERS)
-    names, given = [field.name for field in fields(cls)], dict[str, Any]()
+    names = [field.name for field in fields(cls)]
     pairs = parse_pairs(rest)
     if len(pairs) == 1 and not pairs[0][1] and names:  # momentum:0.9
         pairs = [(names[0], pairs[0][0])]
+    wrong = UserError(f"local_optimizer: {EXPECTED}, found {text!r}")
     if (colon and not pairs) or len(dict(pairs)) < len(pairs) or (pairs and not names):
-        raise UserError(f"local_optimizer: {EXPECTED}, found {text!r}")
-    for key, value in pairs:
-        try:
-            given[key] = float(value)
-        except ValueError:
-            raise UserError(f"local_optimizer: {EXPECTED}, found {text!r}") from None
+        raise wrong
     try:
-        return cls.from_fields(given)
-    except UserError as error:
+        return cls.from_fields({key: float(value) for key, value in pairs})
+    except UserError as error:  # a ValueError too
         raise UserError(f"local_optimizer: {error}") from None
+    except ValueError:
+        raise wrong from None
 
 
 def optimizer_text(given: Any) -> str:

@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import count
+from typing import Any, ClassVar
 
 from ..errors import UserError
-from ..utils.params import param
-from .base import Client, Down, Local, Method, Round, Server, Up, dense_bytes
+from ..utils.checked_fields import param
+from .base import Client, Down, Local, Method, Round, Server, Up, Vec, dense_bytes
 from .wrapper import Wrapper, drawn, leaves, mapped
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
 """The relative error of a norm by rounding, by the bytes of a number: clipped uploads are shorter by this."""
@@ -22,10 +20,7 @@ MARGIN = {2: 2.0**-6, 4: 2.0**-22, 8: 2.0**-50}
 
 def clipped(up: Up, limit: float, numbers: Collection[str] = ()) -> Any:
     """Return an upload times min(1, limit / its norm), the norm over all its vectors together; one factor per client.
-
-    Args:
-        numbers: fields that are not vectors; they stay as they are.
-    """
+    The fields in `numbers` are not vectors, and stay as they are."""
     vectors = list(leaves(up, numbers))
     squares: Any = sum(v.double().square().sum(-1, keepdim=True) for v in vectors)
     margin = MARGIN[min(v.element_size() for v in vectors)]
@@ -161,7 +156,7 @@ def noisy(tree: Any, size: float, streams: list[tuple[Any, ...]]) -> Any:
     """Return a tree plus size times standard normal numbers, other numbers for every vector; one stream per row."""
     if not size:
         return tree
-    number = iter(range(len(list(leaves(tree)))))
+    number = count()
 
     def plus(v: Vec) -> Vec:
         k = next(number)

@@ -45,14 +45,11 @@ def defined(method: Method, hook: str = "") -> str:
     thing = inspect.unwrap(getattr(cls, hook)) if hook else cls
     try:
         code = getattr(thing, "__code__", None)
-        file, number = (code.co_filename, code.co_firstlineno) if code else _class_place(cls)
+        file = code.co_filename if code else inspect.getsourcefile(cls) or ""
+        number = code.co_firstlineno if code else inspect.getsourcelines(cls)[1]
     except (OSError, TypeError):
         return f"class {cls.__qualname__}"
     return f"{_short(file)}, line {number}"
-
-
-def _class_place(cls: type) -> tuple[str, int]:
-    return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
 
 
 def reason(error: BaseException) -> str:

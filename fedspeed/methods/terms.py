@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .base import Grad
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
+from .base import Grad, Vec
 
 VARIATE = (
     "its control variate takes (x - x_iK) / (K eta_l) as the mean of a client's gradients, which it is after plain SGD "

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ..errors import UserError
-from .base import Method, Up, nested
+from .base import Method, Up, Vec, nested
 from .fedavg import FedAvg
-
-if TYPE_CHECKING:
-    from torch import Tensor as Vec
 
 OWN = {
     "source",
@@ -143,11 +140,8 @@ def leaves(tree: Any, without: Collection[str] = ()) -> Iterator[Vec]:
 
 
 def mapped(f: Callable[..., Vec], tree: Any, *others: Any, keep: Collection[str] = (), place: str = "") -> Any:
-    """Return a tree of what f makes of its vectors, in order, and of those in the same place of other trees.
-
-    Args:
-        keep: names, as `named` gives them, of fields that stay as they are.
-    """
+    """Return a tree of what f makes of its vectors, in order, and of those in the same place of other trees; fields
+    that are in `keep`, by their names in `named`, stay as they are."""
 
     def one(name: str, *each: Any) -> Any:
         if isinstance(each[0], tuple):

@@ -37,11 +37,8 @@ def takes_numbers(builder: Callable[..., nn.Module]) -> bool:
 
 
 def find_builder(name: str, code: str = "") -> Callable[..., nn.Module]:
-    """Return the function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed.
-
-    Args:
-        code: the digest the file must have, "" for any.
-    """
+    """Return the function of a name in `MODELS`, or of `path/to/file.py:build`, which is executed; `code` is the digest
+    that the file must have, "" for any."""
     if name in MODELS:
         return MODELS[name]
     if not file_of(name):

@@ -52,11 +52,7 @@ def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (64,), init: str = "
     """
     if init not in INITS:
         raise unknown("init of model mlp", init, INITS)
-    widths = [math.prod(shape), *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in pairwise(widths):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    net = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+    net = nn.Sequential(nn.Flatten(), *_dense([math.prod(shape), *hidden, outputs]))
     for layer in net if init == "he" else ():
         if isinstance(layer, nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -75,19 +71,16 @@ def cnn(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64), paddin
         raise UserError(
             "model cnn: widths must hold at least the hidden layer's width, got []; for example [16, 32, 64]"
         )
-    layers: list[nn.Module] = [Layout()]
-    for out in widths[:-1]:
-        layers += [RowConv(channels, out, 5, padding), nn.MaxPool2d(2), nn.ReLU()]
-        channels = out
-        height = (height + 2 * padding - 4) // 2
-        width = (width + 2 * padding - 4) // 2
+    for _ in widths[:-1]:
+        height, width = ((side + 2 * padding - 4) // 2 for side in (height, width))
         if height < 1 or width < 1:
             raise UserError(
                 f"model cnn: pictures of {shape[1]}x{shape[2]} are too small for {len(widths) - 1} convolutions "
                 f"with padding {padding}; use fewer widths or padding=2"
             )
-    hidden = nn.Linear(channels * height * width, widths[-1])
-    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(widths[-1], outputs))
+    kept = [channels, *widths[:-1]]
+    layers = _convolutions(kept, padding)
+    return nn.Sequential(*layers, nn.Flatten(), *_dense([kept[-1] * height * width, widths[-1], outputs]))
 
 
 def lenet(shape: Shape, outputs: int) -> nn.Module:
@@ -96,21 +89,24 @@ def lenet(shape: Shape, outputs: int) -> nn.Module:
     size = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     if min(size) < 1:
         raise UserError(f"model lenet: expected pictures of at least 16x16, found {height}x{width}; use mlp or cnn")
-    return nn.Sequential(
-        Layout(),
-        RowConv(channels, 64, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        RowConv(64, 64, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * size[0] * size[1], 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, outputs),
-    )
+    layers = _convolutions([channels, 64, 64], padding=0)
+    return nn.Sequential(*layers, nn.Flatten(), *_dense([64 * size[0] * size[1], 384, 192, outputs]))
+
+
+def _convolutions(channels: Sequence[int], padding: int) -> list[nn.Module]:
+    """Return 5x5 convolutions from channels to channels, each with 2x2 max-pooling and ReLU."""
+    layers: list[nn.Module] = [Layout()]
+    for a, b in pairwise(channels):
+        layers += [RowConv(a, b, 5, padding), nn.MaxPool2d(2), nn.ReLU()]
+    return layers
+
+
+def _dense(widths: Sequence[int]) -> list[nn.Module]:
+    """Return affine layers from width to width, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return layers[:-1]
 
 
 def _image(shape: Shape, name: str) -> Shape:

@@ -54,6 +54,21 @@ class Bilinear(NamedTuple):
     products: int  # of a tile
 
 
+class Rule(NamedTuple):
+    """The shape of a convolution with padding, which decides its matrices: square maps and filters, one stride."""
+
+    side: int  # of the maps
+    stride: int
+    size: int = 3  # of the filters: 3 or 1
+    live: bool = False  # whether filters come without their dead taps
+
+    def matrices(self, dtype: torch.dtype) -> Bilinear | None:
+        """Return the matrices; None where the stock layer is best."""
+        if self.size == 1:
+            return pointwise(self.side, self.stride, dtype)
+        return bilinear(self.side, self.stride, dtype, self.live)
+
+
 class Conv(nn.Conv2d):
     """A 3x3 convolution with padding 1, or a 1x1 without, that is fast for small maps on a CPU.
 
@@ -101,18 +116,9 @@ def special(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 @cache
+@devices.constants()
 def bilinear(side: int, stride: int, dtype: torch.dtype, live: bool = False) -> Bilinear | None:
-    """Return the matrices for 3x3 filters on a map of side x side; None where the stock layer is best.
-
-    Args:
-        live: filters come without their dead taps.
-    """
-    # The matrices are cached, so they must not belong to a mode or transform of the first call.
-    with torch.inference_mode(False), torch.no_grad(), devices.outside_transforms(), torch.device("cpu"):
-        return _bilinear(side, stride, dtype, live)
-
-
-def _bilinear(side: int, stride: int, dtype: torch.dtype, live: bool) -> Bilinear | None:
+    """Return the matrices for 3x3 filters, `live` ones without dead taps; None where the stock layer is best."""
     line = _line(side, stride)
     if line is None:
         return None
@@ -129,6 +135,23 @@ def _bilinear(side: int, stride: int, dtype: torch.dtype, live: bool) -> Bilinea
 
     together = None if A is None else torch.kron(A, A).to(dtype)
     return Bilinear(together, stored(torch.kron(G, G)), stored(B), tiles**2, products**2)
+
+
+@cache
+@devices.constants()
+def pointwise(side: int, stride: int, dtype: torch.dtype) -> Bilinear:
+    """Return the matrices for 1x1 filters: B picks every stride-th pixel of a line."""
+    picked = torch.eye(side, dtype=dtype)[::stride]
+    return Bilinear(None, None, None if stride == 1 else torch.kron(picked, picked), len(picked) ** 2, 1)
+
+
+def whole_maps(rule: Bilinear) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A for a map of all its tiles, and B."""
+    if rule.A is None:
+        return None, rule.B
+    each = torch.eye(rule.tiles * rule.products).to(rule.A).view(1, -1, rule.tiles, rule.products)
+    tiles = each.permute(0, 2, 3, 1).reshape(rule.tiles, rule.products, -1)
+    return _join(rule.A @ tiles, rule.tiles)[0], rule.B
 
 
 def _line(side: int, stride: int) -> tuple[Any, Any, Any] | None:

@@ -12,11 +12,11 @@ values move by weight decay and a method's linear terms alone, and nothing reads
   FedDyn, FedADMM, FedPD, FedSpeed, FedSMOO, FedACG, ...), of what weight decay did for those that carry a past movement
   (SCAFFOLD, FedGamma, FedCM, MoFedSAM, FedWMSAM): another scale wherever it clips.
 
-There the trimmed run is the method on the smaller network, unless `keep_norm` adds one parameter, `dead_norm`: its
-value is the norm of the dead values at the start, and its gradient is zero. Dead values only ever move along their
-start, by linear updates, so this one number moves as they would, and every norm of the whole vector is that of the
-untrimmed network, to rounding. (FedAdam divides element by element, so dead values move otherwise there; nothing reads
-them.) Without it drift, update norms and bytes in records are of the shorter vector everywhere.
+There the trimmed run is the method on the smaller network, unless `keep_norm` adds the parameter `dead_norm`: the norm
+of the dead values at the start, with gradient zero. They only ever move along their start, by linear updates, so this
+one number moves as they would, and every norm is that of the untrimmed network, to rounding. (FedAdam divides element
+by element; nothing reads dead values there.) Without it drift, update norms and bytes in records are of the shorter
+vector everywhere.
 """
 
 from __future__ import annotations
@@ -50,11 +50,7 @@ class TrimmedConv(nn.Module):
     """The live taps of a convolution without bias, padded by half its filter, on maps of one size.
 
     Its weight is (live taps, channels, out): tap by tap, as the fast layers multiply them, so that neither the filters
-    nor their gradient are laid out again at every step.
-
-    Args:
-        full: the convolution, whose live values are copied; no random number is drawn.
-        size: height and width of the maps.
+    nor their gradient are laid out again at every step. Values are copied, and no random number is drawn.
 
     Example:
         >>> TrimmedConv(nn.Conv2d(8, 16, 3, padding=1, bias=False), (1, 1)).weight.shape
@@ -111,8 +107,7 @@ class TrimmedConv(nn.Module):
 def trimmed(net: nn.Module, shape: tuple[int, ...], keep_norm: bool = False) -> nn.Module:
     """Return the network with every convolution that has dead taps on this shape, or a fast rule, kept tap by tap.
 
-    Args:
-        keep_norm: add the parameter `dead_norm`, which stands for all dead values in norms of the whole vector.
+    `keep_norm` adds the parameter `dead_norm`, which stands for all dead values in norms of the whole vector.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False))
@@ -150,10 +145,8 @@ def _square(weight: torch.Tensor) -> torch.Tensor:
 def untrim(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """Return the state of a trimmed model as one for the untrimmed: the same outputs; dead taps are zero.
 
-    In an untrimmed run they would not be zero: they would hold their initial values, reduced by weight decay.
-
-    Args:
-        state: another state of such a model, a `model.safetensors` for example; None takes the model's own.
+    In an untrimmed run they would not be zero: they would hold their initial values, reduced by weight decay. `state`
+    may be another one of such a model, a `model.safetensors` for example; None takes the model's own.
 
     Example:
         >>> from fedspeed.models import resnet18_gn

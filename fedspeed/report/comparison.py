@@ -15,9 +15,9 @@ from typing import Any
 
 from ..config.lr_schedule import shown
 from ..config.network import Clock
-from ..config.settings import compared, difference, in_force
+from ..config.spec import compared, difference, in_force
 from ..config.stopping import goal_accuracy
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..record import Record, is_number
 from ..utils.files import write
 from . import tables
@@ -103,10 +103,11 @@ class Look:
         known = paper_names(labels) if papers else {label: label for label in labels}
         for given, new in self._pairs(labels):
             old = find_label(given, labels)
-            if old is None or not new:
+            another = _meant_as_label(new, labels) if isinstance(self.labels, str) else ""
+            if old is None or not new or another:
+                found = another or f"{given}={new}"
                 raise UserError(
-                    f"labels: expected OLD=NEW with OLD one of {', '.join(known)}, found {f'{given}={new}'!r}; "
-                    f"correct it"
+                    f"labels: expected OLD=NEW with OLD one of {', '.join(known)}, found {found!r}; correct it"
                 )
             known[old] = new
         twice = next((name for name, times in Counter(known.values()).items() if times > 1), None)
@@ -129,8 +130,8 @@ class Look:
             old, _, new = text.partition("=")
             return [(old, new.strip())] if text.strip() else []
         ends = [*(start - 1 for start, _ in found[1:]), len(text)]
-        names = [text[sign + 1 : stop].strip() for (_, sign), stop in zip(found, ends, strict=True)]
-        return [(text[start:sign].strip(), name) for (start, sign), name in zip(found, names, strict=True)]
+        pieces = [(start, sign, end) for (start, sign), end in zip(found, ends, strict=True)]
+        return [(text[start:sign].strip(), text[sign + 1 : end].strip()) for start, sign, end in pieces]
 
     def check(
         self, labels: Sequence[str], targets: Sequence[float], of_clients: Collection[str] = tuple(tables.CLIENTS)
@@ -157,21 +158,24 @@ class Look:
         _ = self.inches
 
 
+def _meant_as_label(name: str, labels: Sequence[str]) -> str:
+    """Return the part of a name to show that looks like another `OLD=NEW`, which no method has; or ""."""
+    methods = [label.partition(":")[0] for label in labels]
+    for part in re.finditer(r",\s*([^,=:]+)(?=[:=])", name):
+        if part[1].strip() in methods or nearest(part[1].strip(), methods):
+            return name[part.start(1) :]
+    return ""
+
+
 class Comparison:
     """Rows compared with a baseline (the first row unless named); it shows itself in a notebook.
 
     Args:
-        look: what tables and figures show.
         kept: the number of runs that were finished before, and not made again.
     """
 
     def __init__(
-        self,
-        rows: Sequence[Row],
-        targets: Sequence[float],
-        baseline: str = "",
-        look: Look | None = None,
-        kept: int = 0,
+        self, rows: Sequence[Row], targets: Sequence[float], baseline: str = "", look: Look | None = None, kept: int = 0
     ) -> None:
         self.kept = f"kept {kept} {'run that was' if kept == 1 else 'runs that were'} finished before" if kept else ""
         self.rows, self.targets, self.look = rows, targets, look or Look()
@@ -191,14 +195,13 @@ class Comparison:
     def __repr__(self) -> str:
         shown = self.named(papers=False)
         keep = [column.keep for column in self.columns]
-        parts = [tables.fit(*shown.table, keep, TEXT_WIDTH)[0], "", f"{self.note}"]
-        parts += ["", f"{shown.question}:", tables.fit(*shown.gap_table, tables.GAP_KEEP, TEXT_WIDTH)[0]] * bool(
-            self.gaps
-        )
-        return "\n".join([*parts, *([f"\n{self.kept}"] if self.kept else [])])
+        text = f"{tables.fit(*shown.table, keep, TEXT_WIDTH)[0]}\n\n{self.note}"
+        if self.gaps:
+            text += f"\n\n{shown.question}:\n{tables.fit(*shown.gap_table, tables.GAP_KEEP, TEXT_WIDTH)[0]}"
+        return text + (f"\n\n{self.kept}" if self.kept else "")
 
     def _repr_html_(self) -> str:
-        from .page_sections import verdict
+        from .page import verdict
 
         return verdict(self.named(papers=True)) + (f"<p>{self.kept}</p>" if self.kept else "")
 
@@ -269,8 +272,14 @@ class Comparison:
     @property
     def note(self) -> str:
         """The conditions of the numbers: seeds, decay, schedules, network, stopped runs."""
+        runs = [run for row in self.rows for run in row.runs]
         rates = _scheduled(self.rows, "warmup", "warm-up") + _scheduled(self.rows, "follow_lr", "following lr:")
-        parts = (self._seeds, _decay(self.rows) + rates, _network(self.rows), _stopped(self.rows))
+        parts = [self._seeds, _decay([run.config for run in runs]) + rates]
+        timed = [run.config for run in runs if run.config.get("network")]
+        if nets := dict.fromkeys(f"{one['network']}, devices {one.get('devices', 'uniform')}" for one in timed):
+            parts.append(f"virtual seconds: network {' or '.join(nets)}")
+        if stopped := sum(bool(run.stopped) for run in runs):  # means are then over runs of different lengths
+            parts.append(f"{stopped} of {len(runs)} runs were stopped by a rule before their last round")
         return "; ".join(part for part in parts if part)
 
     @property
@@ -281,9 +290,8 @@ class Comparison:
         return f"Is the difference to {self.baseline} real? ({unit}paired over seeds, 95% t-interval{many})"
 
 
-def _decay(rows: Sequence[Row]) -> str:
+def _decay(configs: Sequence[Mapping[str, Any]]) -> str:
     """Return the learning-rate schedule or decay in force, in words."""
-    configs = [run.config for row in rows for run in row.runs]
     scheduled = {str(config.get("lr_schedule", "")) for config in configs}
     found = {config.get("lr_decay", 0.0) for config in configs}
     if len(scheduled) > 1:
@@ -296,24 +304,6 @@ def _decay(rows: Sequence[Row]) -> str:
         return ""
     (decay,) = found
     return f"learning-rate decay {decay:g} per round" if decay else "learning-rate decay of the paper, per method"
-
-
-def _stopped(rows: Sequence[Row]) -> str:
-    """Return how many runs a rule stopped; means are then over runs of different lengths."""
-    runs = [run for row in rows for run in row.runs]
-    stopped = sum(bool(run.stopped) for run in runs)
-    return f"{stopped} of {len(runs)} runs were stopped by a rule before their last round" if stopped else ""
-
-
-def _network(rows: Sequence[Row]) -> str:
-    """Return the networks and devices of the simulated time; "" without simulated time."""
-    configs = [run.config for row in rows for run in row.runs]
-    found = {
-        f"{config['network']}, devices {config.get('devices', 'uniform')}": 1
-        for config in configs
-        if config.get("network")
-    }
-    return f"virtual seconds: network {' or '.join(found)}" if found else ""
 
 
 def _scheduled(rows: Sequence[Row], key: str, words: str) -> str:

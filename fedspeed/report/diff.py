@@ -48,19 +48,21 @@ def differences(a: Path | str, b: Path | str) -> list[Difference]:
     first, second = one.config(), other.config()
     if _dict(first.get(OWN_CODE)).get("made_by") != _dict(second.get(OWN_CODE)).get("made_by"):
         first, second = ({k: v for k, v in tables.items() if k != OWN_CODE} for tables in (first, second))
-    configs = _tables("config", first, second)
-    return [*configs, *_summaries(one, other), *_rounds(one, other), *_measured(one, other), *_models(one, other)]
+    found = [*_tables("config", first, second), *_summaries(one, other), *_rounds(one, other)]
+    scores = ({CLIENT_METRICS: own.digest()} if (own := run.client_metrics()) else {} for run in (one, other))
+    models = ({"digest of the parameters": run.model_digest() or ABSENT} for run in (one, other))
+    return [*found, *_tables("results", *scores), *_tables("model", *models)]
 
 
 def _summaries(a: RunDir, b: RunDir) -> list[Difference]:
     """Compare fingerprints, environment and the other keys of the summaries."""
     first, second = _summary(a), _summary(b)
-    for summary in (first, second):
-        for name in ("digests", "engine", "settings", *PLACED):  # rounds, model and config are compared instead
-            summary.pop(name, None)
     data = _tables("data", *({k: s.pop(k, ABSENT) for k in FINGERPRINTS} for s in (first, second)))
-    made_on = _tables("environment", *(_dict(s.pop("environment", None)) for s in (first, second)))
-    return [*data, *made_on, *_tables("results", _timeless(first), _timeless(second))]
+    machines = [_dict(s.pop("environment", None)) for s in (first, second)]
+    if not all("vendor" in machine for machine in machines):  # a run made before the vendor was recorded
+        machines = [{key: value for key, value in machine.items() if key != "vendor"} for machine in machines]
+    made_on = _tables("environment", *machines)
+    return [*data, *made_on, *_tables("results", first, second)]
 
 
 def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
@@ -70,18 +72,7 @@ def _rounds(a: RunDir, b: RunDir) -> list[Difference]:
         found = _tables("results", _timeless(one), _timeless(other))
         if found:
             return [Difference("results", f"round {t} (the first that differs): {f.name}", f.a, f.b) for f in found]
-    lengths = (len(first), len(second))
-    return [] if lengths[0] == lengths[1] else [Difference("results", f"rounds in {ROUNDS}", *lengths)]
-
-
-def _measured(a: RunDir, b: RunDir) -> list[Difference]:
-    first, second = (found.digest() if (found := run.client_metrics()) else ABSENT for run in (a, b))
-    return [] if first == second else [Difference("results", CLIENT_METRICS, first, second)]
-
-
-def _models(a: RunDir, b: RunDir) -> list[Difference]:
-    first, second = (run.model_digest() or ABSENT for run in (a, b))
-    return [] if first == second else [Difference("model", "digest of the parameters", first, second)]
+    return _tables("results", *({f"rounds in {ROUNDS}": len(rounds)} for rounds in (first, second)))
 
 
 def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
@@ -100,11 +91,12 @@ def _tables(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 
 def _summary(run: RunDir) -> dict[str, Any]:
-    """Return the summary of a run; empty if the run is not finished."""
+    """Return the part of a summary that is compared; empty if the run is not finished."""
     found = run.raw_summary()
     if found == {}:
         raise UserError(f"{run.summary_file} cannot be read; `fedspeed verify` looks closer")
-    return found or {}
+    others = ("digests", "engine", "settings", *PLACED)  # rounds, model and config are compared instead
+    return {key: value for key, value in _timeless(found or {}).items() if key not in others}
 
 
 def _timeless(table: dict[str, Any]) -> dict[str, Any]:

@@ -76,4 +76,4 @@ def series(one: Finding) -> str:
     values = one.values
     step = max(1, -(-len(values) // SHOWN))
     some = [*values[::step], *([values[-1]] if (len(values) - 1) % step else [])] if values else []
-    return ", ".join(f"{t}: {'beyond numbers' if value is None else f'{value:.4g}'}" for t, value in some)
+    return ", ".join(f"{t}: {'not finite' if value is None else f'{value:.4g}'}" for t, value in some)

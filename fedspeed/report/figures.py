@@ -18,7 +18,7 @@ from .statistics import Gap
 if TYPE_CHECKING:
     import numpy as np
 
-    from .sweep import Swept
+    from .sweep import Score, Swept
 
 Y_LABELS = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss", "test_loss": "test loss"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
@@ -109,76 +109,73 @@ def save_as(figure: Any, path: Path, kind: str, *, paper: bool = False) -> Path:
 def draw_curves(rows: Sequence[Row], title: str = "", size: tuple[float, float] | None = None) -> Any:
     """Draw means over seeds in a band of one standard deviation against rounds; a diverged run ends in a cross.
 
-    Args:
-        size: width and height in inches, for a paper: small type, and the legend above the curves.
+    With a `size` in inches the figure is for a paper: small type, and the legend above the curves.
     """
-    with load_matplotlib().rc_context({"font.size": 8} if size else {}):
-        return _draw_curves(rows, title, size)
-
-
-def _draw_curves(rows: Sequence[Row], title: str, size: tuple[float, float] | None) -> Any:
     key, many = measured(rows), len(rows) > 4
     labels = [row.label + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "") for row in rows]
     aside = 0.6 + 0.075 * min(50, max(map(len, labels), default=0)) if many else 0.0
-    figure, axes = new_figure(*(size or (6.4 + aside, max(4.0, 0.19 * len(rows) + 0.8))))
     scale = 100 if key == "test_accuracy" else 1
-    for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
-        line = {**style(i), **marker(i, len(row.band(key)), len(rows)), "linewidth": 1.6, "zorder": 3}
-        line |= {"linewidth": 1.0, "markersize": 3.0} if size else {}
-        _draw_row(axes, row, key, scale, line, label, 1.5 / (8 + len(rows)))
-    axes.set(xlabel="communication round", ylabel=Y_LABELS[key], title=title)
-    axes.grid(alpha=0.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    limits = _limits(rows, key, scale)
-    if (
-        limits and key != "test_accuracy"
-    ):  # accuracies are bounded: the axis has all of them; losses may be huge at first
-        axes.set_ylim(*limits)
-    handles, names = axes.get_legend_handles_labels()
-    clipped = list(map(_clipped, names))
-    if size:
-        columns = max(1, int(size[0] / (0.5 + 0.065 * max(map(len, clipped), default=1))))
-        below = {"loc": "outside upper center", "ncols": min(len(names), columns) or 1}
-        figure.legend(handles, clipped, frameon=False, handlelength=2.2, columnspacing=1.2, **below)
-    elif many:
-        figure.legend(handles, clipped, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
-    elif handles:
-        axes.legend(handles, clipped, framealpha=0.8, edgecolor="none", handlelength=3.2)
+    with _type_of(size):
+        figure, axes = new_figure(*(size or (6.4 + aside, max(4.0, 0.19 * len(rows) + 0.8))))
+        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+            line = {**style(i), **marker(i, len(row.band(key)), len(rows)), "linewidth": 1.6, "zorder": 3}
+            line |= {"linewidth": 1.0, "markersize": 3.0} if size else {}
+            _draw_row(axes, row, key, scale, line, label, 1.5 / (8 + len(rows)))
+        axes.set(xlabel="communication round", ylabel=Y_LABELS[key], title=title)
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        limits = _limits(rows, key, scale)
+        if limits and scale == 1:  # accuracies are bounded: the axis has all of them; losses may be huge at first
+            axes.set_ylim(*limits)
+        handles, names = axes.get_legend_handles_labels()
+        clipped = list(map(_clipped, names))
+        if size:
+            columns = max(1, int(size[0] / (0.5 + 0.065 * max(map(len, clipped), default=1))))
+            below = {"loc": "outside upper center", "ncols": min(len(names), columns) or 1}
+            figure.legend(handles, clipped, frameon=False, handlelength=2.2, columnspacing=1.2, **below)
+        elif many:
+            figure.legend(handles, clipped, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
+        elif handles:
+            axes.legend(handles, clipped, framealpha=0.8, edgecolor="none", handlelength=3.2)
     return figure
 
 
 def differences(
     found: Sequence[Gap], baseline: str, rows: Sequence[Row], size: tuple[float, float] | None = None
 ) -> Any:
-    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows.
-
-    Args:
-        size: of the figure of curves beside it, in inches; this one has the same width.
-    """
-    with load_matplotlib().rc_context({"font.size": 8} if size else {}):
-        return _differences(found, baseline, rows, size[0] if size else 6.4)
-
-
-def _differences(found: Sequence[Gap], baseline: str, rows: Sequence[Row], width: float) -> Any:
+    """Draw paired differences to the baseline with their intervals, in the first metric and the colours of the rows,
+    as wide as the figure of curves beside it (`size`)."""
+    width = size[0] if size else 6.4
     places = {row.label: i for i, row in enumerate(rows)}
     gaps = [gap for gap in found if gap.metric == found[0].metric and gap.values]
     scale = 100 if "accuracy" in found[0].metric else 1
-    figure, axes = new_figure(width, (1.3 if width == 6.4 else 0.8) + 0.42 * max(1, len(gaps)))
-    axes.axvline(0, color="0.5", linewidth=1, linestyle="--")
-    for i, gap in enumerate(gaps):
-        colour = style(places[gap.method])["color"]
-        values = [scale * value for value in gap.values]
-        axes.plot(values, [i + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.6)
-        mean = statistics.fmean(values)
-        ends = [[mean - scale * gap.low], [scale * gap.high - mean]] if len(values) > 1 else None
-        axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4, markersize=6 if width == 6.4 else 4)
-    axes.set_yticks(range(len(gaps)), [_clipped(gap.method) for gap in gaps])
-    axes.set_ylim(len(gaps) - 0.4, -0.6)
-    unit = "accuracy, points (mean of the last five)" if scale == 100 else "test loss"
-    about = f"difference to {baseline}: {unit}, 95% interval"
-    axes.set(xlabel=about if width >= 6 else textwrap.fill(about, int(12 * width)))
-    axes.grid(axis="x", alpha=0.3)
+    with _type_of(size):
+        figure, axes = new_figure(width, (1.3 if width == 6.4 else 0.8) + 0.42 * max(1, len(gaps)))
+        axes.axvline(0, color="0.5", linewidth=1, linestyle="--")
+        for i, gap in enumerate(gaps):
+            colour = style(places[gap.method])["color"]
+            values = [scale * value for value in gap.values]
+            axes.plot(values, [i + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.6)
+            mean = statistics.fmean(values)
+            ends = [[mean - scale * gap.low], [scale * gap.high - mean]] if len(values) > 1 else None
+            axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4, markersize=6 if width == 6.4 else 4)
+        _list_down(axes, [gap.method for gap in gaps])
+        unit = "accuracy, points (mean of the last five)" if scale == 100 else "test loss"
+        about = f"difference to {baseline}: {unit}, 95% interval"
+        axes.set(xlabel=about if width >= 6 else textwrap.fill(about, int(12 * width)))
     return figure
+
+
+def _type_of(size: tuple[float, float] | None) -> Any:
+    """Return a context in which a figure for a paper has small type."""
+    return load_matplotlib().rc_context({"font.size": 8} if size else {})
+
+
+def _list_down(axes: Any, names: Sequence[str]) -> None:
+    """Name the lines of a figure from the top down."""
+    axes.set_yticks(range(len(names)), list(map(_clipped, names)))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.3)
 
 
 def _clipped(name: str) -> str:
@@ -216,13 +213,11 @@ def draw_sweep(found: Swept) -> Any:
     from .sweep import is_problem
 
     names = list(found.varied)
-    problems = [name for name in names if is_problem(name)]
     if len(names) == 1:
         return _sweep_curves(found, names[0])
     if len(names) == 2 and len(found.points) > 2:
-        if problems:
-            along = next((name for name in names if name not in problems), names[0])
-            return _sweep_curves(found, along, next(name for name in names if name != along))
+        if any(map(is_problem, names)):
+            return _sweep_curves(found, *sorted(names, key=is_problem))  # one curve per problem
         if all(set(names) <= set(point) for point in found.points):
             return _sweep_heat_map(found, *names)
     return _sweep_points(found)
@@ -254,19 +249,18 @@ def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
         members = [i for i, point in enumerate(found.points) if name in point and (not by or point.get(by) == group)]
         drawn = [(places[repr(found.points[i][name])], found.scores[i]) for i in members if found.scores[i].values]
         drawn.sort(key=lambda pair: pair[0])
-        x = [place for place, _ in drawn]
         means = [found.scale * score.mean for _, score in drawn]
-        half = [found.scale * (score.bounds[1] - score.mean) if math.isfinite(score.bounds[1]) else 0.0
-                for _, score in drawn]  # fmt: skip
-        label = f"{_short(by)}={group}" if by else None
+        half = [_half(found, score) for _, score in drawn]
+        label = f"{by.removeprefix('method.')}={group}" if by else None
         line = {**style(k), "marker": MARKERS[k % len(MARKERS)], "capsize": 4, "label": label}
-        axes.errorbar(x, means, yerr=half, **(line if numbers else {**line, "linestyle": "none"}))
+        line |= {} if numbers else {"linestyle": "none"}
+        axes.errorbar([place for place, _ in drawn], means, yerr=half, **line)
     if numbers and logarithmic(values):
         axes.set_xscale("log")
     if not numbers or len(values) <= TICKS:
         axes.set_xticks(list(places.values()), [str(value) for value in values])
         axes.minorticks_off()
-    axes.set(xlabel=_short(name), ylabel=_score_label(found), title=_sweep_title(found, bars=True))
+    axes.set(xlabel=name.removeprefix("method."), ylabel=_score_label(found), title=_sweep_title(found, bars=True))
     axes.grid(alpha=0.3)
     if by:
         axes.legend(framealpha=0.8, edgecolor="none")
@@ -275,7 +269,8 @@ def _sweep_curves(found: Swept, name: str, by: str = "") -> Any:
 
 def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
     """Draw the score over two fields, one number per cell; the best has a frame, missing points are blank."""
-    rows, columns = (_sorted(found.varied[name]) for name in (down, across))
+    both = (found.varied[name] for name in (down, across))
+    rows, columns = (sorted(values) if all(map(_is_plottable, values)) else values for values in both)
     cells = [[math.nan] * len(columns) for _ in rows]
     for point, score in zip(found.points, found.scores, strict=True):
         cells[rows.index(point[down])][columns.index(point[across])] = found.scale * score.mean
@@ -296,7 +291,7 @@ def _sweep_heat_map(found: Swept, down: str, across: str) -> Any:
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, clip_on=False, zorder=3))
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
-    axes.set(xlabel=_short(across), ylabel=_short(down), title=_sweep_title(found))
+    axes.set(xlabel=across.removeprefix("method."), ylabel=down.removeprefix("method."), title=_sweep_title(found))
     figure.colorbar(image, ax=axes, label=_score_label(found))
     return figure
 
@@ -306,26 +301,19 @@ def _sweep_points(found: Swept) -> Any:
     figure, axes = new_figure(6.4, 1.3 + 0.3 * max(1, len(found.rows)))
     first = {best.label for best in found.best}
     for i, (row, score) in enumerate(zip(found.rows, found.scores, strict=True)):
-        if not score.values:
-            continue
-        half = found.scale * (score.bounds[1] - score.mean)
-        ends = half if math.isfinite(half) else 0.0
-        colour = style(1 if row.label in first else 0)["color"]
-        axes.errorbar([found.scale * score.mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
-    axes.set_yticks(range(len(found.rows)), [_clipped(row.label) for row in found.rows])
-    axes.set_ylim(len(found.rows) - 0.4, -0.6)
+        if score.values:
+            colour = style(1 if row.label in first else 0)["color"]
+            mean, ends = found.scale * score.mean, _half(found, score)
+            axes.errorbar([mean], [i], xerr=ends, fmt="o", color=colour, capsize=4)
+    _list_down(axes, [row.label for row in found.rows])
     axes.set(xlabel=_score_label(found), title=_sweep_title(found, bars=True))
-    axes.grid(axis="x", alpha=0.3)
     return figure
 
 
-def _sorted(values: list[Any]) -> list[Any]:
-    """Return numbers by size, other values as they were given."""
-    return sorted(values) if all(map(_is_plottable, values)) else values
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("method.")
+def _half(found: Swept, score: Score) -> float:
+    """Return half the 95% interval of a score; 0 where there is none."""
+    half = found.scale * (score.bounds[1] - score.mean)
+    return half if math.isfinite(half) else 0.0
 
 
 def _score_label(found: Swept) -> str:
@@ -343,7 +331,6 @@ def heat_map(counts: np.ndarray, path: Path, title: str = "", names: Sequence[st
 
     Args:
         counts: samples of every class (columns) at every client (rows).
-        path: the PNG to write.
         names: the class names, shown if they fit.
     """
     clients, classes = counts.shape
@@ -409,8 +396,7 @@ def draw_text(
         level = high - (high - low) * i / (height - 1)
         axis = f"{level:7.0%} |" if i % 3 == 0 or i == height - 1 else "        |"
         lines.append((axis + "".join(cells)).rstrip())
-    lines.append("        +" + "-" * wide)
-    lines.append("         0" + f"{unit} {last:g}".rjust(wide - 1))
+    lines += ["        +" + "-" * wide, "         0" + f"{unit} {last:g}".rjust(wide - 1)]
     names = [f"{mark} {label}" for mark, label, _ in curves]
     names += [f"({len(drawn) - len(MARKS)} more are in the table)"] if len(drawn) > len(MARKS) else []
     return "\n".join([*lines, *_legend(names, wide)])

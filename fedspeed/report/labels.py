@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from ..config.config import TABLES
 from ..config.lr_schedule import shown
 from ..config.plan import PLACEMENT
 from ..config.spec import FROM_FILES, OWN_CODE, setting_text
-from ..utils.tables import flat
+from ..utils.files import flat
 
 ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets", OWN_CODE)
 """Keys of a config that do not distinguish rows: the seed, and where and how the run was computed."""
@@ -29,36 +30,43 @@ def kind_of(config: dict[str, Any]) -> dict[str, Any]:
         table = key.removesuffix(".origin")  # code is named by the user's file, not by the copy in the run
         kind[f"{table}.name"] = f"{Path(str(kind.pop(key))).name}:{str(kind.get(f'{table}.name')).rpartition(':')[2]}"
         kind[f"{table}.code"] = str(kind.get(f"{table}.code"))[:8]
-    for table, own in (
-        ("model", "digest"),
-        ("data", "split_fingerprint"),
-    ):  # objects of the caller differ in every seed
-        if kind.get(f"{table}.name") == "given":
+    for table, own in (("model", "digest"), ("data", "split_fingerprint")):
+        if kind.get(f"{table}.name") == "given":  # objects of the caller differ in every seed
             kind.pop(f"{table}.{own}", None)
     parts = (part.partition("=") for part in str(kind.pop("warmup", "")).split(",") if part)
     return kind | {f"warmup.{name}": rounds for name, _, rounds in parts}
 
 
 def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
-    """Return `NAME:field=value,... key=value`: fields that differ within a name or from defaults, keys that differ."""
+    """Return `NAME:field=value,... key=value`: fields that differ within a name or from defaults, keys that differ.
+
+    A method in wrappers is written as on the command line, `fedspeed:rho=0.3+topk:fraction=0.1`.
+    """
     found = []
     for kind in kinds:
-        name = str(kind.get("method.name", "?"))
-        alike = [other for other in kinds if other.get("method.name") == name]
-        alike += [flat({"method": usual[name]}), _usual(kind, usual, "method")] if name in usual else []
-        own = [
-            key
-            for key in kind
-            if key.startswith("method.") and any(o.get(key) != kind[key] for o in alike if _same(key, kind, o))
+        own, outer = [other for other in kinds if _names(other) == _names(kind)], str(kind.get("method.name"))
+        alike = [*own, *([flat({"method": usual[outer]}), _usual(kind, usual, "method")] if outer in usual else [])]
+        fields: dict[str, list[str]] = {table: [] for table in _names(kind)}
+        rest = []
+        for key, value in kind.items():
+            table, _, field = key.rpartition(".")
+            if table in fields:
+                if field != "name" and any(other.get(key) != value for other in alike if _same(key, kind, other)):
+                    fields[table].append(f"{field}={_plain(value)}")
+            elif any(other.get(key) != value for other in (kinds if _shares(key) else own)):
+                rest.append(f"{key}={_plain(value)}")
+        parts = [
+            name + (":" + ",".join(fields[table]) if fields[table] else "") for table, name in _names(kind).items()
         ]
-        rest = [
-            key
-            for key in kind
-            if not key.startswith("method.")
-            and any(o.get(key) != kind[key] for o in kinds if _shares(key) or o.get("method.name") == name)
-        ]
-        fields = ",".join(f"{key.removeprefix('method.')}={_plain(kind[key])}" for key in own)
-        found.append(" ".join([name + (f":{fields}" if fields else ""), *(f"{k}={_plain(kind[k])}" for k in rest)]))
+        found.append(" ".join(["+".join(reversed(parts)), *rest]))
+    return found
+
+
+def _names(kind: dict[str, Any]) -> dict[str, str]:
+    """Return the names of a method's wrappers, the outermost first, and of the method, each by its table."""
+    found, table = {"method": str(kind.get("method.name", "?"))}, "method.base"
+    while f"{table}.name" in kind:
+        found[table], table = str(kind[f"{table}.name"]), f"{table}.base"
     return found
 
 
@@ -85,7 +93,9 @@ def _paper_name(label: str) -> str:
 
 
 def find_label(text: str, labels: Sequence[str]) -> str | None:
-    """Return the label that a text means: fields in any order, any case, or as papers write it; None if not just one.
+    """Return the label that a text means; None if not just one.
+
+    Fields may have any order, text any case; a method may be written as in papers, a wrapper as `topk:0.05`.
 
     Example:
         >>> known = ["fedavg", "fedspeed:lam=10,rho=0.1"]
@@ -93,6 +103,10 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
         ('fedavg', 'fedspeed:lam=10,rho=0.1', None)
         >>> find_label("FedSpeed (rho=0.1, lam=10)", known)
         'fedspeed:lam=10,rho=0.1'
+        >>> find_label("fedspeed+topk:0.050", ["fedspeed+topk:fraction=0.05"])
+        'fedspeed+topk:fraction=0.05'
+        >>> find_label("FedSpeed+TopK:fraction=0.05", ["fedspeed+topk:0.05"])
+        'fedspeed+topk:0.05'
     """
     if text in labels:
         return text
@@ -101,12 +115,22 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def _with_field(part: str) -> str:
+    """Return `topk:fraction=0.05` for `topk:0.05`; any other text as it is."""
+    from ..methods import WRAPPERS  # late: it imports every method
+
+    name, _, given = part.partition(":")
+    if name not in WRAPPERS or not given or "=" in given.split(",")[0]:
+        return part
+    return f"{name}:{dataclasses.fields(WRAPPERS[name])[1].name}={given}"
+
+
 def _ordered(label: str) -> str:
     """Return a label in small letters, the fields of each of its methods in order, numbers in one way of writing."""
     plain = re.sub(r" \(([^()]*)\)$", lambda fields: ":" + fields[1].replace(", ", ","), label.strip().casefold())
     parts = []
     for part in re.split(r"([+ ])", plain):
-        name, colon, fields = part.rpartition(":")
+        name, colon, fields = _with_field(part).rpartition(":")
         parts.append(name + colon + ",".join(sorted(map(_number, fields.split(",")))))
     return "".join(parts)
 

@@ -20,8 +20,7 @@ from ..record import Record, is_number
 from ..runs.diagnosis import diagnose
 from ..runs.directory import CODE, FILES, INSPECTION, MODEL, is_running
 from .comparison import Comparison, targets_of
-from .html import Html, element, join, table, visible
-from .page import page, parts
+from .page import Html, element, join, page, parts, table
 from .page_data import embed
 from .run_files import Row, RunFiles, finished, folders_of_runs, minutes, read_any, rows_of, short
 
@@ -95,16 +94,13 @@ class Watched:
         if seen and seen.stamp == stamp:
             return seen
         try:
-            self._refuse_links(path)
+            root = self.folder.resolve()
+            for place in (path, *(path / name for name in (*READ, CODE))):
+                if not place.resolve().is_relative_to(root):
+                    raise UserError(f"{place.name} is a link out of {self.folder}; copy its target instead")
             return Seen(stamp, read_any(path))
         except UserError as error:
             return Seen(stamp, error)
-
-    def _refuse_links(self, path: Path) -> None:
-        root = self.folder.resolve()
-        for place in (path, *(path / name for name in (*READ, CODE))):
-            if not place.resolve().is_relative_to(root):
-                raise UserError(f"{place.name} is a link out of {self.folder}; copy its target instead")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -159,7 +155,8 @@ def standing(run: RunFiles, method: str) -> Standing:
         score = f"{100 * curve[-1]:.2f}%"
     elif curve := [value for _, value in run.curve("test_loss") or run.curve("train_loss")]:
         score = f"loss {short(curve[-1])}"
-    left = _left(run, of) if state == "running" else None
+    recent = [plain["seconds"] + plain["eval_seconds"] for plain in run.rounds[-RECENT:]]
+    left = fmean(recent) * max(0, of - len(run.rounds)) if state == "running" and recent and of else None
     return Standing(
         run.path.name, method, int(run.summary["seed"]), state, "; ".join(about), len(run.rounds), of, left, score,
         [value for value in curve if is_number(value)],
@@ -173,11 +170,6 @@ def _findings(run: RunFiles) -> list[str]:
     return list(dict.fromkeys(one.name for one in diagnose([Record.from_dict(plain) for plain in run.rounds])))
 
 
-def _left(run: RunFiles, of: int) -> float | None:
-    recent = [plain["seconds"] + plain["eval_seconds"] for plain in run.rounds[-RECENT:]]
-    return fmean(recent) * max(0, of - len(run.rounds)) if recent and of else None
-
-
 def headline(found: Sequence[Standing]) -> str:
     """Return the number of runs per state, and the time that those in progress still need.
 
@@ -188,9 +180,8 @@ def headline(found: Sequence[Standing]) -> str:
     counts = Counter(one.state for one in found)
     parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
     left = max((one.left for one in found if one.left is not None), default=None)
-    return (", ".join(parts) or "no runs yet") + (
-        f"; about {minutes(left)} left for what is running" if left is not None else ""
-    )
+    parts = [", ".join(parts) or "no runs yet"]
+    return "; ".join(parts if left is None else [*parts, f"about {minutes(left)} left for what is running"])
 
 
 def progress(one: Standing) -> str:
@@ -217,16 +208,11 @@ def live_section(found: Sequence[Standing]) -> Html:
     lines = []
     for one in found:
         state = join([element("span", one.state, class_=f"state {one.state}"), f" {one.about}" if one.about else ""])
-        rounds = join([_bar(one), f" {progress(one)}"])
+        done, name = str(min(one.rounds, one.of)), f"{one.run}: {progress(one)} rounds"
+        bar = element("progress", value=done, max=str(one.of), aria_label=name) if one.of else ""
+        rounds = join([bar, f" {progress(one)}"])
         lines.append((one.run, state, rounds, one.score, time_left(one), one.method, str(one.seed)))
     return join([lead, table(HEADER, lines, "plain runs", label="runs", tall=True, id="live-table")])
-
-
-def _bar(one: Standing) -> Html:
-    name = visible(f"{one.run}: {progress(one)} rounds")
-    return (
-        element("progress", value=str(min(one.rounds, one.of)), max=str(one.of), aria_label=name) if one.of else Html()
-    )
 
 
 class Answers:

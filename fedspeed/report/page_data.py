@@ -35,12 +35,7 @@ METRICS = 12
 
 
 def embed(rows: Sequence[Row], found: Comparison) -> dict[str, Any]:
-    """Return the data that the page draws.
-
-    Args:
-        rows: all runs, also unfinished ones.
-        found: the comparison of the finished ones.
-    """
+    """Return the data that the page draws; rows and comparison are those of `page.page`."""
     pool = Pool()
     return {
         "setting": setting(rows),
@@ -84,8 +79,7 @@ def _run(run: RunFiles, pool: Pool) -> dict[str, Any]:
         "columns": {name: pool.add(values) for name, values in columns(run).items()},
         "took_part": _took_part(run, pool),
     }
-    clients = last_scores(run.path)
-    return plain | ({"clients": clients} if clients else {})
+    return plain | ({"clients": clients} if (clients := last_scores(run.path)) else {})
 
 
 def columns(run: RunFiles) -> dict[str, list[Any]]:
@@ -128,8 +122,7 @@ def _took_part(run: RunFiles, pool: Pool) -> dict[str, Any]:
 def _gaps(found: Comparison) -> dict[str, list[dict[str, Any]]]:
     labels = [row.label for row in found.rows] if any(row.runs for row in found.rows) else []
     chosen = labels if len(labels) <= BASELINES else [found.baseline]
-    own = {found.baseline: found.gaps}
-    of = {label: own.get(label) or gaps(found.rows, label) for label in chosen}
+    of = {label: gaps(found.rows, label) for label in chosen}
     return {label: [{**plain_gap(gap), "answer": answer(gap)} for gap in each] for label, each in of.items()}
 
 
@@ -180,9 +173,8 @@ def last_scores(path: Path) -> dict[str, Any] | None:
         return None
     if found is None or not len(found.rounds):
         return None
-    columns = {name: getattr(found, name)[-1].tolist() for name in found.columns}
-    return {"round": int(found.rounds[-1]), "on": str(found.on)} | {k: _finite(v) for k, v in columns.items()}
-
-
-def _finite(values: list[float]) -> list[float | None]:
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    plain: dict[str, Any] = {"round": int(found.rounds[-1]), "on": str(found.on)}
+    for name in found.columns:
+        values = getattr(found, name)[-1].tolist()
+        plain[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    return plain

@@ -13,13 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.cohort import BIASED, is_biased
+from ..config.spec import BIASED, is_biased
 from ..config.stopping import RULES
 from ..errors import UserError
 from ..record import CLIENT_SCORES, COSTS, Record, cost_to, is_number, planned_rounds
 from ..runs.directory import ROUNDS, RunDir, is_running, runs_in
-from ..utils.files import read_bytes, read_json
-from ..utils.tables import flat
+from ..utils.files import flat, read_bytes, read_json
 from .labels import kind_of, labels
 
 VIRTUAL = "virtual_seconds"
@@ -41,6 +40,7 @@ class RunFiles:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
+    _reached: dict[float, dict[str, float | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
@@ -62,8 +62,7 @@ class RunFiles:
 
     def check(self) -> None:
         """Raise KeyError, TypeError or AttributeError where a required entry is missing or has another type."""
-        method = self.config.get("method")
-        if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        if not isinstance(inner(self.config, "method").get("name"), str):
             raise TypeError("the name of a method")
         for key, value in self.numbers((0.5,)).items():
             if not is_number(value) and (value is not None or key == "seed"):
@@ -88,8 +87,8 @@ class RunFiles:
         """The rule that stopped the run, for example `stop_at accuracy=0.8`; "" if none did."""
         if self.state != "stopped":
             return ""
-        stop = self.summary.get("stopped")
-        by, rule = (stop.get("by"), stop.get("rule")) if isinstance(stop, dict) else ("", "")
+        stop = inner(self.summary, "stopped")
+        by, rule = stop.get("by"), stop.get("rule")
         return f"{by} {rule[:60]}" if by in RULES and isinstance(rule, str) else "by a rule"
 
     @property
@@ -100,8 +99,7 @@ class RunFiles:
     @property
     def findings(self) -> list[str]:
         """The names of the health findings in the summary."""
-        found = self.summary.get("illnesses")
-        return [str(name) for name in found] if isinstance(found, dict) else []
+        return [str(name) for name in inner(self.summary, "illnesses")]
 
     def curve(self, key: str = "test_accuracy") -> list[tuple[int, float]]:
         """Return (round, value) of the rounds that measured the value."""
@@ -115,7 +113,7 @@ class RunFiles:
         plain |= {VIRTUAL: self.rounds[-1].get(VIRTUAL) if self.rounds else 0.0} if timed else {}
         plain |= self._of_clients
         for target in targets:
-            plain |= self._reached.setdefault(target, {}) or self._reach(target)
+            plain |= self._reach(target)
         return plain
 
     @cached_property
@@ -123,33 +121,32 @@ class RunFiles:
         """The last scores over clients, `client_test_accuracy_mean`; losses where there are no accuracies."""
         found: dict[str, float | None] = {}
         for on in CLIENT_SCORES:
-            scores = self.summary.get(on)
-            if not isinstance(scores, dict):
-                continue
+            scores = inner(self.summary, on)
             what = "accuracy" if "accuracy_mean" in scores else "loss"
             names = [*(f"{what}_{name}" for name in OF_CLIENTS), f"personalised_{what}_mean"]
             found |= {f"{on}_{name}": scores[name] for name in names if is_number(scores.get(name))}
         return found
 
-    @cached_property
-    def _reached(self) -> dict[float, dict[str, float | None]]:
-        return {}
-
     def _reach(self, target: float) -> dict[str, float | None]:
         """Return the costs to reach a target by name (cached: every cell of a table asks for them)."""
-        spent = cost_to(self.rounds, target, COSTS) or {}
-        found = self._reached[target]
-        found[to("rounds", target)] = spent.get("round")
-        found |= {to(cost, target): spent.get(cost) for cost in COSTS}
-        if self.config.get("network"):
-            found[to(VIRTUAL, target)] = spent.get(VIRTUAL)
-        return found
+        if target not in self._reached:
+            spent = cost_to(self.rounds, target, COSTS) or {}
+            timed = [VIRTUAL] if self.config.get("network") else []
+            found = {to(cost, target): spent.get(cost) for cost in (*COSTS, *timed)}
+            self._reached[target] = {to("rounds", target): spent.get("round"), **found}
+        return self._reached[target]
 
     def bound(self, cost: str) -> float:
         """Return a lower bound of the cost to a target that was not reached: the planned rounds, or the total cost."""
         if cost == "rounds":
             return float(planned_rounds(self.config, self.state, len(self.rounds)) or len(self.rounds))
         return float(self.numbers()[cost] or 0.0)
+
+
+def inner(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table inside of others; empty if it is missing or anything else."""
+    found = tables.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def to(cost: str, target: float) -> str:
@@ -173,6 +170,11 @@ class Row:
         """Return one number per seed that has one."""
         found = [run.numbers(targets).get(key) for run in self.runs]
         return [value for value in found if value is not None]
+
+    def by_seed(self, key: str, targets: Sequence[float] = ()) -> dict[int, float]:
+        """Return the number of every seed that has one; a run that diverged has none."""
+        found = {int(run.summary["seed"]): run.numbers(targets).get(key) for run in self.runs if not run.diverged}
+        return {seed: value for seed, value in found.items() if value is not None}
 
     def band(self, key: str = "test_accuracy") -> list[tuple[int, float, float]]:
         """Return (round, mean, standard deviation over seeds) where every seed has a value."""
@@ -343,12 +345,7 @@ def _places(folder: Path) -> dict[str, int]:
 def rows_of(
     folders: Sequence[Path], read: Callable[[Path], RunFiles], unfinished: bool, in_order: bool
 ) -> tuple[list[Row], list[str]]:
-    """Return run directories as rows, and why others are left out.
-
-    Args:
-        read: reads a run directory; one for which it raises UserError is left out.
-        in_order: sort by method, not by folder.
-    """
+    """Return run directories as rows, sorted by method if `in_order`, and why others are left out; see `gather`."""
     from ..methods import METHODS, WRAPPERS
 
     usual = {name: cls.from_fields({}).to_dict() for name, cls in (METHODS | WRAPPERS).items()}
@@ -401,11 +398,8 @@ class Contents(NamedTuple):
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a run directory in any state; nothing in it is executed.
-
-    Raises:
-        UserError: the config, or the file of rounds as a whole, cannot be read.
-    """
+    """Read a run directory in any state; raise if its config, or the file of rounds as a whole, cannot be read. Nothing
+    in it is executed."""
     files = RunDir(path)
     config = files.config()
     with is_running(path) as before:
@@ -435,9 +429,8 @@ def read_contents(path: Path) -> Contents:
 def read_any(path: Path) -> RunFiles:
     """Return a run in any state; `status` in its summary says which, also where there is no summary file."""
     found = read_contents(path)
-    seed, method = found.config.get("seed", 0), found.config.get("method")
-    named = isinstance(method, dict) and isinstance(method.get("name"), str)
-    if not named or type(seed) is not int:
+    seed = found.config.get("seed", 0)
+    if not isinstance(inner(found.config, "method").get("name"), str) or type(seed) is not int:
         raise UserError(f"{found.files.config_file} is not the config of a run: it lacks a method or a seed")
     rounds, broken = found.rounds, found.damage
     run = RunFiles(path, rounds, found.summary or {}, found.config)
@@ -552,11 +545,8 @@ def numbers(record: Record) -> dict[str, float]:
         >>> found["cohort"], found["dropped"], found["metrics/a"], "test_loss" in found, "round" in found
         (2, 1, 1, False, False)
     """
-    found: dict[str, float] = {}
-    for key, value in record.to_dict().items():
-        values = {f"{key}/{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-        found |= {name: len(one) if isinstance(one, list) else one for name, one in values.items()}
-    return {name: value for name, value in found.items() if value is not None and name != "round"}
+    found = {key.replace(".", "/", 1): value for key, value in flat(record.to_dict()).items() if key != "round"}
+    return {name: len(one) if isinstance(one, list) else one for name, one in found.items() if one is not None}
 
 
 def read_runs(given: Iterable[Path]) -> tuple[list[Source], list[str]]:

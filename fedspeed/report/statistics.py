@@ -1,4 +1,4 @@
-"""Paired differences of methods to a baseline, with 95% t-intervals over seeds, and Student's t.
+"""The paired t-test over seeds: differences of methods to a baseline with 95% t-intervals, and Student's t.
 
 Pairing removes the variation that all methods share in a seed: split, initial model, cohorts and batches.
 """
@@ -15,7 +15,7 @@ from .labels import find_label
 from .run_files import Row, measured
 
 SMALL = 0.005
-"""Half a point of accuracy: a difference whose interval lies within it is reported as not real."""
+"""Half a point of accuracy: an interval that contains 0 and lies within this distance of it: not real."""
 
 ENOUGH = 3
 """The least number of seeds that decide."""
@@ -67,8 +67,8 @@ class Gap:
     def real(self) -> str:
         """`yes` if the interval excludes 0, `no` if it lies within half a point of 0, else why it is undecided.
 
-        Equal differences in all seeds come from a small test set, not from certainty: they decide nothing, and nor do
-        two seeds, which may be alike by chance. Only where every seed has the same score twice the answer is `no`.
+        For losses, only an interval of 0 alone gives `no`. Two seeds decide nothing, since they may be alike by chance,
+        and nor do equal differences in all seeds, which come from a small test set; unless all of them are 0: `no`.
         """
         if self.other:
             return OTHER_DATA
@@ -103,10 +103,10 @@ class Gap:
             >>> Gap("a", "last_accuracy", (0, 1), (0.01, 0.03), 0.02, *interval([0.01, 0.03])).more
             3
         """
-        n = len(self.values)
-        if self.real != UNDECIDED or self.mean is None or n < 2:
+        if self.real != UNDECIDED or self.mean is None:
             return None
-        deviation, small = statistics.stdev(self.values), SMALL if "accuracy" in self.metric else 0.0
+        n, deviation = len(self.values), statistics.stdev(self.values)
+        small = SMALL if "accuracy" in self.metric else 0.0
         if self.high - self.low <= 1e-9:  # equal differences in more seeds would not decide either
             return None
         for total in range(n + 1, MOST + 1):
@@ -114,6 +114,17 @@ class Gap:
             if half < abs(self.mean) or half + abs(self.mean) <= small:
                 return total - n
         return None
+
+
+def distinguished(differences: Sequence[float]) -> bool:
+    """Return whether paired differences of scores distinguish two methods, by the rule of `Gap.real`.
+
+    Example:
+        >>> distinguished([0.1, 0.12]), distinguished([0.1, 0.12, 0.11]), distinguished([0.1, 0.1, 0.1])
+        (False, True, False)
+    """
+    low, high = interval(differences)
+    return len(differences) >= ENOUGH and high - low > 1e-9 and not low <= 0 <= high
 
 
 def gaps(rows: Sequence[Row], baseline: str = "") -> list[Gap]:
@@ -133,24 +144,15 @@ def find_row(rows: Sequence[Row], label: str) -> Row:
 
 
 def _gap(row: Row, against: Row, metric: str) -> Gap:
-    ours, theirs = (_by_seed(r, metric) for r in (row, against))
+    ours, theirs = row.by_seed(metric), against.by_seed(metric)
     seeds = tuple(sorted(set(ours) & set(theirs)))
     values = tuple(ours[seed] - theirs[seed] for seed in seeds)
     low, high = interval(values)
     mean = statistics.fmean(values) if values else None
     data = {(run.summary["seed"], run.summary.get("data_fingerprint")) for r in (row, against) for run in r.runs}
-    other = any(len({print_ for seed, print_ in data if seed == s and print_}) > 1 for s in seeds)
+    other = any(len({fingerprint for seed, fingerprint in data if seed == s and fingerprint}) > 1 for s in seeds)
     diverged, at_goal = row.diverged + against.diverged, row.at_goal + against.at_goal
     return Gap(row.label, metric, seeds, values, mean, low, high, diverged, other, at_goal)
-
-
-def _by_seed(row: Row, metric: str) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for run in row.runs:
-        value = run.numbers()[metric]
-        if value is not None and not run.diverged:
-            found[int(run.summary["seed"])] = value
-    return found
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

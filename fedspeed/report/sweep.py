@@ -15,7 +15,7 @@ from ..utils.files import write
 from . import tables
 from .comparison import Comparison, targets_of
 from .run_files import Row, RunFiles, measured, setting, short
-from .statistics import interval
+from .statistics import distinguished, interval
 
 PROBLEM = ("data", "split", "clients", "augment", "data_dir", "validation", "client_test")
 """Fields that define the problem: points with other values of them are neither averaged nor compared."""
@@ -56,12 +56,7 @@ class Best:
 
 
 class Swept:
-    """The points of a sweep with their runs.
-
-    Args:
-        points: the values of the fields of every row, by full names.
-        rows: the runs of every point, in the same order.
-    """
+    """The points of a sweep, as values of fields by their full names, with a row of runs for each."""
 
     def __init__(self, points: Sequence[dict[str, Any]], rows: Sequence[Row], targets: Sequence[float] = ()) -> None:
         self.points, self.rows, self.targets = list(points), list(rows), targets
@@ -70,7 +65,8 @@ class Swept:
         self.accuracy = measured(rows) == "test_accuracy"
         self.scale, self.digits = (100.0, 2) if self.accuracy else (1.0, 4)
         self.scores = [
-            Score({_seed(run): s for run in row.runs if (s := self._score(run)) is not None}) for row in rows
+            Score({int(run.summary["seed"]): s for run in row.runs if (s := self._score(run)) is not None})
+            for row in rows
         ]
 
     def _score(self, run: RunFiles) -> float | None:
@@ -192,9 +188,8 @@ class Swept:
         for point, row in zip(self.points, self.rows, strict=True):
             for run in row.runs:
                 numbers = run.numbers(self.targets)
-                about = {**point, "seed": numbers.pop("seed"), "status": run.state}
-                chosen = {"score": self._score(run)}
-                found.append({**about, **chosen, **numbers, "folder": str(run.path)})
+                about = {**point, "seed": numbers.pop("seed"), "status": run.state, "score": self._score(run)}
+                found.append({**about, **numbers, "folder": str(run.path)})
         return found
 
     def csv(self) -> str:
@@ -245,14 +240,10 @@ def _some(labels: list[str]) -> str:
     return "; ".join(labels[:3]) + (f"; and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
-def _seed(run: RunFiles) -> int:
-    return int(run.summary["seed"])
-
-
 def _worse(best: Score, other: Score, sign: float) -> bool:
     """Whether the seeds prove a point worse than the best."""
-    low, _ = interval([sign * (best.values[seed] - other.values[seed]) for seed in best.values if seed in other.values])
-    return low > 0
+    differences = [sign * (best.values[seed] - other.values[seed]) for seed in best.values if seed in other.values]
+    return distinguished(differences) and math.fsum(differences) > 0
 
 
 def _plain(score: Score) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UserError, unknown
 from ..record import CLIENT_SCORES
 from .run_files import VIRTUAL, Row, measured, short, spread, to
-from .statistics import Gap, interval
+from .statistics import Gap, distinguished
 
 Lines = list[tuple[str, ...]]
 
@@ -64,13 +64,14 @@ OTHERS = (
     Column("MB sent", "bytes", 4, 1e-6, 1, False),
     Column("gradients", "grad_evals", 2, 1, 0, False),
     Column("seconds", "seconds", 1, 1, 1, False),
+    Column("virtual s", VIRTUAL, 4, 1, 2, False),
 )
-SIMULATED = Column("virtual s", VIRTUAL, 4, 1, 2, False)
 TO_TARGET = (
     ("rounds", "rounds", 8, 1.0, 1),
     ("MB", "bytes", 6, 1e-6, 1),
     ("gradients", "grad_evals", 2, 1.0, 0),
     ("seconds", "seconds", 1, 1.0, 1),
+    ("virtual s", VIRTUAL, 6, 1.0, 2),
 )
 """Costs to reach a target: title, name, `keep`, scale and digits of the column."""
 CLIENTS = {
@@ -79,8 +80,7 @@ CLIENTS = {
     "spread": ("client {} sd", "{}_sd", 6),
     "personalised": ("personalised {} mean", "personalised_{}_mean", 6),
 }
-"""Scores over clients: names of the columns, with title, key and `keep`."""
-VIRTUAL_TO_TARGET = ("virtual s", VIRTUAL, 6, 1.0, 2)
+"""Scores over clients: a column's name for `--columns`, and its title, key and `keep`; {} is data or score."""
 
 
 def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column, ...]:
@@ -88,8 +88,8 @@ def columns(rows: Sequence[Row], targets: Sequence[float] = ()) -> tuple[Column,
     totals; simulated time if all runs have it."""
     scores = ACCURACIES if measured(rows) == "test_accuracy" else (TEST_LOSS,)
     timed = bool(rows) and all(len(row.values(VIRTUAL)) == len(row.runs) for row in rows)
-    reached = _reached(targets, (*TO_TARGET, *([VIRTUAL_TO_TARGET] if timed else [])))
-    return (*scores, *client_columns(rows), *reached, *OTHERS, *([SIMULATED] if timed else []))
+    every = (*scores, *client_columns(rows), *_reached(targets), *OTHERS)
+    return tuple(column for column in every if timed or not column.key.startswith(VIRTUAL))
 
 
 def client_columns(rows: Sequence[Row]) -> list[Column]:
@@ -98,11 +98,10 @@ def client_columns(rows: Sequence[Row]) -> list[Column]:
     found = []
     for name, (title, key, keep) in CLIENTS.items():
         for on, data in zip(CLIENT_SCORES, ("test", "training"), strict=True):
-            for score, end, scale, digits in (("accuracy", " %", 100.0, 2), ("loss", "", 1.0, 4)):
-                words = f"{data} loss" if score == "loss" else data
-                own = Column(title.format(words) + end, f"{on}_{key.format(score)}", keep, scale, digits, named=name)
-                found += [own] if own.key in known else []
-    return found
+            for score, words, end, scale, digits in (("accuracy", "", " %", 100.0, 2), ("loss", " loss", "", 1.0, 4)):
+                full = title.format(data + words) + end
+                found.append(Column(full, f"{on}_{key.format(score)}", keep, scale, digits, named=name))
+    return [column for column in found if column.key in known]
 
 
 def table(
@@ -117,15 +116,15 @@ def table(
 def choose(rows: Sequence[Row], targets: Sequence[float], names: Sequence[str] = ()) -> tuple[Column, ...]:
     """Return the columns with these names, in this order; for `all` every column that the rows fill.
 
-    Without names there are four, and one per further target: last-5 mean and best accuracy (test and training loss
-    without accuracies), rounds to the targets (MB without targets), and gradients; and simulated time, if there is any.
+    Without names there are four, and one per further target: last-5 mean and best accuracy (test and training loss if
+    there is no accuracy), rounds to the targets (MB if there are none), and gradients; and simulated time, if any.
     """
     full = columns(rows, targets)
     if list(names) == ["all"]:
         return full
     if names:
         return named_columns(targets, names, client_columns(rows))
-    timed = [column for column in full if VIRTUAL in column.key and ("_to_" in column.key or not targets)]
+    timed = [column for column in full if column.key.startswith(VIRTUAL if not targets else f"{VIRTUAL}_to_")]
     scores = ACCURACIES[:0:-1] if measured(rows) == "test_accuracy" else (TEST_LOSS, OTHERS[0])
     reached = named_columns(targets, ["rounds"]) if targets else OTHERS[1:2]
     return (*scores, *reached, *timed, OTHERS[2])
@@ -138,39 +137,36 @@ def named_columns(
 
     Args:
         of_clients: the scores over clients that the runs have; there is no column for the others.
-
-    Raises:
-        UserError: no runs have such a column; it lists those there are.
     """
-    reached = _reached(targets, (*TO_TARGET, VIRTUAL_TO_TARGET))
-    every = (*ACCURACIES, TEST_LOSS, *reached, *OTHERS, SIMULATED)
+    reached = _reached(targets)
+    every = (*ACCURACIES, TEST_LOSS, *reached, *OTHERS)
     known = {METHOD: (), **{column.name: (column,) for column in every}}
     known |= {name: tuple(column for column in of_clients if column.name == name) for name in CLIENTS}
     known |= {"rounds": rounds} if (rounds := tuple(c for c in reached if c.title.startswith("rounds"))) else {}
     for name in names:
         if not targets and (name == "rounds" or "-to-" in name):
             raise UserError(
-                f"column {name}: expected an accuracy to reach, found none; give one, --targets 0.8 (targets=[0.8])"
+                f"column {name}: expected a target accuracy, found none; add --targets 0.8, in Python targets=[0.8]"
             )
         if name not in known:
             raise unknown("column", name, [*known, "all"])
     return tuple(column for name in dict.fromkeys(names) for column in known[name])
 
 
-def _reached(targets: Sequence[float], costs: Sequence[tuple[str, str, int, float, int]]) -> list[Column]:
+def _reached(targets: Sequence[float]) -> list[Column]:
     return [
         Column(f"{title} to {100 * target:g}%", to(cost, target), keep, scale, digits)
         for target in targets
-        for title, cost, keep, scale, digits in costs
+        for title, cost, keep, scale, digits in TO_TARGET
     ]
 
 
 def leaders(rows: Sequence[Row], shown: Sequence[Column], targets: Sequence[float] = ()) -> set[tuple[int, int]]:
     """Return (row, column) of every cell that is best in its column, or that the seeds do not distinguish from it.
 
-    High accuracies and low losses, costs and deviations over clients are good. Means of fewer than all runs,
-    diverged runs, and scores of runs that stopped at a score take no part. A column of equal
-    numbers has no best cell, nor have runs on different data.
+    High accuracies and low losses, costs and deviations over clients are good. A method with a diverged run, or with a
+    number that not all of its runs have, takes no part. A column of scores has no best cell if any run stopped at a
+    score, nor has a column of equal numbers, nor have runs on different data.
     """
     data = {(run.summary["seed"], run.summary.get("data_fingerprint", "")) for row in rows for run in row.runs}
     if len(data) > len({seed for seed, _ in data}):
@@ -181,28 +177,27 @@ def leaders(rows: Sequence[Row], shown: Sequence[Column], targets: Sequence[floa
         high = "accuracy" in column.key and not column.key.endswith("_sd")
         if score and any(row.at_goal for row in rows):
             continue
-        values = {i: _by_seed(row, column.key, targets) for i, row in enumerate(rows) if not row.diverged}
+        values = {i: row.by_seed(column.key, targets) for i, row in enumerate(rows) if not row.diverged}
         means = {i: statistics.fmean(v.values()) for i, v in values.items() if v and len(v) == len(rows[i].runs)}
         if not means:
             continue
         best = (max if high else min)(means, key=lambda i: means[i])
-        alike = {i for i in means if i == best or _alike(values[i], values[best])}
+        alike = {i for i in means if i == best or _alike(values[i], values[best], score)}
         found |= {(i, j) for i in alike} if len(rows) > 1 and len({*means.values()}) > 1 else set()
     return found
 
 
-def _by_seed(row: Row, key: str, targets: Sequence[float]) -> dict[int, float]:
-    numbers = {int(run.summary["seed"]): run.numbers(targets).get(key) for run in row.runs}
-    return {seed: value for seed, value in numbers.items() if value is not None}
+def _alike(ours: dict[int, float], best: dict[int, float], score: bool) -> bool:
+    """Whether the paired seeds do not distinguish two methods; of one seed, whether the numbers are equal.
 
-
-def _alike(ours: dict[int, float], best: dict[int, float]) -> bool:
-    """Whether the 95% interval of the paired differences contains zero; of one seed, whether the numbers are equal."""
+    A cost that differs by the same number in every seed, bytes for example, is exact.
+    """
     differences = [ours[seed] - best[seed] for seed in ours.keys() & best.keys()]
     if len(differences) < 2:
         return ours == best
-    low, high = interval(differences)
-    return low <= 0 <= high
+    if not score and max(differences) - min(differences) <= 1e-9:
+        return abs(differences[0]) <= 1e-9
+    return not distinguished(differences)
 
 
 def _name(row: Row, most: int) -> str:
@@ -226,15 +221,15 @@ def _cell(row: Row, column: Column, targets: Sequence[float]) -> str:
 
 
 def _bound(row: Row, column: Column, targets: Sequence[float]) -> str:
-    """Return a lower bound where not every run reached a target: a run that did not counts with all it spent."""
-    values, reached = [], 0
-    for run in row.runs:
-        value = run.numbers(targets)[column.key]
-        reached += value is not None
-        values.append(run.bound(column.key.partition("_to_")[0]) if value is None else value)
-    mean = column.scale * statistics.fmean(values)
+    """Return a lower bound where not every run reached a target.
+
+    A run that missed it counts with the rounds it was planned for, or with all that it spent.
+    """
+    cost, reached = column.key.partition("_to_")[0], len(row.values(column.key, targets))
+    found = [(run, run.numbers(targets)[column.key]) for run in row.runs]
+    mean = column.scale * statistics.fmean(run.bound(cost) if value is None else value for run, value in found)
     text = short(mean, 0 if mean == round(mean) else column.digits)
-    return f"> {text} ({reached} of {len(values)})" if reached else f"> {text}"
+    return f"> {text} ({reached} of {len(found)})" if reached else f"> {text}"
 
 
 GAP = ("method", "last-5 mean", "95% interval", "real?", "last", "95% interval", "real?")
@@ -281,13 +276,12 @@ def tabular(header: tuple[str, ...], lines: Lines) -> str:
 
 def booktabs(header: tuple[str, ...], lines: Lines, bold: Collection[tuple[int, int]] = ()) -> str:
     """Return a LaTeX tabular with the rules of the package booktabs; `bold` has (line, column after the first)."""
-    names, body = [symbols(line[0]) for line in lines], []
-    for i, (_, *numbers) in enumerate(lines):
+    titles = [escape(f"{title[:1].upper()}{title[1:]}".replace(" %", " (%)")) for title in header]
+    rows = [r"\toprule", " & ".join(titles) + r" \\", r"\midrule"]
+    for i, (name, *numbers) in enumerate(lines):
         cells = [re.sub(r"(?<![\w.])-(?=\d)", "$-$", escape(cell)) for cell in numbers]  # a minus, not a hyphen
         bolds = [rf"\textbf{{{cell}}}" if (i, j) in bold else cell for j, cell in enumerate(cells)]
-        body.append(" & ".join([names[i], *bolds]))
-    titles = [escape(f"{title[:1].upper()}{title[1:]}".replace(" %", " (%)")) for title in header]
-    rows = [r"\toprule", " & ".join(titles) + r" \\", r"\midrule", *(line + r" \\" for line in body)]
+        rows.append(" & ".join([symbols(name), *bolds]) + r" \\")
     rows += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join([rf"\begin{{tabular}}{{@{{}}l{'r' * (len(header) - 1)}@{{}}}}", *rows])
 
@@ -299,22 +293,7 @@ def escape(text: str) -> str:
     return "".join(special.get(sign, sign) for sign in text).replace("+-", r"$\pm$")
 
 
-GREEK = (
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "eta",
-    "theta",
-    "kappa",
-    "lambda",
-    "mu",
-    "rho",
-    "sigma",
-    "tau",
-    "omega",
-)
+GREEK = "alpha|beta|gamma|delta|epsilon|eta|theta|kappa|lambda|mu|rho|sigma|tau|omega"
 
 
 def symbols(label: str) -> str:
@@ -325,7 +304,7 @@ def symbols(label: str) -> str:
         FedSpeed ($\rho$=0.05, $\lambda$=10) A\_1 $\lambda_1$
     """
     parts = re.split(r"(\$[^$]+\$)", label)
-    field = re.compile(rf"(?<![\w\\])({'|'.join(GREEK)}|lam)(?:\\_([a-z])|(\d))?(?==)")
+    field = re.compile(rf"(?<![\w\\])({GREEK}|lam)(?:\\_([a-z])|(\d))?(?==)")
 
     def symbol(found: re.Match[str]) -> str:
         letter, below = "lambda" if found[1] == "lam" else found[1], found[2] or found[3]
@@ -433,26 +412,21 @@ def fit(header: tuple[str, ...], lines: Lines, keep: Sequence[int], width: int) 
 
 def _text(table: Lines, left: list[int], stacked: bool, apart: bool, width: int) -> list[str]:
     """Return aligned lines; `stacked`: titles take two lines; `apart`: names take a line above their numbers."""
-    titles = [_halves(table[0][i]) if stacked else ("", table[0][i]) for i in left]
-    body = [[line[i] for i in left] for line in table[1:]]
-    if apart:
-        titles = titles[1:]
-        names = [line[0] for line in body]
-        body = [line[1:] for line in body]
-    widths = [
-        max(map(len, cells)) for cells in zip(*(list(pair) for pair in zip(*titles, strict=True)), *body, strict=True)
-    ]
+    shown = left[1:] if apart else left
+    titles = (_halves(table[0][i]) if stacked else ("", table[0][i]) for i in shown)
+    every = [*zip(*titles, strict=True), *([line[i] for i in shown] for line in table[1:])]
+    widths = [max(map(len, cells)) for cells in zip(*every, strict=True)]
 
     def aligned(cells: Sequence[str]) -> str:
         first = cells[0].rjust(widths[0]) if apart else cells[0].ljust(widths[0])
         rest = (cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True))
         return ("  " * apart + "  ".join([first, *rest])).rstrip()
 
-    upper, lower = (aligned(part) for part in zip(*titles, strict=True))
+    upper, lower, *body = map(aligned, every)
     text = [upper] * bool(upper.strip()) + [lower]
-    for i, line in enumerate(body):
-        text += textwrap.wrap(names[i], width, break_on_hyphens=False) if apart else []
-        text.append(aligned(line))
+    for (name, *_), numbers in zip(table[1:], body, strict=True):
+        text += textwrap.wrap(name, width, break_on_hyphens=False) if apart else []
+        text.append(numbers)
     return text
 
 

@@ -51,7 +51,7 @@ def write_report(
 ) -> tuple[list[Path], list[str]]:
     """Read and compare runs; write one file, or two figures; return the files, and what readers should know of the
     runs."""
-    from .page_sections import warnings as notes_on
+    from .page import warnings as notes_on
 
     path, kind = _output(out, format)
     _ = look.inches  # raises for a size that no figure has
@@ -62,11 +62,9 @@ def write_report(
     found = Comparison(done, targets, baseline, look)
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind in ("png", "svg", "pdf"):
-        written = _figures(path, kind, found)
-    else:
-        write(path, _text(kind, rows, found, left_out))
-        written = [path]
-    return written, notes_on(rows, left_out)
+        return _figures(path, kind, found), notes_on(rows, left_out)
+    write(path, _text(kind, rows, found, left_out))
+    return [path], notes_on(rows, left_out)
 
 
 def _output(out: Path | str, format: str) -> tuple[Path, str]:

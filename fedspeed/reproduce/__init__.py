@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import product
 from pathlib import Path
 
 from ..config.config import Config
 from ..errors import UserError
 from ..utils.files import read_toml
-from . import facts
-from .recipes import FOLDER, Recipe, merge, papers_scale, run_key, scale, trained
-from .runs import Run
-from .store import Store
+from .recipes import FOLDER, Recipe, find_recipe, merge, papers_scale, run_key, scale, trained
+from .runs import Run, Store, fact, of_data, of_split
 from .table import Cell, Sheet, Tables, cell_name
 
-EMBEDDED = ("digits",)
 Wanted = Callable[[Cell], bool]
-UNAVAILABLE = "not run: data unavailable"
 
 
 def data_digest(name: str) -> tuple[str, bool]:
@@ -27,7 +24,7 @@ def data_digest(name: str) -> tuple[str, bool]:
     from ..data import read
     from ..data.fetch import cache_dir
 
-    if name in EMBEDDED:
+    if name == "digits":  # part of the package
         return read(name).digest(), True
     about = cache_dir() / name / "about.json"
     known = read_toml(FOLDER / "data.toml").get(name, "")
@@ -45,7 +42,6 @@ class Reproduction:
 
     Args:
         preset: the scale: paper, cnn, mlp, smoke, ...
-        out: the folder of the results.
         seeds: the number of seeds; None for the recipe's own number.
         overrides: config keys that replace those of every run, for example `{"device": "cuda"}`.
     """
@@ -56,7 +52,6 @@ class Reproduction:
         self.seeds = seeds
         self.overrides = overrides or {}
         self._digests: dict[str, tuple[str, bool]] = {}
-        self._measured: dict[str, tuple[str, ...]] | None = None
 
     def runs(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
         """Return every run of a recipe that can be made, each once; those of `tuned` cells once their grid is done.
@@ -66,8 +61,7 @@ class Reproduction:
         found = {}
         columns = recipe.names(self.preset)[1]
         for cell in sorted(filter(wanted, recipe.cells(self.preset)), key=lambda cell: columns.index(cell.column)):
-            for seed in self._seeds(recipe):
-                run = self._run(recipe, cell, seed)
+            for run in (self._run(recipe, cell, seed) for seed in self._seeds(recipe)):
                 if run is not None and self.available(run.config.data.name):
                     found[run.key] = run
         listed = list(found.values())
@@ -75,15 +69,17 @@ class Reproduction:
 
     def grid(self, recipe: Recipe, wanted: Wanted = lambda cell: True) -> list[Run]:
         """Return the tuning runs of a recipe's `tuned` cells."""
-        found: dict[str, Run] = {}
-        for cell in filter(wanted, recipe.cells(self.preset)):
-            if cell.tuned:
-                found |= {run.key: run for _, run in self._points(recipe, cell)}
-        return list(found.values())
+        tuned = [cell for cell in filter(wanted, recipe.cells(self.preset)) if cell.tuned]
+        return list({run.key: run for cell in tuned for _, run in self._points(recipe, cell)}.values())
 
     def missing(self, runs: list[Run]) -> list[Run]:
         """Return the runs without a stored result."""
         return [run for run in runs if self.store.get(run.key, run.measure) is None]
+
+    def kept(self) -> list[tuple[Recipe, Run]]:
+        """Return finished runs whose directories are kept, each with the recipe whose runs continue them."""
+        runs = [(recipe, run.first) for recipe in trained(self.preset) for run in self.runs(recipe) if run.first]
+        return [pair for pair in runs if self.store.get(pair[1].key) and (self.store.work / pair[1].key).exists()]
 
     def sheet(self, recipe: Recipe) -> Sheet:
         """Return the sheet of a recipe, filled with the stored results."""
@@ -122,12 +118,9 @@ class Reproduction:
     def _fact(self, recipe: Recipe, cell: Cell) -> Cell:
         """Return a filled cell of a `data` or `split` recipe; its column names the number."""
         if not self.available(cell.tables["data"]["name"]):
-            return replace(cell, note=UNAVAILABLE)
-        if recipe.kind == "data":  # the same for every seed
-            found = [(seed, facts.of_data(cell)[cell.column]) for seed in self._seeds(recipe)]
-        else:
-            found = [(seed, facts.of_split(cell, seed)[0][cell.column]) for seed in self._seeds(recipe)]
-        return replace(cell, results=tuple(facts.result(value, seed) for seed, value in found))
+            return replace(cell, note="not run: data unavailable")
+        counted = [of_data(cell) if recipe.kind == "data" else of_split(cell, seed)[0] for seed in self._seeds(recipe)]
+        return replace(cell, results=tuple(fact(found[cell.column], seed) for seed, found in enumerate(counted)))
 
     def available(self, name: str) -> bool:
         """Whether a data set is on this machine."""
@@ -149,11 +142,8 @@ class Reproduction:
                 f"recipe {recipe.name}: a tuned cell needs a grid for {name} in [tune.grid], and data.held_out clients "
                 f"in the preset's tune"
             )
-        found = []
-        for point in tune.grid[name]:
-            key, config = self._keyed(cell, tune.seed, changes, point)
-            found.append((point, Run(key, f"tuning {name}", config)))
-        return found
+        keyed = [(point, *self._keyed(cell, tune.seed, changes, point)) for point in tune.grid[name]]
+        return [(point, Run(key, f"tuning {name}", config)) for point, key, config in keyed]
 
     def _run(self, recipe: Recipe, cell: Cell, seed: int) -> Run | None:
         point = self.best(recipe, cell) if cell.tuned else {}
@@ -161,22 +151,41 @@ class Reproduction:
             return None
         key, config = self._keyed(cell, seed, point)
         label = " ".join(part for part in (recipe.name, cell.row, cell.column, f"seed {seed}") if part)
-        return Run(key, label, config, self._measures().get(key, ()))
+        before = recipe.beginning(self.preset, cell)
+        first = self._run(find_recipe(recipe.preset(self.preset).continues), before, seed) if before else None
+        if first is not None and first.key == key:  # `--set` made them the same run
+            first = None
+        return Run(key, label, config, self._measures.get(key, ()), first, key in self._to_continue)
 
+    @cached_property
+    def _to_continue(self) -> set[str]:
+        """The keys of the runs that a run without a result continues."""
+        found: set[str] = set()
+        for recipe in (recipe for recipe in trained(self.preset) if recipe.preset(self.preset).continues):
+            for cell, seed in product(recipe.cells(self.preset), self._seeds(recipe)):
+                before, later = recipe.beginning(self.preset, cell), self._keyed(cell, seed)[0]
+                if before is not None and self.store.get(later) is None:
+                    found |= {self._keyed(before, seed)[0]} - {later}
+        return found
+
+    @cached_property
     def _measures(self) -> dict[str, tuple[str, ...]]:
-        """Return the measures that any recipe of the preset needs, by run key: recipes share runs."""
-        if self._measured is None:
-            self._measured = {}
-            cells = [(recipe, cell) for recipe in trained(self.preset) for cell in recipe.cells(self.preset)]
-            for recipe, cell in cells:
-                for seed in self._seeds(recipe) if recipe.measure else ():
-                    key, _ = self._keyed(cell, seed)
-                    self._measured[key] = tuple(dict.fromkeys((*self._measured.get(key, ()), *recipe.measure)))
-        return self._measured
+        """The measures that any recipe of the preset needs, by run key: recipes share runs."""
+        found: dict[str, tuple[str, ...]] = {}
+        for recipe in (recipe for recipe in trained(self.preset) if recipe.measure):
+            for cell, seed in product(recipe.cells(self.preset), self._seeds(recipe)):
+                key, _ = self._keyed(cell, seed)
+                found[key] = tuple(dict.fromkeys((*found.get(key, ()), *recipe.measure)))
+        return found
 
     def _keyed(self, cell: Cell, seed: int, *changes: Tables) -> tuple[str, Config]:
         """Return key and config of a run of a cell, with changes and then the overrides."""
         config = replace(cell, tables=reduce(merge, (*changes, self.overrides), cell.tables)).config(seed)
+        if config.data.name != (own := cell.tables["data"]["name"]):
+            raise UserError(
+                f"preset {self.preset}: expected its own data, {own}, found {config.data.name}; omit data.name, or "
+                f"train on other data with `fedspeed run --data {config.data.name}`"
+            )
         return run_key(config, self._data(config.data.name)[0]), config
 
     def _data(self, name: str) -> tuple[str, bool]:

@@ -1,23 +1,29 @@
-"""The pages of a reproduction: our numbers beside the paper's, verdicts, and an index of all recipes."""
+"""The pages of a reproduction: our numbers beside the paper's, verdicts, an index, and the progress of long runs."""
 
 from __future__ import annotations
 
 import csv as csv_format
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+from ..record import first_at
 from ..report.figures import heat_map
 from ..report.tables import csv_lines, tabular
 from ..report.tables import markdown as markdown_table
-from ..utils.files import write
-from . import Reproduction, facts
-from .claims import SOURCES
+from ..runs.directory import RunDir
+from ..utils.files import read_text, write
+from . import Reproduction
 from .plot import CURVES, drawn, figure
-from .recipes import Recipe, papers_scale, recipes, scale
+from .recipes import Recipe, papers_scale, recipes, scale, trained
+from .runs import Run, of_split
 from .table import DIGITS, UNITS, Cell, Result, Sheet, base, cell_name, estimate, is_diverged, label
-from .verdicts import DIVERGED, FAILS, HOLDS, NOT_RUN, UNDECIDED, Contrast, Verdict, judge
+from .verdicts import DIVERGED, FAILS, HOLDS, NOT_RUN, SOURCES, UNDECIDED, Contrast, Verdict, judge
 
 HOW = (
     "In brackets: 95% t-interval of the mean, paired over seeds. A contrast is decided if its p is at most 0.05 after "
@@ -69,7 +75,7 @@ def caption(sheet: Sheet) -> str:
 def csv(sheet: Sheet) -> str:
     """Return one CSV line per cell and metric; where `not_reached` > 0 the mean is a lower bound."""
     lines: list[Sequence[Any]] = [CSV]
-    for row, column in _places(sheet):
+    for row, column in product(sheet.rows, sheet.columns):
         for metric in dict.fromkeys((sheet.metric, *sheet.show)):
             found = estimate(sheet.cell(row, column), metric, sheet.targets)
             paper = sheet.value(row, column) if metric == sheet.metric else None
@@ -82,35 +88,29 @@ def csv(sheet: Sheet) -> str:
 
 def primary(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and lines of the primary metric: our column, and the paper's beside it where it has numbers."""
-    beside = [column for column in sheet.columns if any(sheet.value(row, column) is not None for row in sheet.rows)]
-    header = [""]
+    columns: list[tuple[str, ...]] = [("", *sheet.rows)]
     for column in sheet.columns:
-        header += [column, "paper, its target" if sheet.other_targets else "paper"] if column in beside else [column]
-    lines = []
-    for row in sheet.rows:
-        line = [row]
-        for column in sheet.columns:
-            cell, paper = sheet.cell(row, column), sheet.value(row, column)
-            line.append(_shown(cell, sheet.metric, sheet.targets))
-            if column in beside:
-                line.append("-" if paper is None else str(paper))
-        lines.append(tuple(line))
-    return tuple(header), lines
+        columns.append((column, *(_shown(sheet.cell(row, column), sheet.metric, sheet.targets) for row in sheet.rows)))
+        papers = [sheet.value(row, column) for row in sheet.rows]
+        if any(paper is not None for paper in papers):
+            title = "paper, its target" if sheet.other_targets else "paper"
+            columns.append((title, *("-" if paper is None else str(paper) for paper in papers)))
+    header, *lines = zip(*columns, strict=True)
+    return header, lines
 
 
 def _printed(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and lines of the paper's further numbers, with ours for a difference of two columns."""
-    header = [""]
-    lines = [[row] for row in sheet.rows]
+    columns: list[tuple[str, ...]] = [("", *sheet.rows)]
     for name, values in sheet.printed.items():
         first, _, second = name.partition(" - ")
-        columns = first in sheet.columns and second in sheet.columns
-        header += [name, "paper"] if columns else [f"paper's {name}"]
-        for line in lines:
-            if columns:
-                line.append(_difference(sheet, line[0], first, second))
-            line.append(str(values.get(line[0], "-")))
-    return tuple(header), [tuple(line) for line in lines]
+        title = f"paper's {name}"
+        if first in sheet.columns and second in sheet.columns:
+            columns.append((name, *(_difference(sheet, row, first, second) for row in sheet.rows)))
+            title = "paper"
+        columns.append((title, *(str(values.get(row, "-")) for row in sheet.rows)))
+    header, *lines = zip(*columns, strict=True)
+    return header, lines
 
 
 def _difference(sheet: Sheet, row: str, first: str, second: str) -> str:
@@ -120,11 +120,10 @@ def _difference(sheet: Sheet, row: str, first: str, second: str) -> str:
 
 
 def _details(sheet: Sheet, metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for row, column in _places(sheet):
+    for row, column in product(sheet.rows, sheet.columns):
         cell = sheet.cell(row, column)
         if cell and cell.results:
-            shown = (_shown(cell, metric, sheet.targets) for metric in metrics)
-            yield (cell_name(row, column), *shown)
+            yield (cell_name(row, column), *(_shown(cell, metric, sheet.targets) for metric in metrics))
 
 
 def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
@@ -148,7 +147,7 @@ def _shown(cell: Cell | None, metric: str, targets: Sequence[float]) -> str:
 def notes(sheet: Sheet) -> Iterator[str]:
     """Yield notes on the tables: cells that were not run or are incomplete, and runs that diverged."""
     found: dict[str, list[str]] = {}
-    for row, column in _places(sheet):
+    for row, column in product(sheet.rows, sheet.columns):
         cell, name = sheet.cell(row, column), cell_name(row, column)
         if cell and cell.note:
             found.setdefault(cell.note, []).append(name)
@@ -248,10 +247,6 @@ def _commits(runs: Iterable[Result]) -> str:
     return f" Commits: {', '.join(f'{name} ({counts[name]} runs)' for name in sorted(counts))}."
 
 
-def _places(sheet: Sheet) -> list[tuple[str, str]]:
-    return [(row, column) for row in sheet.rows for column in sheet.columns]
-
-
 def _number(value: float) -> str:
     """Return a number with two decimals, or with three digits if it is small or huge.
 
@@ -306,7 +301,7 @@ def _heat_maps(work: Reproduction, recipe: Recipe) -> list[Path]:
     for cell in recipe.cells(work.preset):
         if cell.row not in made and work.available(cell.tables["data"]["name"]):
             name = f"{recipe.name}-{cell.row.replace(' ', '-')}.png"
-            made[cell.row] = heat_map(facts.of_split(cell, 0)[1], work.store.out / name, cell.row)
+            made[cell.row] = heat_map(of_split(cell, 0)[1], work.store.out / name, cell.row)
     return list(made.values())
 
 
@@ -364,7 +359,102 @@ def _in_short(found: list[tuple[str, Verdict]]) -> list[str]:
 
 
 def _spent(work: Reproduction) -> str:
-    """Return the time of all runs as a sentence."""
+    """Return the time of all runs as a sentence; rounds that two runs share count once."""
     runs = work.store.results()
-    minutes = sum(run.get("wall_seconds", 0) for run in runs.values()) / 60
+    shared = {run.get("continues") for run in runs.values()}
+    minutes = sum(run.get("wall_seconds", 0) for key, run in runs.items() if key not in shared) / 60
     return f"\n{len(runs)} runs took {minutes:.0f} minutes in all, {minutes / 2:.0f} with two side by side.\n"
+
+
+FILE, PAGE = "progress.jsonl", "progress.md"
+
+
+def write_progress(work: Reproduction) -> Path | None:
+    """Write progress.jsonl with the rounds so far of unfinished runs, and progress.md; return the page, or None.
+
+    The line of a run on another machine is kept until it is finished. Without a run in progress, both are removed.
+    """
+    out = work.store.out
+    runs, targets = _all(work)
+    if not runs:  # the data are not on this machine: keep what another machine wrote
+        return None
+    with work.store.alone():
+        before = _read(out / FILE)
+        lines = {}
+        for key, run in runs.items():
+            if work.store.get(key) is None:
+                both = [line for line in (before.get(key), _so_far(run, work.store.work / key)) if line]
+                if both:
+                    lines[key] = max(both, key=lambda line: int(line["rounds"]))
+        if not lines:
+            for name in (FILE, PAGE):
+                (out / name).unlink(missing_ok=True)
+            return None
+        write(out / FILE, "".join(json.dumps(line) + "\n" for line in lines.values()))
+        write(out / PAGE, _progress_page(work, runs, lines, targets))
+    return out / PAGE
+
+
+def _all(work: Reproduction) -> tuple[dict[str, Run], list[float]]:
+    """Return every run of the preset by key, and every target accuracy."""
+    runs: dict[str, Run] = {}
+    targets: set[float] = set()
+    for recipe in trained(work.preset):
+        for run in work.runs(recipe):
+            runs.setdefault(run.key, run)
+        targets |= set(recipe.preset(work.preset).targets or recipe.targets)
+    return runs, sorted(targets)
+
+
+def _so_far(run: Run, place: Path) -> dict[str, Any] | None:
+    rounds = list(RunDir(place).lines())
+    if not rounds:
+        return None
+    return {
+        "key": run.key,
+        "label": run.label,
+        "rounds": rounds[-1]["round"],
+        "of": run.config.rounds,
+        "seconds": round(sum(r["seconds"] for r in rounds)),
+        "curve": [[r["round"], r["test_accuracy"]] for r in rounds if r["test_accuracy"] is not None],
+    }
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    with suppress(FileNotFoundError):
+        try:
+            return {line["key"]: line for line in map(json.loads, read_text(path).splitlines())}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path}: expected lines about runs, found others ({error!r}); restore or delete it"
+            ) from None
+    return {}
+
+
+def _progress_page(
+    work: Reproduction, runs: dict[str, Run], lines: dict[str, dict[str, Any]], targets: list[float]
+) -> str:
+    header = ("run", "state", "rounds", "accuracy %", "best %", *(f"round of {100 * a:g}%" for a in targets), "hours")
+    rows = [(run.label, *_progress_row(run, work.store.get(key), lines.get(key), targets)) for key, run in runs.items()]
+    text = (
+        f"# Progress of the runs of preset `{work.preset}`\n\n"
+        "Runs `in progress` are not finished: their numbers are those of the last round that was scored, and no "
+        "verdict is drawn from them. A target that is reached stays reached; `-` is not reached so far.\n\n"
+    )
+    return text + markdown_table(header, rows)
+
+
+def _progress_row(run: Run, done: Result | None, line: dict[str, Any] | None, targets: list[float]) -> tuple[str, ...]:
+    if done is not None:
+        rounds = done["rounds"]
+        curve = list(zip(rounds["round"], rounds["test_accuracy"], strict=True))
+        state, count, seconds = done["status"], done["summary"]["rounds"], done["summary"]["seconds"]
+    elif line is not None:
+        state, count, curve, seconds = "in progress", line["rounds"], line["curve"], line["seconds"]
+    else:
+        return ("not begun", f"0 of {run.config.rounds}", *["-"] * (len(targets) + 3))
+    scores = [100 * accuracy for _, accuracy in curve if accuracy is not None]
+    shown = [f"{scores[-1]:.2f}", f"{max(scores):.2f}"] if scores else ["-", "-"]
+    reached = [first_at((accuracy for _, accuracy in curve), target) for target in targets]
+    shown += ["-" if at is None else str(curve[at][0]) for at in reached]
+    return (state, f"{count} of {run.config.rounds}", *shown, f"{seconds / 3600:.1f}")

@@ -17,8 +17,8 @@ from ..config.plan import PLACEMENT
 from ..errors import UserError, unknown
 from ..experiments.batch import pictures_of
 from ..utils.files import read_toml
-from .claims import Claim
 from .table import Cell, Tables, cell_name
+from .verdicts import Claim
 
 RESULTS_VERSION = 1
 """The version of the arithmetic of runs; a change beyond rounding increases it, so that results are made again.
@@ -49,22 +49,17 @@ class Preset:
     metric: str = ""
     show: tuple[str, ...] = ()
     in_order: bool = False  # runs column by column, as listed, not the longest first
-    tune: Tables = field(
-        default_factory=dict
-    )  # config keys of the tuning runs; data.held_out clients replace the test set
+    continues: str = ""  # the recipe whose runs (same row and column) have the first rounds of these
+    # Config keys of the tuning runs; data.held_out clients replace the test set.
+    tune: Tables = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Tune:
-    """A small grid per method, scored on clients that do not train, never on the test set.
+    """A small grid per method, scored on clients that do not train, never on the test set."""
 
-    Args:
-        grid: method -> points, each a table of config keys.
-        seed: the seed of the tuning runs; the results use seeds 0, 1, ...
-    """
-
-    grid: Mapping[str, list[Tables]]
-    seed: int = 1000
+    grid: Mapping[str, list[Tables]]  # method -> points, each a table of config keys
+    seed: int = 1000  # of the tuning runs; the results use seeds 0, 1, ...
 
 
 @dataclass(frozen=True)
@@ -104,11 +99,19 @@ class Recipe:
         found = []
         for row, column in product(chosen.rows or self.rows, chosen.columns or self.columns or ({"name": ""},)):
             setting = column.get("setting", chosen.setting)
+            if setting and setting not in (known := _named(preset)):
+                raise unknown(f"setting of preset {preset} in recipe {self.name}", setting, known)
             base = merge(settings(preset)[setting] if setting else {}, chosen.set)
             tables = merge(merge(base, _without(column)), _without(row))
             found.append(Cell(row["name"], column["name"], tables=tables, tuned=bool(column.get("tuned"))))
         rivals = tuple(cell.tables["method"] for cell in found if "method" in cell.tables)
         return [replace(cell, rivals=rivals) for cell in found]
+
+    def beginning(self, preset: str, cell: Cell) -> Cell | None:
+        """Return the cell whose run has the first rounds of this cell's, in the recipe that the preset continues."""
+        other = self.preset(preset).continues
+        cells = find_recipe(other).cells(preset) if other else []
+        return next((found for found in cells if (found.row, found.column) == (cell.row, cell.column)), None)
 
     def names(self, preset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of rows and columns."""
@@ -130,12 +133,9 @@ def merge(under: Tables, over: Tables) -> Tables:
     result = dict(under)
     for name, value in over.items():
         below = result.get(name)
-        if (
-            isinstance(value, dict)
-            and isinstance(below, dict)
-            and below.get("name") in (None, value.get("name", below.get("name")))
-        ):
-            value = {**below, **value}
+        if isinstance(value, dict) and isinstance(below, dict):
+            own = below.get("name")
+            value = {**below, **value} if own in (None, value.get("name", own)) else value
         result[name] = value
     return result
 
@@ -145,6 +145,8 @@ def run_key(config: Config, digest: str) -> str:
     tables = config.to_dict()
     for name in (*PLACEMENT, "targets"):
         tables.pop(name, None)
+    if tables.get("layers") == "plain":  # as the oldest results, which do not say so
+        tables.pop("layers")
     for name in tables.keys() - KEYED:  # newer than the oldest stored results
         if tables[name] == getattr(Config, name):
             tables.pop(name)
@@ -160,6 +162,11 @@ def settings(preset: str) -> Mapping[str, Any]:
     if not own:
         raise unknown("preset", preset, found)
     return own
+
+
+def _named(preset: str) -> list[str]:
+    """Return the names of a preset's settings, without what is said about the preset."""
+    return [name for name, table in settings(preset).items() if isinstance(table, dict) and "clients" in table]
 
 
 def papers_scale(preset: str) -> bool:
@@ -190,31 +197,24 @@ def read(path: Path) -> Recipe:
     """Read a recipe's file; unknown keys are errors."""
     given = read_toml(path)
     where = f"recipe {path.stem}"
-    given["presets"] = {
-        name: Preset(**_known(Preset, _lists(table), f"{where}, preset {name}"))
-        for name, table in given.get("presets", {}).items()
-    }
-    given["claims"] = tuple(
-        Claim(**_known(Claim, _lists(table), f"{where}, claim")) for table in given.get("claims", [])
-    )
+    presets = given.get("presets", {}).items()
+    given["presets"] = {name: Preset(**_known(Preset, table, f"{where}, preset {name}")) for name, table in presets}
+    given["claims"] = [Claim(**_known(Claim, table, f"{where}, claim")) for table in given.get("claims", [])]
     if "tune" in given:
         given["tune"] = Tune(**_known(Tune, given["tune"], f"{where}, tune"))
     try:
-        return Recipe(path.stem, **_known(Recipe, _lists(given), where))
+        return Recipe(path.stem, **_known(Recipe, given, where))
     except TypeError as error:
         raise UserError(f"{where}: {error}; expected title, claim, about and presets") from None
 
 
-def _lists(table: Tables) -> Tables:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-
-
 def _known(cls: type, table: Tables, where: str) -> Tables:
+    """Return the fields of a class in a table, lists as tuples."""
     names = {f.name for f in fields(cls)}
     for name in table:
         if name not in names:
             raise unknown(f"key of {where}", name, names)
-    return table
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 def _without(table: Tables) -> Tables:
@@ -244,7 +244,8 @@ def _own_runs(preset: str) -> dict[str, dict[str, float]]:
     for recipe in trained(preset):
         needed = {key: seconds for cell in recipe.cells(preset) for key, seconds in _seconds(recipe, preset, cell)}
         found[recipe.name] = {key: seconds for key, seconds in needed.items() if key not in seen}
-        seen |= needed.keys()
+        first = [c for cell in recipe.cells(preset) if (c := recipe.beginning(preset, cell)) is not None]
+        seen |= needed.keys() | {key for cell in first for key, _ in _seconds(recipe, preset, cell)}
     return found
 
 

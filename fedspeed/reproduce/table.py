@@ -38,12 +38,9 @@ WORDS = {
 }  # fmt: skip
 UNITS = {**dict.fromkeys((*ACCURACIES, "early"), "%"), "seconds_per_round": "s", "seconds": "s", "bytes": "MB"}
 DIGITS = {
-    **dict.fromkeys((*ACCURACIES, "early"), 2),
+    **dict.fromkeys((*ACCURACIES, "early", "bytes"), 2),
+    **dict.fromkeys(("seconds", "rounds", "mean5_rounds"), 1),
     "seconds_per_round": 4,
-    "seconds": 1,
-    "bytes": 2,
-    "rounds": 1,
-    "mean5_rounds": 1,
     "grad_evals": 0,
 }
 
@@ -111,9 +108,8 @@ def _reached(rounds: dict[str, Any], targets: Sequence[float]) -> list[float | N
     """Return the costs of the first score at each target, and the round of the first mean of five scores there."""
     spent = list(zip(*(rounds[key] for key in ("round", "bytes", "grad_evals", "seconds")), strict=True))
     scores = [_finite(accuracy) or 0.0 for accuracy in rounds["test_accuracy"]]
-    means = [
-        math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))
-    ]  # fewer than five scores give a mean that is too low
+    # Fewer than five scores give a mean that is too low.
+    means = [math.fsum(scores[max(0, i - 4) : i + 1]) / 5 for i in range(len(scores))]
     found: list[float | None] = []
     for target in targets:
         first, steady = first_at(scores, target), first_at(means, target)
@@ -163,23 +159,15 @@ def cell_name(row: str, column: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A row and a column: a config without its seed, and the results of its runs.
-
-    Args:
-        results: in the order of seeds; empty if it was not run.
-        note: why it is empty or incomplete, for example `not run: data unavailable` or `2 of 3 seeds run`.
-        tables: the tables of the config.
-        tuned: whether its runs use the best point of the method's grid.
-        rivals: the methods of its recipe, as tables; they share a warm-up, of a field if they have it.
-    """
+    """A row and a column: a config without its seed, and the results of its runs."""
 
     row: str
     column: str
-    results: tuple[Result, ...] = ()
-    note: str = ""
-    tables: Tables = field(default_factory=dict)
-    tuned: bool = False
-    rivals: tuple[Tables, ...] = ()
+    results: tuple[Result, ...] = ()  # in the order of seeds; empty if it was not run
+    note: str = ""  # why it is empty or incomplete: `not run: data unavailable` or `2 of 3 seeds run`
+    tables: Tables = field(default_factory=dict)  # of the config
+    tuned: bool = False  # whether its runs use the best point of the method's grid
+    rivals: tuple[Tables, ...] = ()  # the methods of its recipe; they share a warm-up, of a field if they have it
 
     def config(self, seed: int) -> Config:
         """Return the config of a seed; without a learning-rate decay, the method has that of the paper."""
@@ -197,43 +185,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A reproduced table or figure: its text, its cells, and the paper's numbers.
-
-    Args:
-        paper: its place in the paper; "" for our own finding.
-        metric: the primary metric, that of the paper's numbers; `show`: the other metrics of the table.
-        targets: accuracies in (0, 1), for `rounds_to_A` and other costs.
-        cells: by cell name, see `cell_name`.
-        values: the paper's numbers by cell name; a string such as ">1500" means never reached.
-        seeds: the number of seeds per cell.
-        figure: `curves`, `lines`, `bars` or `none`.
-        curves: the curves to draw, see `plot.CURVES`; one that no run has is left out.
-        partial: whether the runs had only part of a data set, so that they decide nothing.
-        papers_scale: whether the preset is the paper's own setting, so that sizes are tested and not only signs.
-        printed: further numbers of the paper by row, named `COLUMN - COLUMN` (differences) or otherwise.
-        scale: the preset's comparison of its scale with the paper's.
-    """
+    """A reproduced table or figure: its text, its cells, and the paper's numbers."""
 
     name: str
     title: str
     claim: str
     about: str
-    paper: str
+    paper: str  # its place in the paper; "" for our own finding
     preset: str
-    metric: str
-    show: tuple[str, ...]
-    targets: tuple[float, ...]
+    metric: str  # the primary metric, that of the paper's numbers
+    show: tuple[str, ...]  # the other metrics of the table
+    targets: tuple[float, ...]  # accuracies in (0, 1), for `rounds_to_A` and other costs
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: dict[str, Cell]
-    values: dict[str, float | str]
-    seeds: int
-    figure: str
-    curves: tuple[str, ...]
-    partial: bool = False
-    papers_scale: bool = False
+    cells: dict[str, Cell]  # by cell name, see `cell_name`
+    values: dict[str, float | str]  # the paper's numbers by cell name; a string such as ">1500" means never reached
+    seeds: int  # per cell
+    figure: str  # `curves`, `lines`, `bars` or `none`
+    curves: tuple[str, ...]  # the curves to draw, see `plot.CURVES`; one that no run has is left out
+    partial: bool = False  # whether the runs had only part of a data set, so that they decide nothing
+    papers_scale: bool = False  # the preset is the paper's own setting: sizes are tested and not only signs
+    # Further numbers of the paper by row, named `COLUMN - COLUMN` (differences) or otherwise.
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    scale: str = ""
+    scale: str = ""  # the preset's comparison of its scale with the paper's
 
     def __post_init__(self) -> None:
         """Raise `UserError` for metrics that no result has, before anything is computed."""
@@ -256,19 +230,12 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric of a cell over its seeds.
+    """A metric of a cell over its seeds."""
 
-    Args:
-        mean: the mean; a lower bound if some runs never reached the target.
-        deviation: the standard deviation over seeds; None with one seed.
-        n: the number of runs.
-        missed: the number of them that never reached the target.
-    """
-
-    mean: float
-    deviation: float | None
-    n: int
-    missed: int = 0
+    mean: float  # a lower bound if some runs never reached the target
+    deviation: float | None  # standard deviation over seeds; None with one seed
+    n: int  # of runs
+    missed: int = 0  # of runs that never reached the target
 
 
 def estimate(cell: Cell | None, metric: str, targets: Sequence[float]) -> Estimate | None:

@@ -1,4 +1,4 @@
-"""Verdicts on claims: linear contrasts of cells, paired over seeds, corrected for their number.
+"""Claims of a paper as expressions over the cells of a table, and verdicts on them: contrasts, paired over seeds.
 
 A contrast is v_s = sum of coefficient * metric(cell, seed s). Pairing removes the variation that all cells share in a
 seed (split, cohorts and initial model). A contrast is decided, for or against the claim, if the p of its t-test is at
@@ -8,14 +8,141 @@ and does not hold if one is decided against it.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ..errors import UserError
 from ..report.statistics import interval, t_p
-from .claims import Claim, Expression
 from .table import COUNTED, UNITS, Result, Sheet, base, censored, check_metric, estimate, is_diverged, metrics
+
+SOURCES = {"paper": "the paper's", "tolerance": "the paper's, our tolerance", "ours": "ours"}
+"""The authors of a claim; `tolerance`: the claim is the paper's, its tolerance is ours."""
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_COMPARISON = re.compile(rf"(?P<sum>.*) (?P<op>[<>=]) (?P<bound>{_NUMBER})(?: within (?P<within>{_NUMBER}))?")
+_TERM = re.compile(rf"(?:(?P<factor>{_NUMBER})\s*\*\s*)?(?P<cell>.*)")
+
+
+@dataclass(frozen=True)
+class Expression:
+    """`sum of coefficient * cell`, then `> bound`, `< bound` or `= bound within e`."""
+
+    text: str
+    terms: tuple[tuple[float, str], ...]
+    op: str
+    bound: float
+    within: float = 0.0
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """The ends of the interval that the claim allows."""
+        if self.op == "=":
+            return self.bound - self.within, self.bound + self.within
+        return (self.bound, math.inf) if self.op == ">" else (-math.inf, self.bound)
+
+
+def parse(text: str, claim: str = "") -> Expression:
+    """Parse an expression of a claim; an error names the claim.
+
+    Example:
+        >>> parse("FedSpeed/Dir-0.6 - 0.5*FedAvg/Dir-0.6 > 1").terms
+        ((1.0, 'FedSpeed/Dir-0.6'), (-0.5, 'FedAvg/Dir-0.6'))
+    """
+    found = _COMPARISON.fullmatch(text.strip())
+    if not found:
+        raise _wrong(claim, "an expression that ends in ` > NUMBER`, ` < NUMBER` or ` = NUMBER within NUMBER`", text)
+    op, within = found["op"], found["within"]
+    if (op == "=") != (within is not None):
+        raise _wrong(claim, "`within NUMBER` after ` = NUMBER`, and only there", text)
+    if within is not None and float(within) < 0:
+        raise _wrong(claim, "`within` a number >= 0", text)
+    # With the blanks, a sign at either end is found too: a cell is missing there.
+    pieces = re.split(r" ([+-]) ", f" {found['sum']} ")
+    terms = []
+    for sign, piece in zip(["+", *pieces[1::2]], pieces[0::2], strict=True):
+        term = _TERM.fullmatch(piece.strip())
+        if not term or not term["cell"] or re.search(r" [<>] |^[*+-]( |$)", term["cell"]):
+            raise _wrong(claim, "a cell name, perhaps after NUMBER*, between ` + ` and ` - `", piece.strip(), text)
+        terms.append((float(sign + "1") * float(term["factor"] or 1), term["cell"]))
+    return Expression(text.strip(), tuple(terms), op, float(found["bound"]), float(within or 0))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim in words and the expressions that decide it, see `parse`."""
+
+    text: str
+    source: str = "paper"  # one of `SOURCES`
+    metric: str = ""  # the metric of the contrasts; "" takes the recipe's primary one
+    ratio: bool = False  # use logarithms, so that `A - B > 0` is about the ratio of A and B
+    each: dict[str, list[str]] = field(default_factory=dict)  # for the `{placeholders}`; all combinations have to hold
+    holds_if: tuple[str, ...] = ()  # at CPU scale only the sign of the paper's claim
+    size_if: tuple[str, ...] = ()  # of the size; replace `holds_if` at the paper's scale; alone, tested only there
+    presets: tuple[str, ...] = ()  # the presets that test it; () for every preset that has its cells
+
+    def __post_init__(self) -> None:
+        """Expand and parse all expressions, so that a wrong recipe fails before it is run."""
+        if self.source not in SOURCES:
+            raise _wrong(self.text, f"source {', '.join(SOURCES)}", self.source)
+        if not self.holds_if and not self.size_if:
+            raise _wrong(self.text, "a list holds_if, or size_if, of at least one expression", repr(self.holds_if))
+        for name, choices in self.each.items():
+            if not _are_names(choices):
+                raise _wrong(self.text, f"each.{name} to be a list of at least one name", repr(choices))
+            if not any(f"{{{name}}}" in text for text in (*self.holds_if, *self.size_if)):
+                raise _wrong(self.text, f"{{{name}}} of `each` to be used in holds_if", " ; ".join(self.holds_if))
+        self.expressions(True), self.expressions(False)
+
+    def asked(self, preset: str, cells: set[str], papers_scale: bool) -> bool:
+        """Whether a preset tests the claim: it needs the claim's cells, and for sizes the paper's scale."""
+        if self.presets and preset not in self.presets:
+            return False
+        return bool(self.size_if if papers_scale and self.size_if else self.holds_if) and self.cells() <= cells
+
+    def expressions(self, papers_scale: bool = False) -> list[Expression]:
+        """Return every expression with every combination of `each` filled in."""
+        texts = self.size_if if papers_scale and self.size_if else self.holds_if
+        if texts and not _are_names(texts):
+            raise _wrong(self.text, "a list of at least one expression", repr(texts))
+        filled = dict[str, None]()  # an expression without placeholders is the same in every combination
+        for choice in itertools.product(*self.each.values()):
+            names = dict(zip(self.each, choice, strict=True))
+            for text in texts:
+                pieces = re.split(r"\{(.*?)\}", text)  # text, name, text, name, ..., text
+                strange = [name for name in pieces[1::2] if name not in names]
+                if strange:
+                    known = ", ".join(names) or "which is empty"
+                    raise _wrong(self.text, f"a placeholder of `each` ({known})", strange[0], text)
+                filled["".join(names[piece] if i % 2 else piece for i, piece in enumerate(pieces))] = None
+        return [parse(text, self.text) for text in filled]
+
+    def said(self, papers_scale: bool) -> str:
+        """Return whose claim it is, and whether only its sign is tested."""
+        if papers_scale or not self.size_if:
+            return SOURCES[self.source]
+        return f"{SOURCES['paper']}, its sign"
+
+    def cells(self) -> set[str]:
+        """Return the cells it names; a recipe is checked with them: a claim on a misspelt cell is never tested."""
+        both = (*self.expressions(True), *self.expressions(False))
+        return {cell for expression in both for _, cell in expression.terms}
+
+
+def _are_names(value: Any) -> bool:
+    """Whether a value is a list of at least one string; a single string would be split into letters."""
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(name, str) for name in value)
+
+
+def _wrong(claim: str, expected: str, found: str, whole: str = "") -> UserError:
+    """Return an error that names the claim and the wrong piece."""
+    where = f" in {whole!r}" if whole else ""
+    return UserError(f"claim {claim!r}: expected {expected}, found {found!r}{where}; correct it in the recipe")
+
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -29,47 +156,31 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Contrast:
-    """One expression on the runs.
-
-    Args:
-        values: v_s of every seed that all its cells have.
-        low, high: 95% t-interval of the mean of this contrast alone; infinite on an unbounded side.
-        p: two-sided p of the t-test against the claim's nearest edge; None if it cannot be tested.
-        adjusted: p after Holm's correction over the claim.
-        leaning: the distance of the mean from the edge in standard errors; negative outside the claim.
-        note: a remark, for example that a target was never reached.
-        paper: the contrast of the paper's own numbers, if it has one for every cell.
-    """
+    """One expression on the runs."""
 
     text: str
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # v_s of every seed that all its cells have
     mean: float
-    low: float
+    low: float  # to `high`: 95% t-interval of the mean of this contrast alone; infinite on an unbounded side
     high: float
     verdict: str
-    p: float | None = None
-    adjusted: float | None = None
-    leaning: float = 0.0
-    note: str = ""
-    paper: float | None = None
+    p: float | None = None  # two-sided, of the t-test against the claim's nearest edge; None if it cannot be tested
+    adjusted: float | None = None  # p after Holm's correction over the claim
+    leaning: float = 0.0  # the distance of the mean from the edge in standard errors; negative outside the claim
+    note: str = ""  # a remark, for example that a target was never reached
+    paper: float | None = None  # the contrast of the paper's own numbers, if it has one for every cell
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim with the verdict of the runs.
-
-    Args:
-        source: one of `SOURCES`.
-        said: whose claim it is, in words, and whether its size or its sign was tested.
-        ranks: the ranks of the row that a claim compares with others, by column.
-    """
+    """A claim with the verdict of the runs."""
 
     text: str
-    source: str
-    said: str
+    source: str  # one of `SOURCES`
+    said: str  # whose claim it is, in words, and whether its size or its sign was tested
     verdict: str
     contrasts: tuple[Contrast, ...]
-    ranks: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()  # the ranks of the row that a claim compares with others, by column
 
     def count(self, *verdicts: str) -> int:
         """Return the number of contrasts with one of these verdicts."""

@@ -33,8 +33,6 @@ from .state_log import Change, Entry, StateLog, read_entry, read_log
 if TYPE_CHECKING:
     from ..server.simulation import Simulation
 
-__all__ = ["CHECKPOINT_FORMAT", "Checkpoints", "Saved"]
-
 CHECKPOINT_FORMAT = 2
 KEEP = 2
 """Checkpoints that stay; from the one before the last, `verify` runs the last round again."""
@@ -49,38 +47,35 @@ FIX = {
     "data": "put the data back as they were",
     "split": f"put the data and the split in {CONFIG} back as they were",
     "frozen weights": "build the model with the frozen weights and buffers it had",
+    "kernels": "the compiled kernels compute otherwise since: use the version of the package that wrote it",
     "layout": "filters of a trimmed network were stored in another order: use the version that wrote it",
 }
 PARTS = ("server", "log", "rounds", "client_metrics", "uploads")
 KEYS = {"format", "round", *PARTS[:3], "bound", "waited"}
 YOUNGER = {*PARTS[3:], SEAL}
-"""The keys of a manifest: those that all have, and those that may be missing, in an older one for example."""
+"""The keys of a manifest of format 2: those that all have, and those that were added later."""
 BOUND = {"config", "data", "split"}
-BOUND_YOUNGER = {"variables", "layout", "frozen weights"}
+BOUND_YOUNGER = {"variables", "layout", "kernels", "frozen weights"}
 """The names that a run is bound to: those of every manifest, and those that only some have."""
 ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """The errors that reading a damaged file may raise."""
 
 
+@dataclass(eq=False)
 class Checkpoints:
-    """The checkpoints of one run directory, written in the background, at most one at a time.
+    """The checkpoints of one run directory, written in the background, at most one at a time."""
 
-    Args:
-        folder: the run directory.
-        every: write a checkpoint every this many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`.
-        bound: digests of config, data, ... of the run; every manifest holds them.
-        keep: write one every this many rounds that is never removed; 0 for none.
-    """
+    folder: Path  # the run directory
+    every: int = 0  # write one every this many rounds; 0 decides by size and time, see `SMALL` and `PAUSE`
+    bound: dict[str, str] = field(default_factory=dict)  # digests of config, data, ... that every manifest holds
+    keep: int = 0  # write one every this many rounds that is never removed; 0 for none
 
-    def __init__(self, folder: Path, every: int = 0, bound: dict[str, str] | None = None, keep: int = 0) -> None:
-        self.folder = folder
-        self.every = every
-        self.keep = keep
-        self.bound = bound or {}
-        self.run = RunDir(folder)
+    def __post_init__(self) -> None:
+        self.run = RunDir(self.folder)
+        self.manifests = self.run.manifests
         self.waited = 0.0  # seconds that rounds waited in here
         self._log, self._grown = StateLog(self.run), {name: Hash() for name in GROWING}
-        self._here = folder.stat().st_ino if folder.exists() else None
+        self._here = self.folder.stat().st_ino if self.folder.exists() else None
         self._newest: int | None = None
         self._replaced: list[Path] = []  # files that only the checkpoint before the newest needs
         self._kept: set[Path] = set()  # files of checkpoints that are never removed
@@ -102,15 +97,14 @@ class Checkpoints:
             size = tree_bytes(server) + states.unsaved_bytes
             busy = self._thread is not None and self._thread.is_alive()
             due = t % self.every == 0 if self.every else size <= SMALL or time.monotonic() - self._last >= PAUSE
-            if self._keeps(t) or (due and not (busy and (size > SMALL or (not self.every and self._impatient())))):
+            waited = self.waited - self._earlier
+            impatient = waited > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
+            if self._keeps(t) or (due and not (busy and (size > SMALL or (not self.every and impatient)))):
                 self.write(t, server, states)
 
     def _keeps(self, t: int) -> bool:
         """Return whether the checkpoint of round t is never removed."""
         return any(every and t % every == 0 for every in (self.keep, self._kept_before))
-
-    def _impatient(self) -> bool:
-        return self.waited - self._earlier > max(PATIENCE, SHARE * (time.monotonic() - self._begun))
 
     def write(self, t: int, server: Any, states: ClientStates | DiskStates) -> None:
         """Write a checkpoint of round t now, in the background; do nothing if it is the newest there is."""
@@ -150,7 +144,10 @@ class Checkpoints:
         Each file is on the disk before the next step: a manifest that exists names only complete files.
         """
         try:
-            vectors = self._write_server(t, server)
+            self._check_same_folder()
+            path = self.run.server_path(t)
+            write_state(path, server)
+            vectors = Part(self.run.name(path), digest(path, flush=True))
             superseded = self._write_states(t, taken)
             self._flush_grown(ends)
             self._write_manifest(t, vectors, waited)
@@ -164,13 +161,6 @@ class Checkpoints:
             self._newest, self._new_names = t, False
         except BaseException as error:  # `wait` raises it, on the thread of the run.
             self._error = error
-
-    def _write_server(self, t: int, server: Any) -> Part:
-        """Write the server's vectors and flush them to the disk."""
-        self._check_same_folder()
-        path = self.run.server_path(t)
-        write_state(path, server)
-        return Part(self.run.name(path), digest(path, flush=True))
 
     def _write_states(self, t: int, taken: list[Any]) -> list[Path]:
         """Append the changed client states to the log, on the disk; return the files that are superseded."""
@@ -224,10 +214,6 @@ class Checkpoints:
 
     # --- read ---
 
-    def manifests(self) -> list[Path]:
-        """Return the manifests that exist, newest first."""
-        return self.run.manifests()
-
     def latest(self) -> Saved | None:
         """Return the newest checkpoint, every file checked; None if there is none. The error names a damaged file."""
         manifests = self.manifests()
@@ -256,23 +242,21 @@ class Checkpoints:
         """Return the hash of a file, or of its first bytes; raise unless it is the one in the manifest."""
         if part is None:
             return Hash()
-        file = self.folder / part.name
-        whole, link = part.length is None, file.is_symlink()  # a link may lead outside of the run
-        found = Hash()
+        file, whole = self.folder / part.name, part.length is None
+        link = file.is_symlink()  # It may lead outside of the run.
+        seen = "a link" if link else "no such file"
         if file.is_file() and not link:
             found = prefix(file, file.stat().st_size if part.length is None else part.length)
             if found.digest() == part.digest and part.length in (None, found.count):
                 return found
-        expected, seen = (f"{'' if whole else f'{n} bytes of '}digest {d}" for n, d in (
-            (part.length, part.digest), (found.count, found.digest())))  # fmt: skip
-        if link or not file.is_file():
-            seen = "a link" if link else "no such file"
+            seen = f"{'' if whole else f'{found.count} bytes of '}digest {found.digest()}"
+        expected = f"{'' if whole else f'{part.length} bytes of '}digest {part.digest}"
         raise UserError(f"checkpoint {manifest}: {part.name} is damaged (expected {expected}, found {seen}){offer}")
 
     def check(self, saved: Saved, bound: dict[str, str]) -> None:
         """Raise if a checkpoint is of another config, other data, ... than these; bind all later ones to these.
 
-        Environment variables that change bits are in a manifest, too, but bind nothing: see `other_variables`.
+        Environment variables that may change bits are in a manifest, too, but a difference there is no error.
         """
         self.bound = bound
         for name, then in ({"layout": "of old"} | saved.manifest.bound).items():
@@ -282,23 +266,7 @@ class Checkpoints:
                     f"found {bound[name]}; {FIX.get(name, 'put it back as it was')}, or start again with another --out"
                 )
 
-    def other_variables(self, saved: Saved) -> str:
-        """Return variables that change bits as they were at a checkpoint and are now; "" if they are the same."""
-        then, now = (bound.get("variables", "") for bound in (saved.manifest.bound, self.bound))
-        return f"{then} then, {now} now" if then and then != now else ""
-
-    def previous(self, saved: Saved) -> Saved | None:
-        """Return the checkpoint before one, checked as well; None if there is none."""
-        found = nearest(self.run, saved.t - 1)
-        if found is not None:
-            self.check(found, self.bound)
-        return found
-
     # --- continue ---
-
-    def drop(self, saved: Saved) -> None:
-        """Remove the manifest of a checkpoint; `rewind_to` an older one removes the rest."""
-        self.run.manifest_path(saved.t).unlink(missing_ok=True)
 
     def restore(self, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
         """Restore server and client states; validate everything before changing anything."""
@@ -332,14 +300,7 @@ class Checkpoints:
         for path in [*self.run.checkpoints.glob("*@*"), *self.run.states.glob("*@*")]:
             if OWN.fullmatch(path.name) and path not in keep:
                 path.unlink(missing_ok=True)
-        self._cut_to(saved)
-        self._newest = saved.t
-        self._replaced = replaced
-        self._earlier = self.waited = saved.manifest.waited
-
-    def _cut_to(self, saved: Saved) -> None:
-        """Cut the log and the files that grow to a checkpoint; their hashes continue from there."""
-        log, *grown = saved.hashes
+        log, *grown = saved.hashes  # They continue from the checkpoint.
         self._grown = dict(zip(GROWING, grown, strict=True))
         self._log = StateLog(self.run, saved.log, log, dict(saved.entries))
         if saved.log is not None:
@@ -349,6 +310,9 @@ class Checkpoints:
                 cut(self.folder / name, self._grown[name].count)
             elif name != ROUNDS:
                 (self.folder / name).unlink(missing_ok=True)
+        self._newest = saved.t
+        self._replaced = replaced
+        self._earlier = self.waited = saved.manifest.waited
 
     def _files(self, path: Path) -> list[Path]:
         """Return the files that the checkpoint of a manifest needs; none if it cannot be read."""
@@ -368,6 +332,17 @@ def nearest(run: RunDir, t: int) -> Saved | None:
     """Return the newest checkpoint of at most t rounds, its files checked; None if there is none."""
     found = [path for path in run.manifests() if int(path.stem) <= t]
     return Checkpoints(run.path).read(found[0]) if found else None
+
+
+def server_of(run: RunDir, t: int) -> Path:
+    """Return the file of the server's vectors after t rounds, checked; client states are not read."""
+    path = run.manifest_path(t)
+    try:
+        part = Manifest.read(path).server
+    except ERRORS as error:
+        raise UserError(f"checkpoint {path} is damaged ({type(error).__name__}: {error}); name another round") from None
+    Checkpoints(run.path)._hashed(path, part, "")
+    return run.path / part.name
 
 
 def load_into(run: RunDir, saved: Saved, simulation: Simulation, records: list[Record]) -> None:
@@ -393,7 +368,7 @@ def _restore(saved: Saved, simulation: Simulation, server: Any, records: list[Re
 
 
 def stale_states(saved: Saved, simulation: Simulation, records: list[Record]) -> Iterator[str]:
-    """Yield a line per client whose state is not of the last round in which its reply was counted."""
+    """Yield a line per client whose state is older or newer than the last turn of it that was counted."""
     turns: dict[int, int] = {}
     if has_leaves(simulation.work.hooks.init_client(simulation.x0)):
         turns = {i: r.round - 1 for r in records[: saved.t] for i in r.cohort if i not in r.dropped}
@@ -406,17 +381,12 @@ def stale_states(saved: Saved, simulation: Simulation, records: list[Record]) ->
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint whose files were all found to have their digests.
-
-    Args:
-        entries: client -> where its state is.
-        hashes: hashes of the log and of the files that grow, up to the checkpoint; writing continues them.
-    """
+    """A checkpoint whose files were all found to have their digests."""
 
     manifest: Manifest
     run: RunDir
-    entries: dict[int, Entry]
-    hashes: tuple[Hash, ...]
+    entries: dict[int, Entry]  # client -> where its state is
+    hashes: tuple[Hash, ...]  # of the log and of the files that grow, up to the checkpoint; writing continues them
 
     @property
     def t(self) -> int:
@@ -454,28 +424,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as it was read; the files that it names were not looked at.
+    """A manifest as it was read; the files that it names were not looked at."""
 
-    Args:
-        t: rounds done.
-        files: in format 1, the file of each client's state.
-        log: the log of client states; None in format 1.
-        rounds: the lines of the rounds done; None in format 1.
-        bound: digests of the run's config, its data, ...
-        waited: seconds that rounds had waited for checkpoints.
-        client_metrics: the scores of the rounds done, if any were measured.
-        uploads: the digests of the clients' uploads in the rounds done; older runs have none.
-    """
-
-    t: int
+    t: int  # rounds done
     server: Part
-    files: dict[int, Entry] = field(default_factory=dict)
-    log: Part | None = None
-    rounds: Part | None = None
-    bound: dict[str, str] = field(default_factory=dict)
-    waited: float = 0.0
-    client_metrics: Part | None = None
-    uploads: Part | None = None
+    files: dict[int, Entry] = field(default_factory=dict)  # in format 1, the file of each client's state
+    log: Part | None = None  # the log of client states; None in format 1
+    rounds: Part | None = None  # the lines of the rounds done; None in format 1
+    bound: dict[str, str] = field(default_factory=dict)  # digests of the run's config, its data, ...
+    waited: float = 0.0  # seconds that rounds had waited for checkpoints
+    client_metrics: Part | None = None  # the scores of the rounds done, if any were measured
+    uploads: Part | None = None  # the digests of the clients' uploads in the rounds done; older runs have none
 
     @property
     def grown(self) -> tuple[Part | None, ...]:
@@ -520,9 +479,8 @@ class Manifest:
     def text(self) -> str:
         """Return the text of the file."""
         parts = {name: _plain(part) for name in PARTS if (part := getattr(self, name)) is not None}
-        return sealed(
-            {"format": CHECKPOINT_FORMAT, "round": self.t, **parts, "bound": self.bound, "waited": self.waited}
-        )
+        head = {"format": CHECKPOINT_FORMAT, "round": self.t}
+        return sealed({**head, **parts, "bound": self.bound, "waited": self.waited})
 
     def entries(self, run: RunDir) -> dict[int, Entry]:
         """Return where each client's state is."""
@@ -550,9 +508,7 @@ def _require_keys(what: str, plain: dict[str, Any], keys: set[str], younger: set
 
 def _part(plain: dict[str, Any]) -> Part:
     _require_keys("a file's entry", plain, {"file", "digest"}, {"bytes"})
-    name = plain["file"]
-    digest = plain["digest"]
-    length = plain.get("bytes")
+    name, digest, length = plain["file"], plain["digest"], plain.get("bytes")
     if not (isinstance(name, str) and isinstance(digest, str)) or (length is not None and type(length) is not int):
         raise TypeError(f"expected file, digest and bytes, found {plain!r}")
     return Part(name, digest, length)

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.config import FILED, NAMED, Config, rename_code, resolved
-from ..config.plan import COMMAND_LINE_ONLY
-from ..config.plan import PLACEMENT as PLACEMENT
+from ..config.plan import COMMAND_LINE_ONLY, PLACEMENT
 from ..config.presets import paper_decay
 from ..config.spec import SETTINGS
 from ..config.stopping import RULES
 from ..errors import UserError
-from ..utils.environment import bits_environment
 from ..utils.files import write
 from ..utils.own_code import Code, copy_name, find_code
+from ..utils.processes import bits_environment
 from ..utils.registry import code_of, file_of, named_file, read_code
 from .directory import CODE, CONFIG, RunDir
 from .signature import refusal, sign
@@ -51,7 +50,18 @@ def read_config(out: Path, allow_code: bool = False) -> Config:
             f"data unless you trust it: add --allow-code if you do{why and f' ({why})'}"
         )
     _warn_of_changes(tables)
-    return Config.from_dict(tables)
+    return Config.from_dict({"layers": layers_of(run, stored)} | tables)
+
+
+WITHOUT_BLOCKS = ("linear", "mlp", "cnn", "lenet", "vector", "charlstm")
+"""Models of this package that have no residual blocks, so that nothing is to be known of them."""
+
+
+def layers_of(run: RunDir, stored: dict[str, Any]) -> str:
+    """Return how a run computes residual blocks; one that has rounds and does not say was made layer by layer."""
+    model = stored.get("model")
+    blocks = not isinstance(model, dict) or model.get("name") not in WITHOUT_BLOCKS
+    return str(stored.get("layers", "plain" if blocks and run.rounds_file.exists() else "auto"))
 
 
 def _refusal(run: RunDir, stored: dict[str, Any], tables: dict[str, Any]) -> str | None:
@@ -125,9 +135,8 @@ def _warn_of_changes(tables: dict[str, Any]) -> None:
             if changed and origin not in warned:
                 warned.add(origin)
                 what = f"{origin} or a file beside it" if "+" in str(table.get("code")) else origin
-                warnings.warn(
-                    f"{what} was changed since the run began; its own copy of the code is used, {copy}", stacklevel=3
-                )
+                text = f"{what} was changed since the run began; its own copy of the code is used, {copy}"
+                warnings.warn(text, stacklevel=3)
 
 
 def as_stored(config: Config) -> dict[str, Any]:
@@ -136,11 +145,7 @@ def as_stored(config: Config) -> dict[str, Any]:
     tables = {key: value for key, value in config.to_dict().items() if key not in COMMAND_LINE_ONLY}
     tables["lr_decay"] = config.lr_decay or paper_decay(config.method)
     tables["data_dir"] = config.data_dir and os.path.abspath(Path(config.data_dir).expanduser())
-    return rename_code(tables, _copy_name)
-
-
-def _copy_name(file: str, code: str) -> str:
-    return f"{CODE}/{copy_name(file, code)}"
+    return rename_code(tables, lambda file, code: f"{CODE}/{copy_name(file, code)}")
 
 
 def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
@@ -151,7 +156,7 @@ def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
     """
     codes = []
     for kind, table in _coded(config.to_dict()):
-        copy = out / _copy_name(named_file(table["name"])[1], table["code"])
+        copy = out / CODE / copy_name(named_file(table["name"])[1], table["code"])
         codes.append(code := code_of(kind, table["name"], table["code"]))
         for part, text in ((copy.name, code.text), *code.beside):
             (copy.parent / part).parent.mkdir(parents=True, exist_ok=True)
@@ -160,11 +165,17 @@ def write_config(out: Path, config: Config, name: str = CONFIG) -> None:
     try:
         RunDir(out).write_tables(tables, name)
     except TypeError as error:  # raised by tomli_w for a field of a user's method
-        raise UserError(
-            f"config: a config in TOML holds numbers, texts, lists and tables, found others ({error})"
-        ) from None
+        what = "a config in TOML holds numbers, texts, lists and tables"
+        raise UserError(f"config: {what}, found others ({error})") from None
     if name == CONFIG and any(file_of(table["name"]) for _, table in _coded(tables)):
         sign(RunDir(out), codes)
+
+
+def store_layers(out: Path, config: Config, layers: str) -> None:
+    """Store how a run that begins computes residual blocks; it may have been killed before its config said so."""
+    tables = RunDir(out).config()
+    if layers != tables.get("layers", "auto"):
+        _rewrite(out, tables, tables | {"layers": layers}, config)
 
 
 def amend(out: Path, config: Config, data_dir: str) -> None:
@@ -175,11 +186,17 @@ def amend(out: Path, config: Config, data_dir: str) -> None:
     rules = {name: value for name in RULES if (value := getattr(config, name))}
     new = {**{k: v for k, v in tables.items() if k not in RULES}, "rounds": config.rounds, **rules, **moved}
     if new != tables:
-        codes = [code_of(kind, table["name"], table["code"]) for kind, table in _coded(config.to_dict())]
-        signed = bool(codes) and refusal(run, tables, codes) is None
-        run.write_tables(new)
-        if signed:  # A run that was allowed but not signed stays so.
-            sign(run, codes)
+        _rewrite(out, tables, new, config)
+
+
+def _rewrite(out: Path, tables: dict[str, Any], new: dict[str, Any], config: Config) -> None:
+    """Write a run's config again, and sign it if it was signed; a run that was allowed but not signed stays so."""
+    run = RunDir(out)
+    codes = [code_of(kind, table["name"], table["code"]) for kind, table in _coded(config.to_dict())]
+    signed = bool(codes) and refusal(run, tables, codes) is None
+    run.write_tables(new)
+    if signed:
+        sign(run, codes)
 
 
 def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
@@ -187,12 +204,14 @@ def bound_to(out: Path, simulation: Simulation) -> dict[str, str]:
 
     The config is digested as it is in its file: a later version may have more fields.
     """
-    from .model_file import frozen_digest
+    from ..models.compiled_kernels import VERSION as KERNELS_VERSION
+    from .binary_files import frozen_digest
 
     data = simulation.data
     layouts = {str(module.stored_as) for module in simulation.model.modules() if hasattr(module, "stored_as")}
     return {
         **({"layout": ", ".join(sorted(layouts))} if layouts else {}),
+        **({"kernels": str(KERNELS_VERSION)} if simulation.plan.layers == "compiled" else {}),
         "config": config_digest(RunDir(out).config() | {"engine": simulation.plan.engine}),
         **frozen_digest(simulation.work.flat),
         "data": data.fingerprint,
@@ -213,6 +232,7 @@ def same_run(stored: Config, given: Config) -> bool:
     given = replace(
         given,
         engine=stored.engine if given.engine == "auto" else given.engine,
+        layers=stored.layers if given.layers == "auto" else given.layers,
         clients=given.clients or stored.clients,
         active=given.active or stored.active,
         augment=given.augment or stored.augment,

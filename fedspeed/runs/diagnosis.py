@@ -1,7 +1,7 @@
 """Diagnosis of a run from the signs in its records: findings, since when, their usual meaning, what to try.
 
-It follows from `rounds.jsonl` alone, so a resumed run and a later reader find the same. Nothing here needs torch:
-`server/health.py` measures. `RULES` says when a sign counts, `MEANING` and `ADVICE` explain each finding.
+A finding follows from `rounds.jsonl` alone, so a resumed run and a later reader find the same. Nothing here needs
+torch: `server/health.py` measures. `RULES` says when a sign counts, `MEANING` and `ADVICE` explain each finding.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 IN_ROW = 3
 """How often in a row a sign must be seen to count."""
 GUESSES, LONG = 5, 10
-"""Signs of guessing, which a slow start has too: evaluations in a row, and for the accuracy, rounds they must span."""
+"""A slow start guesses too: so many evaluations in a row count, and for the accuracy they must span so many rounds."""
 ABOVE, SAME, GROWTH = 1.05, 0.005, 2.0
-"""A loss is above guessing by this factor; the same as at first within this part; a norm that doubles grows."""
+"""The factor of a loss above guessing, the part within which a loss is the same as at first, the factor of a norm that
+grows."""
 UNTRAINED = ("untrained ", "still ")
 """The beginnings of signs of untrained weights; the second is of older versions, which did not ask for a gradient."""
 CAUSES = ("constant outputs", "dead layer")
@@ -66,21 +67,13 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a run.
+    """One thing that is wrong with a run."""
 
-    Args:
-        name: a key of `MEANING`.
-        since: the round in which it was noticed.
-        seen: the measurement in that round, in words.
-        about: the layer or the vector that it concerns, if any.
-        values: (round, number) in every round with its sign.
-    """
-
-    name: str
-    since: int
-    seen: str
-    about: str = ""
-    values: tuple[tuple[int, float | None], ...] = ()
+    name: str  # a key of `MEANING`
+    since: int  # the round in which it was noticed
+    seen: str  # the measurement in that round, in words
+    about: str = ""  # the layer or the vector that it concerns, if any
+    values: tuple[tuple[int, float | None], ...] = ()  # (round, number) in every round with its sign
 
     @property
     def title(self) -> str:
@@ -100,9 +93,7 @@ def diagnose(records: Sequence[Record]) -> list[Finding]:
     found: list[tuple[Finding, str]] = []
     noticed = [(one, rule.sign) for rule in RULES for one in _apply(rule, records)]
     for one, sign in sorted(noticed, key=lambda pair: pair[0].since):
-        if not any(
-            one.name == other.name or sign == its for other, its in found
-        ):  # One finding per sign, one per name.
+        if all(one.name != other.name and sign != its for other, its in found):  # One per sign, one per name.
             found.append((one, sign))
     cause = min((one.since for one, _ in found if one.name in CAUSES), default=None)
     return [one for one, _ in found if one.name not in FOLLOWS or cause is None or one.since < cause]
@@ -170,27 +161,16 @@ class Streak(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule that makes a sign a finding.
+    """A rule that makes a sign a finding."""
 
-    Args:
-        name: of the finding; of several findings of one name, or of one sign, the earliest is kept.
-        sign: its name; if it ends with a space, how it begins: the layer or the vector follows.
-        enough: whether a streak is long enough to count.
-        seen: returns the measurement in words.
-        value: the number of a record to show; by default the sign's own.
-        every: whether all rounds are looked at; otherwise those that were evaluated, and others end no streak.
-        counts: whether a record that has the sign belongs to a streak.
-        unless: whether a streak that is long enough is still not a finding.
-    """
-
-    name: str
-    sign: str
-    enough: Callable[[Streak], bool]
-    seen: Callable[[Streak], str]
-    value: Callable[[Record], float | None] | None = None
-    every: bool = False
-    counts: Callable[[Record], bool] = lambda record: True
-    unless: Callable[[Streak], bool] = lambda streak: False
+    name: str  # of the finding; of several findings of one name, or of one sign, the earliest is kept
+    sign: str  # its name; if it ends with a space, how it begins: the layer or the vector follows
+    enough: Callable[[Streak], bool]  # whether a streak is long enough to count
+    seen: Callable[[Streak], str]  # the measurement in words
+    value: Callable[[Record], float | None] | None = None  # the number of a record to show; by default the sign's own
+    every: bool = False  # look at all rounds; otherwise at those that were evaluated, and others end no streak
+    counts: Callable[[Record], bool] = lambda record: True  # whether a record that has the sign belongs to a streak
+    unless: Callable[[Streak], bool] = lambda streak: False  # whether a streak that is long enough is not a finding
 
 
 def _apply(rule: Rule, records: Sequence[Record]) -> Iterator[Finding]:
@@ -198,9 +178,9 @@ def _apply(rule: Rule, records: Sequence[Record]) -> Iterator[Finding]:
     some = records if rule.every else [r for r in records if _loss(r) is not None or _accuracy(r) is not None]
     names = dict.fromkeys(sign for record in some for sign in record.signs if sign.startswith(rule.sign))
     for sign in names if rule.sign.endswith(" ") else [rule.sign]:
-        having = [r for r in some if sign in r.signs and rule.counts(r)]
         streak = _streak(rule, sign, some)
         if streak and not rule.unless(streak):
+            having = (r for r in some if sign in r.signs and rule.counts(r))
             values = tuple((r.round, rule.value(r) if rule.value else r.signs[sign]) for r in having)
             yield Finding(rule.name, streak.last.round, rule.seen(streak), streak.about, values)
 
@@ -239,7 +219,7 @@ def _falls(row: Sequence[Record]) -> bool:
 
 
 def _text(value: float | None) -> str:
-    return "beyond numbers" if value is None else f"{value:.4g}"
+    return "not finite" if value is None else f"{value:.4g}"
 
 
 def _loss_rule(what: str, loss: Callable[[Record], float | None], every: bool) -> Rule:
@@ -340,11 +320,7 @@ class Advice(NamedTuple):
 
 
 def advise(name: str, config: dict[str, Any]) -> list[Advice]:
-    """Return the changes to try for a finding, in order: those that this config can have and does not have yet.
-
-    Args:
-        config: its tables, as in `config.toml`.
-    """
+    """Return the changes to try for a finding, in order: those that a `config.toml` can have and does not have yet."""
     keys = ADVICE[name]
     if _number(config.get("lr")) > 10 * Plan.lr:  # a rate far above the usual one is the first suspect
         keys = tuple(sorted(keys, key=lambda key: key != "lr"))

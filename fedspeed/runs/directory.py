@@ -1,8 +1,6 @@
-"""The run directory: the names of its files, and how each is written and read back.
+"""The run directory: the names of its files, and how config tables, rounds, scores, summary and split are kept there.
 
 A run directory may come from another user, so everything in it is checked when read, and nothing in it is executed.
-`RunDir` holds all names and reads and writes most files; below it are the locks of a directory, the file of the split,
-and the check of a summary.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from ..record import Record, is_number
 from ..utils.files import (
     LARGEST,
     SEAL,
+    locked,
     read_bytes,
     read_json,
     read_text,
@@ -32,7 +31,6 @@ from ..utils.files import (
     tensors_digest,
     write,
 )
-from ..utils.locks import locked
 from ..utils.notebook import card
 from ..utils.own_code import Code, read_copy
 
@@ -47,12 +45,13 @@ MODEL = "model.safetensors"
 CLIENT_METRICS = "client_metrics.bin"
 UPLOADS = "uploads.bin"
 GROWING = (ROUNDS, CLIENT_METRICS, UPLOADS)
-"""The files that are appended to in every round; a checkpoint says how much of each belongs to it."""
+"""The files that grow during a run; a checkpoint says how much of each belongs to it."""
 SPLIT = "split.json"
 FORK = "fork.json"
 SIGNATURE = "signature.json"
 FILES = (CONFIG, ROUNDS, SUMMARY, MODEL, CLIENT_METRICS, UPLOADS, SPLIT, FORK, SIGNATURE)
 INSPECTION = "inspect.json"
+NOISE = "noise.json"
 FOLDERS = ("states", "checkpoints")
 CODE = "code"
 """The folder of copies of the files of method, model and data: `mine-1a2b3c4d.py` with the digest of `mine.py`, or
@@ -100,6 +99,7 @@ class RunDir:
         self.fork_file = self.path / FORK
         self.signature_file = self.path / SIGNATURE
         self.inspection_file = self.path / INSPECTION
+        self.noise_file = self.path / NOISE
         self.states, self.checkpoints = (self.path / name for name in FOLDERS)
         self.code = self.path / CODE
 
@@ -213,11 +213,13 @@ class RunDir:
 
     def client_metrics(self) -> ClientMetrics | None:
         """Return the scores on every client's data in the rounds that were measured; None if none were."""
-        from ..server.client_metrics import parse
-
         try:
             content = read_bytes(self.client_metrics_file) if self.client_metrics_file.exists() else b""
-            return parse(content) if b"\n" in content else None  # Without it, the run is still writing the first line.
+            if b"\n" not in content:  # The run is still writing the first line.
+                return None
+            from ..server.client_metrics import parse  # It imports numpy, which a report may not need otherwise.
+
+            return parse(content)
         except (OSError, ValueError) as error:
             raise UserError(f"{self.client_metrics_file} cannot be read ({error}); {self._again()}") from None
 
@@ -284,7 +286,7 @@ class RunDir:
             for path in [*self.states.glob("*"), *self.checkpoints.glob("*")]:
                 if not OWN.fullmatch(path.name):
                     raise UserError(f"{path} does not belong to a run, and would be lost; choose another --out")
-            names = (*FILES, INSPECTION, "rounds.csv")  # An observer of an earlier run wrote the last one.
+            names = (*FILES, INSPECTION, NOISE, "rounds.csv")  # An observer of an earlier run wrote the last one.
             logged = self.path.glob("tensorboard/events.out.tfevents.*.fedspeed")
             for path in [*(self.path / name for name in names), *logged]:
                 path.unlink(missing_ok=True)
@@ -367,32 +369,19 @@ def is_running(out: Path) -> Iterator[bool]:
 
 
 class Split(NamedTuple):
-    """A split in numbers.
+    """A split in numbers."""
 
-    Args:
-        fingerprint: `split_fingerprint` of the summary.
-        sizes: the number of samples per client.
-        counts: the number of samples per client and class; empty without classes, or for more than `CELLS` counts.
-        classes: the names of the classes, if they have any.
-    """
-
-    fingerprint: str
+    fingerprint: str  # `split_fingerprint` of the summary
     data: str
     split: str
-    sizes: list[int]
-    counts: list[list[int]]
-    classes: list[str]
-
-
-def write_split(path: Path, data: Federated) -> None:
-    """Write `split.json`, unless it exists."""
-    if not path.exists():
-        write(path, split_text(data))
+    sizes: list[int]  # samples per client
+    counts: list[list[int]]  # samples per client and class; empty without classes, or for more than `CELLS` counts
+    classes: list[str]  # their names, if they have any
 
 
 def split_text(data: Federated) -> str:
     """Return the text of `split.json`; it follows from the data alone."""
-    from ..data.summary import class_counts
+    from ..data.splits import class_counts
 
     few = data.classes and data.classes * data.clients <= CELLS
     counts = class_counts(data).tolist() if few else []

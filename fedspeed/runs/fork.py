@@ -1,40 +1,94 @@
 """Fork of a run: a run that shares its first rounds with another, bit for bit, and continues with other settings.
 
 A fork is a run directory like any other. Its config has the settings of the first rounds (`until`), `fork.json` its
-origin (`fork_origin.py`). It starts from the last checkpoint of the original run that is not beyond the fork, or from
-round 0, and computes the rounds up to the fork with the original settings.
+origin: the run whose first rounds it shares, and their digest. It starts from the last checkpoint of the original run
+that is not beyond the fork, or from round 0, and computes the rounds up to the fork with the original settings.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..client.hooks import overrides
-from ..config.config import Config
+from ..config.config import ANY_ROUND, FIXED, Config, changed_lasting_field, class_chain
 from ..config.plan import PLACEMENT
 from ..config.presets import paper_decay
 from ..config.spec import SETTINGS
-from ..config.until import ANY_ROUND, FIXED, changed_lasting_field, class_chain
 from ..errors import UserError
 from ..methods.base import Method, nested
-from ..record import Record, rounds_digest
+from ..record import Record, older, rounds_digest
 from ..server.observers import Observer
-from ..utils.files import flush, write
-from ..utils.tables import difference, flat, merged
+from ..utils.files import SEAL, difference, flat, flush, merged, read_json, read_text, seal_holds, sealed, write
 from .config_file import config_digest, read_config, write_config
-from .directory import RunDir, exclusive, is_running
-from .fork_origin import Origin, write_parent
-from .launch import resume
+from .directory import FORK, RunDir, exclusive, is_running
 
 if TYPE_CHECKING:
     from .checkpoint import Saved
 
-__all__ = ["fork", "forked"]
+
+FORMAT = 1
+
+
+class Origin(NamedTuple):
+    """The run that a fork comes from, and the rounds that they share."""
+
+    folder: str  # where that run was
+    at: int  # the number of shared rounds
+    rounds: str  # the digest of the shared rounds, without their times
+    changes: dict[str, list[Any]]  # field -> [then, now]
+
+    def text(self) -> str:
+        """Return the origin and the changes in one line.
+
+        Example:
+            >>> Origin("runs/a", 300, "", {"lr": [0.1, 0.05]}).text()
+            'fork of runs/a at round 300: lr 0.1 -> 0.05'
+        """
+        new = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in self.changes.items())
+        return f"fork of {self.folder} at round {self.at}: {new or 'nothing changed'}"
+
+    def mismatches(self, records: Sequence[Record]) -> list[str]:
+        """Return how the first rounds of a run differ from the origin's, bit for bit."""
+        own = records[: self.at]
+        found = rounds_digest(own)
+        # The origin may be of a version without norms in its records.
+        if found == self.rounds or rounds_digest(map(older, own)) == self.rounds:
+            return []
+        wrong = f"the first {self.at} rounds are not those of {self.folder}"
+        return [f"{wrong}: expected digest {self.rounds}, found {found}"]
+
+    def require(self, records: Sequence[Record]) -> None:
+        """Raise unless the first rounds of a run are the origin's."""
+        for wrong in self.mismatches(records):
+            raise UserError(f"{wrong}; fork where that run was made, or start a run with its config")
+
+
+def read_parent(run: RunDir) -> Origin | None:
+    """Return the origin of a run, None if it is not a fork; raise for a file that was changed."""
+    if not run.fork_file.exists():
+        return None
+    plain = read_json(run.fork_file)
+    holds = seal_holds(read_text(run.fork_file).removesuffix("\n"), indent=1) if plain else None
+    folder, at, rounds, changes = (plain.get(name) for name in Origin._fields)
+    if (
+        plain.get("format") != FORMAT
+        or plain.keys() - {SEAL} != {"format", *Origin._fields}
+        or holds is False
+        or not (isinstance(folder, str) and isinstance(rounds, str) and type(at) is int and at > 0)
+        or not isinstance(changes, dict)
+        or not all(isinstance(pair, list) and len(pair) == 2 for pair in changes.values())
+    ):
+        raise UserError(f"{run.fork_file} is not a {FORK} of format {FORMAT} as it was written; put it back")
+    return Origin(folder, at, rounds, changes)
+
+
+def write_parent(run: RunDir, parent: Origin) -> None:
+    """Write `fork.json`."""
+    write(run.fork_file, sealed({"format": FORMAT, **parent._asdict()}, indent=1) + "\n", durable=True)
 
 
 def fork(
@@ -66,6 +120,8 @@ def fork(
         Traceback (most recent call last):
         fedspeed.errors.UserError: runs/a holds no run: expected a config.toml; start one with `fedspeed run --out ...`
     """
+    from .launch import resume
+
     run, out = Path(run), Path(out)
     made = RunDir(out).missing_folders()
     branch(run, at, out, changes or {}, allow_code)
@@ -83,18 +139,25 @@ def branch(run: Path, at: int, out: Path, changes: Mapping[str, Any], allow_code
     old = read_config(run, allow_code)
     records = require(run, at, out)
     new = forked(old, at, changes)
+    from .checkpoint import Checkpoints, nearest  # torch, which a refusal above does not need
+
     files = RunDir(out)
     made = files.missing_folders()
     with is_running(run) as in_progress:
         if in_progress:
             raise UserError(f"{run} is in progress; fork it when it has ended or was stopped")
-        saved = _start(RunDir(run), at)
+        saved = nearest(RunDir(run), at)
+        if saved is None or saved.log is None:  # Format 1 has no digest of the config.
+            saved = None
+        else:
+            Checkpoints(run).check(saved, {"config": config_digest(RunDir(run).config())})
         with exclusive(out):
             _require_free(out)  # Another process may have made one before the lock.
             try:
                 files.create()
-                origin = Origin(str(run.resolve()), at, rounds_digest(records[:at]), _changes(old, new))
-                write_parent(files, origin)
+                then, now = (flat({k: v for k, v in _full(one).items() if k != "until"}) for one in (old, new))
+                changed = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
+                write_parent(files, Origin(str(run.resolve()), at, rounds_digest(records[:at]), changed))
                 write_config(out, new)
                 if saved is not None:
                     _copy(saved, files)
@@ -124,8 +187,6 @@ def _require_free(out: Path) -> None:
 def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
     """Return the config of a fork: the changed one, with the settings of the shared rounds in `until`.
 
-    Raises a UserError for a change that is not possible.
-
     Example:
         >>> forked(Config(rounds=60), 30, {"lr": 0.05, "method.rho": 0.2}).to_dict()["until"]
         {'30': {'lr': 0.1, 'method': {'rho': 0.1}}}
@@ -152,20 +213,16 @@ def forked(old: Config, at: int, changes: Mapping[str, Any]) -> Config:
             f"a fork at round {at} of {new.rounds} has no round of its own; change rounds too (--set rounds={2 * at}), "
             f"or fork earlier"
         )
-    for why in _misfits(old, new):
-        raise why
+    _require_fit(old, new)
     segments: list[tuple[int, dict[str, Any]]] = []
     for upto, config in [*old.stretches, (at, old)]:
-        if not segments or segments[-1][0] < at:
-            segments = _with(segments, min(upto, at), _then(config, new, min(upto, at)))
+        if segments and segments[-1][0] >= at:
+            break
+        settings = _then(config, new, min(upto, at))
+        if segments and segments[-1][1] == settings:  # They are joined.
+            segments.pop()
+        segments.append((min(upto, at), settings))
     return replace(new, until=tuple(one for i, one in enumerate(segments) if any(o for _, o in segments[i:])))
-
-
-def _with(
-    segments: list[tuple[int, dict[str, Any]]], upto: int, over: dict[str, Any]
-) -> list[tuple[int, dict[str, Any]]]:
-    """Return the segments and one more, which is joined to the last one if their settings are equal."""
-    return [*(segments[:-1] if segments and segments[-1][1] == over else segments), (upto, over)]
 
 
 def _then(config: Config, new: Config, upto: int) -> dict[str, Any]:
@@ -184,44 +241,32 @@ def _full(config: Config) -> dict[str, Any]:
     return {**later, **config.to_dict()}
 
 
-def _changes(old: Config, new: Config) -> dict[str, list[Any]]:
-    then, now = (flat({k: v for k, v in _full(one).items() if k != "until"}) for one in (old, new))
-    return {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
-
-
 def _refused(name: str, why: str) -> UserError:
     return UserError(f"a fork cannot change {name}: {why}; start a run of its own, `fedspeed run CONFIG.toml`")
 
 
-def _misfits(old: Config, new: Config) -> Iterator[UserError]:
-    """Why the states of one method cannot be continued by another."""
+def _require_fit(old: Config, new: Config) -> None:
+    """Raise if the states of one method cannot be continued by another."""
+    from ..client.hooks import overrides
+
     if class_chain(old.method) != class_chain(new.method):
-        yield _refused("the method", f"its states are {old.method.label}'s")
-        return
+        raise _refused("the method", f"its states are {old.method.label}'s")
     if name := changed_lasting_field(old.method, new.method):
-        yield _refused(f"the method's {name}", "what it says counts all rounds together, with one value for all")
-    shapes = [_shapes(config.method) for config in (old, new)]
-    fields_of = [
-        name for name, value in flat(new.method.to_dict()).items() if flat(old.method.to_dict())[name] != value
-    ]
-    if shapes[0] != shapes[1]:
-        yield _refused(f"method.{fields_of[0]}", f"states are {shapes[0]} now and would be {shapes[1]}")
-    means = [_running_mean(config.method) for config in (old, new)]
-    if means[0] != means[1]:
-        yield _refused(f"method.{fields_of[0]}", "what the server keeps as a mean over all clients would not be one")
-    if old.weighting == new.weighting:
-        return
-    if means[0]:
-        kept, of = f"the server's {means[0][1]}", f"the clients' {means[0][0]}"
-        yield _refused("weighting", f"{kept} is a mean of {of} with its weights ({old.method.label})")
-    if overrides(old.method, "settle"):
-        yield _refused("weighting", f"{old.method.label}'s clients keep what follows from means with its weights")
-
-
-def _running_mean(method: Method) -> tuple[str, str] | None:
-    """Return the mean over all clients of the innermost method; a wrapper that changes uploads names none."""
-    *_, inner = nested(method)
-    return inner.running_mean
+        raise _refused(f"the method's {name}", "what it says counts all rounds together, with one value for all")
+    then, now = (flat(config.method.to_dict()) for config in (old, new))
+    first = next((f"method.{name}" for name in now if then[name] != now[name]), "")
+    before, after = (_shapes(config.method) for config in (old, new))
+    if before != after:
+        raise _refused(first, f"states are {before} now and would be {after}")
+    # The innermost method's mean over all clients: a wrapper that changes uploads names none.
+    mean, other = ([*nested(config.method)][-1].running_mean for config in (old, new))
+    if mean != other:
+        raise _refused(first, "what the server keeps as a mean over all clients would not be one")
+    if mean and old.weighting != new.weighting:
+        kept, of = f"the server's {mean[1]}", f"the clients' {mean[0]}"
+        raise _refused("weighting", f"{kept} is a mean of {of} with its weights ({old.method.label})")
+    if old.weighting != new.weighting and overrides(old.method, "settle"):
+        raise _refused("weighting", f"{old.method.label}'s clients keep what follows from means with its weights")
 
 
 def _shapes(method: Method) -> str:
@@ -233,17 +278,6 @@ def _shapes(method: Method) -> str:
     x0 = torch.zeros(8)
     kept = {"server": method.init_server(x0.double()), "client": method.init_client(x0)}
     return ", ".join(f"{name} ({len(a)})" for whose, tree in kept.items() for name, a in named(whose, tree)) or "none"
-
-
-def _start(run: RunDir, at: int) -> Saved | None:
-    """Return the checkpoint to start from, of the directory's config; None for round 0."""
-    from .checkpoint import Checkpoints, nearest
-
-    saved = nearest(run, at)
-    if saved is None or saved.log is None:  # Format 1 has no digest of the config.
-        return None
-    Checkpoints(run.path).check(saved, {"config": config_digest(run.config())})
-    return saved
 
 
 def _copy(saved: Saved, to: RunDir) -> None:
@@ -259,27 +293,22 @@ def _copy(saved: Saved, to: RunDir) -> None:
             _copy_file(saved.run.path / part.name, to.path / part.name, part.length)
     for client, entry in saved.entries.items():
         if entry.digest:
-            _share(saved.run.state_path(client, entry.generation), to.state_path(client, entry.generation))
+            source, target = (run.state_path(client, entry.generation) for run in (saved.run, to))
+            try:
+                os.link(source, target)  # The file is never changed.
+            except OSError:  # Another file system, or one without links.
+                _copy_file(source, target)
     flush(to.states)
     bound = {**manifest.bound, "config": config_digest(to.config())}
     write(to.manifest_path(saved.t), replace(manifest, bound=bound).text(), durable=True)
     flush(to.checkpoints)
 
 
-def _copy_file(source: Path, target: Path, length: int | None) -> None:
+def _copy_file(source: Path, target: Path, length: int | None = None) -> None:
     shutil.copyfile(source, target)
     if length is not None:
         os.truncate(target, length)
     flush(target)
-
-
-def _share(source: Path, target: Path) -> None:
-    """Link, or copy, a file that is never changed."""
-    try:
-        os.link(source, target)
-    except OSError:  # Another file system, or one without links.
-        shutil.copyfile(source, target)
-        flush(target)
 
 
 def _remove(out: Path, made: list[Path]) -> None:

@@ -12,7 +12,8 @@ from ..config.config import Config
 from ..config.stopping import with_rules
 from ..errors import UserError
 from ..server.observers import Observer, Observers
-from .config_file import amend, bound_to, read_config, write_config
+from ..utils.collector import paused
+from .config_file import amend, bound_to, read_config, store_layers, write_config
 from .directory import RunDir, exclusive
 from .recorder import RunRecorder, disk_errors
 from .summary import final_summary
@@ -37,11 +38,12 @@ def prepare(
         folder: for client states on disk; None makes a temporary one.
         new: refuse ambiguous targets; runs of older versions may have them, new ones may not.
     """
-    from torch.nn.functional import cross_entropy, mse_loss
+    with paused():
+        from torch.nn.functional import cross_entropy, mse_loss
 
-    from ..client.losses import named_loss
-    from ..models import build_with, find_builder, takes_numbers
-    from ..server.simulation import Simulation
+        from ..client.losses import doubtful, named_loss
+        from ..models import build_with, find_builder, takes_numbers
+        from ..server.simulation import Simulation
 
     builder = find_builder(config.model.name, config.model.code)  # before the data, which may be a download away
     config, data = load_federation(config, progress)
@@ -50,24 +52,17 @@ def prepare(
     model = build_with(builder, config.model.name, data, config.seed, config.model.options)
     if config.loss:
         loss: Loss | None = named_loss(config.loss)
-    elif new:
-        _require_targets(data)
-        loss = None
-    else:
+    elif not new:
         loss = mse_loss if data.classes is None else cross_entropy
-    return Simulation(config.method, model, data, config, loss, folder=folder, new=new)
-
-
-def _require_targets(data: Federated) -> None:
-    """Raise for targets that have no default loss."""
-    from ..client.losses import doubtful
-
-    if data.classes is None and not data.y.is_floating_point():
+    elif data.classes is None and not data.y.is_floating_point():  # These targets have no default loss.
         found = doubtful(data.y.cpu().numpy()) or (
             f"expected one class label per row, or floats for regression, found whole numbers of shape "
             f"{tuple(data.y.shape)}; name a loss, --loss bce for several labels of 0 and 1 per row"
         )
         raise UserError(f"data {data.name}: {found}")
+    else:
+        loss = None
+    return Simulation(config.method, model, data, config, loss, folder=folder, new=new)
 
 
 def load_federation(
@@ -122,8 +117,9 @@ def run_config(
         observers: `fedspeed.Observer`s or their names, called as the run proceeds; they are not part of the config.
         progress: called with (what, done, total) during slow steps before the rounds, a download for example.
     """
-    from ..methods import require_name
-    from .checkpoint import Checkpoints
+    with paused():
+        from ..methods import require_name
+        from .checkpoint import Checkpoints
 
     require_name(config.method)
     out, watching = Path(out), Observers(observers)
@@ -149,8 +145,11 @@ def run_config(
             # Written again with the defaults resolved (`auto`: the engine decides the last bits). The checkpoints are
             # bound to the digest of this file.
             plan = simulation.plan
+            layers = config.layers if plan.layers == "auto" else plan.layers
             clients, augment = getattr(plan, "clients", 0), getattr(plan, "augment", config.augment)
-            config = replace(config, engine=plan.engine, clients=clients, active=plan.active, augment=augment)
+            config = replace(
+                config, engine=plan.engine, layers=layers, clients=clients, active=plan.active, augment=augment
+            )
             write_config(out, config)
             checkpoints = Checkpoints(out, config.checkpoint_every, bound_to(out, simulation), config.keep_every)
             return _run(RunRecorder(out, config, simulation, [], checkpoints), watching)
@@ -205,17 +204,13 @@ def resume_config(
     progress: Callable[[str, int, int], None] | None = None,
     data_dir: str = "",
 ) -> dict[str, Any]:
-    """Continue the run in a directory with the config of `config_to_resume`, and return its summary.
-
-    Args:
-        progress: as for `run_config`.
-        data_dir: where the data are now, if they were moved; the directory's config gets it.
-    """
+    """Continue the run in a directory with the config of `config_to_resume`, and return its summary; see `resume`."""
     run = RunDir(out)
     done = final_summary(run, config)
     if done is not None:
         return done
-    from .checkpoint import Checkpoints
+    with paused():
+        from .checkpoint import Checkpoints
 
     with exclusive(out):
         checkpoints = Checkpoints(out, config.checkpoint_every, keep=config.keep_every)
@@ -250,28 +245,34 @@ def continue_run(
 
     Everything is checked before anything is changed.
     """
+    from .checkpoint import nearest
+
+    run = RunDir(out)
     with disk_errors(out, config):
+        if saved is None:
+            store_layers(out, config, simulation.plan.layers)
         checkpoints.bound = bound_to(out, simulation)
         if saved is not None:
             checkpoints.check(saved, checkpoints.bound)
-            if other := checkpoints.other_variables(saved):
-                what = f"environment variables that change the last bits differ ({other})"
+            then, now = (bound.get("variables", "") for bound in (saved.manifest.bound, checkpoints.bound))
+            if then and then != now:
+                what = f"environment variables that change the last bits differ ({then} then, {now} now)"
                 warnings.warn(f"{what}; the run continues, equal up to rounding", stacklevel=3)
         again = saved if saved is not None and _scored_as_the_last(out, records[-1], config) else None
         if again is not None:
-            saved = checkpoints.previous(again)
+            saved = nearest(run, again.t - 1)
             if saved is None:
                 raise UserError(
                     f"{out} cannot be extended bit for bit: round {again.t} was evaluated only because it was the last "
                     f"(eval_every, client_metrics), and there is no checkpoint before it; start a run with more rounds"
                 )
+            checkpoints.check(saved, checkpoints.bound)
             records = records[: saved.t]
         amend(out, config, data_dir=data_dir)
         if again is not None:
-            checkpoints.drop(again)
+            run.manifest_path(again.t).unlink(missing_ok=True)  # `rewind_to` removes the rest.
         if saved is not None:
             checkpoints.restore(saved, simulation, records)
-        run = RunDir(out)
         run.remove_results()  # First: they describe rounds that are cut off below.
         run.clear() if saved is None else checkpoints.rewind_to(saved, simulation.states)
         run.remove_partial()

@@ -9,6 +9,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,9 +18,10 @@ from ..config.config import Config
 from ..config.spec import GIVEN
 from ..errors import UserError
 from ..server.observers import status_of
+from ..utils.files import write
 from ..utils.processes import delay_signals
-from .directory import RunDir, line, write_split
-from .fork_origin import Origin, read_parent
+from .directory import RunDir, line, split_text
+from .fork import Origin, read_parent
 from .summary import digests, final_summary, summarise
 
 if TYPE_CHECKING:
@@ -35,46 +37,37 @@ def disk_errors(out: Path, config: Config) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        fix = "Get permission to write" if isinstance(error, PermissionError) else "Free some space"
         raise UserError(
-            f"cannot write to {out} ({error.strerror or error}); what was written before is kept. Free some space, "
+            f"cannot write to {out} ({error.strerror or error}); what was written before is kept. {fix}, "
             f"then {_again(out, config)}"
         ) from None
 
 
 def _again(out: Path, config: Config) -> str:
-    given = config.model.name == GIVEN
-    return "call simulate(..., resume=True)" if given else f"`fedspeed resume {out}`"
+    return "call simulate(..., resume=True)" if config.model.name == GIVEN else f"`fedspeed resume {out}`"
 
 
+@dataclass(eq=False, repr=False)
 class RunRecorder:
-    """The recorder of one run into one directory.
+    """The recorder of one run into one directory."""
 
-    Args:
-        records: the records of the rounds before.
-        hold: context manager that locks the directory; `nullcontext` if the caller already holds the lock.
-    """
+    out: Path
+    config: Config
+    simulation: Simulation
+    records: list[Record]  # of the rounds before; new ones are added
+    checkpoints: Checkpoints
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext  # locks the directory, unless the caller has
 
-    def __init__(
-        self,
-        out: Path,
-        config: Config,
-        simulation: Simulation,
-        records: list[Record],
-        checkpoints: Checkpoints,
-        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.out = out
-        self.config = config
-        self.simulation = simulation
-        self.records = records
-        self.checkpoints, self.hold = checkpoints, hold
-        self.files = RunDir(out)
+    def __post_init__(self) -> None:
+        self.files = RunDir(self.out)
         self.summary: dict[str, Any] = {}
-        self._here = out.stat().st_ino
+        self._here = self.out.stat().st_ino
         self._left = self._traces()
         self._apart = False  # client states are of a round that was not recorded
         self._given_up = False  # the caller stopped iterating, and the cause is not known
-        self._written = (simulation.t, simulation.server, simulation.elapsed)  # state after the last recorded round
+        run = self.simulation
+        self._written = (run.t, run.server, run.elapsed)  # state after the last recorded round
         self._parent: Origin | None = None
 
     @contextmanager
@@ -92,9 +85,15 @@ class RunRecorder:
             self._written, self._given_up = (run.t, run.server, run.elapsed), False
             _OPEN.add(run)
             try:
-                with disk_errors(self.out, self.config), self._opened() as lines:
-                    yield partial(self._write, lines)
-                    self._last_checkpoint()
+                with disk_errors(self.out, self.config):
+                    self.files.remove_results()  # First: a kill from here on must leave no summary of fewer rounds.
+                    if not self.files.split_file.exists():
+                        write(self.files.split_file, split_text(run.data))
+                    self._parent = read_parent(self.files)
+                    run.stopping.after = self._parent.at if self._parent else 0
+                    with self.files.rounds_file.open("a", encoding="utf-8") as lines:
+                        yield partial(self._write, lines)
+                        self._last_checkpoint()
                 status = run.ended
             except GeneratorExit:
                 status = self._left_alone()
@@ -106,19 +105,6 @@ class RunRecorder:
                 self._end(status)
         _OPEN.discard(run)
 
-    @contextmanager
-    def _opened(self) -> Iterator[TextIO]:
-        """Open the file of rounds.
-
-        Results of an earlier end are removed first: a kill from here on must leave no summary of fewer rounds.
-        """
-        self.files.remove_results()
-        write_split(self.files.split_file, self.simulation.data)
-        self._parent = read_parent(self.files)
-        self.simulation.stopping.after = self._parent.at if self._parent else 0
-        with self.files.rounds_file.open("a", encoding="utf-8") as lines:
-            yield lines
-
     def _write(self, lines: TextIO, result: RoundResult) -> None:
         """Write a round, and a checkpoint if one is due.
 
@@ -126,7 +112,7 @@ class RunRecorder:
         the disk. The line in `rounds.jsonl` comes last: a round without its line did not happen, and `resume` cuts the
         other files back to the checkpoint.
         """
-        from .uploads import add_uploads
+        from .binary_files import add_uploads
 
         run, record = self.simulation, result.record
         self._check_in_place()
@@ -182,7 +168,7 @@ class RunRecorder:
 
     def _conclude(self, status: str) -> None:
         """Write the model, then the summary, whose digests include the model's."""
-        from .model_file import save_model
+        from .binary_files import save_model
 
         save_model(self.simulation, self.files.model_file)
         self.summary = summarise(self.config, self.simulation, self.records, status) | {

@@ -27,45 +27,31 @@ from ..server.round import broadcast, plan_round
 from ..server.segments import sibling
 from ..server.simulation import Simulation
 from ..utils.devices import deterministic, preserve_rng
-from ..utils.files import key
-from ..utils.locks import scratch
+from ..utils.files import key, scratch
 from ..utils.random import batch_order
+from .binary_files import read_uploads, upload_mismatches
 from .checkpoint import Checkpoints, load_into, nearest
 from .config_file import bound_to, read_config
 from .directory import RunDir, is_running
 from .launch import prepare
-from .uploads import read_uploads, shown, upload_mismatches
 from .verify import round_mismatches
-
-__all__ = ["Replay", "replay"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One local step.
+    """One local step."""
 
-    Args:
-        samples: the indices of the minibatch's samples in the training data.
-        loss: at the step's first gradient; None for a step without a gradient.
-        gradients: the norm of each gradient of the step.
-        direction: the norm of the step's direction, without weight decay.
-    """
-
-    samples: list[int]
-    loss: float | None
-    gradients: list[float]
-    direction: float
+    samples: list[int]  # the indices of the minibatch's samples in the training data
+    loss: float | None  # at the step's first gradient; None for a step without a gradient
+    gradients: list[float]  # the norm of each gradient of the step
+    direction: float  # the norm of the step's direction, without weight decay
 
 
 @dataclass
 class Trace:
-    """Losses, norms, model, upload and state of one client, as its hooks were called.
+    """Losses, norms, model, upload and state of one client, as its hooks were called."""
 
-    Args:
-        row: the client's row in a block of `rows` clients; None outside of a block.
-    """
-
-    row: int | None
+    row: int | None  # the client's row in a block of `rows` clients; None outside of a block
     rows: int
     steps: list[tuple[float | None, list[float], float]] = field(default_factory=list)
     x: torch.Tensor | None = None
@@ -128,37 +114,24 @@ def _norm(a: torch.Tensor | None) -> float:
 
 @dataclass
 class Replay:
-    """A turn that was run again.
-
-    Args:
-        run, round, client: the turn; round 1 is the first.
-        began: the rounds done where the computation began: at a checkpoint, or 0.
-        lr: the local rate.
-        engine: the arithmetic, `loop` or `block`; `beside` are the clients that shared its block.
-        labels: the client's number of samples per class; None without classes.
-        steps: the local steps.
-        x: the client's model at the end of its turn, a vector; None if it failed.
-        upload, state: the client's upload and its new state.
-        digest, recorded: the digest of the upload, and the one that the run recorded; None if there is none.
-        error: the error of a client that failed; "" otherwise.
-        unlike: differences from the run in the rounds that were run again before; it should be empty.
-    """
+    """A turn that was run again."""
 
     run: str
-    round: int
+    round: int  # 1 is the first
     client: int
-    began: int
-    lr: float
-    engine: str
-    beside: list[int]
-    labels: list[int] | None
+    began: int  # the rounds done where the computation began: at a checkpoint, or 0
+    lr: float  # the local rate
+    engine: str  # the arithmetic, `loop` or `block`
+    beside: list[int]  # the clients that shared its block
+    labels: list[int] | None  # the client's number of samples per class; None without classes
     steps: list[Step]
-    x: torch.Tensor | None
+    x: torch.Tensor | None  # the client's model at the end of its turn, a vector; None if it failed
     upload: Any
-    state: Any
-    digest: str | None
-    recorded: str | None
-    error: str = ""
+    state: Any  # the client's new state
+    digest: str | None  # of the upload
+    recorded: str | None  # the digest that the run recorded; None if there is none
+    error: str = ""  # of a client that failed; "" otherwise
+    # Differences in the rounds that were run again before; none if well.
     unlike: list[str] = field(default_factory=list)
     module: nn.Module | None = None
 
@@ -221,14 +194,21 @@ def replay(
             done = again.advance()
             t = done.record.round
             different += round_mismatches(done.record, records[t - 1])
-            different += upload_mismatches(sent.get(t), done.uploads.items(), t)
+            different += upload_mismatches(sent.get(t, {}), done.uploads, t)
         by = again.next_runner()
         chunk = _chunk(by, client)
-        found = _found(by, chunk, client, *_turn(by, chunk, client))
-        found.run, found.began, found.unlike = str(files.path), began, different
-        noted = sent.get(round, {}).get(client)
-        found.recorded = None if noted is None else shown(noted)
-        return found
+        trace, reply = _turn(by, chunk, client)
+        job, noted = reply.job, sent.get(round, {}).get(client)
+        error = str(reply.error) if isinstance(reply, Failed) else ""
+        x, up, state = (None, None, None) if error else (trace.x, trace.up, trace.client)
+        return Replay(
+            run=str(files.path), round=round, client=client, began=began, lr=job.lr, engine=by.plan.engine,
+            beside=[other.client for other in chunk if other.client != client], labels=_labels(by.work.data, client),
+            steps=_steps(by.work, job, trace), x=x, upload=up, state=state,
+            digest=None if error else f"{upload_digests(up)[0]:016x}",
+            recorded=None if noted is None else f"{noted:016x}",
+            error=error, unlike=different, module=None if x is None else _module(by.work, x),
+        )  # fmt: skip
 
 
 def _again(
@@ -295,21 +275,6 @@ def _turn(by: Simulation, chunk: list[Job], client: int) -> tuple[Trace, Reply |
     if trace.up is None and len(chunk) > 1:  # The block failed, and was run client by client.
         return _turn(by, [chunk[at]], client)
     return trace, reply
-
-
-def _found(by: Simulation, chunk: list[Job], client: int, trace: Trace, reply: Reply | Failed) -> Replay:
-    """Return the replay of a turn from its trace and its reply."""
-    job, data = reply.job, by.work.data
-    error = str(reply.error) if isinstance(reply, Failed) else ""
-    done = not error
-    digest = shown(upload_digests(trace.up)[0]) if done else None
-    return Replay(
-        run="", round=job.t + 1, client=client, began=0, lr=job.lr, engine=by.plan.engine,
-        beside=[other.client for other in chunk if other.client != client], labels=_labels(data, client),
-        steps=_steps(by.work, job, trace), x=trace.x if done else None, upload=trace.up if done else None,
-        state=trace.client if done else None, digest=digest, recorded=None, error=error,
-        module=_module(by.work, trace.x) if done and trace.x is not None else None,
-    )  # fmt: skip
 
 
 def _labels(data: Federated, client: int) -> list[int] | None:

@@ -37,8 +37,7 @@ def state_folder() -> Path:
     Raises:
         UserError: if there is none. A relative one does not count: it could lie in a stranger's run directory.
     """
-    named = {"FEDSPEED_STATE": "", "XDG_STATE_HOME": "fedspeed"}
-    for variable, inner in named.items():
+    for variable, inner in (("FEDSPEED_STATE", ""), ("XDG_STATE_HOME", "fedspeed")):
         if chosen := os.environ.get(variable):
             if not os.path.isabs(chosen):
                 raise UserError(f"{variable}: expected an absolute path, found {chosen}")
@@ -97,12 +96,8 @@ def make_key() -> bytes | None:
 
 
 def sign(run: RunDir, codes: Iterable[Code]) -> None:
-    """Sign the config of a run and its code; a user without a key, in a home that cannot be written for example, has
-    no signature, and is asked as for a run of another user.
-
-    Args:
-        codes: all code that the config names.
-    """
+    """Sign the config of a run and all code that it names; a user without a key, in a home that cannot be written for
+    example, has no signature, and is asked as for a run of another user."""
     try:
         key = make_key()
     except (UserError, AttributeError):  # Windows has no such permissions.

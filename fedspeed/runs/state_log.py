@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,23 +45,16 @@ class Change(NamedTuple):
     digest: str = ""
 
 
+@dataclass(eq=False)
 class StateLog:
-    """A log to append to, and its valid records.
+    """A log to append to, and its valid records."""
 
-    Args:
-        run: the run directory.
-        path: the log to continue; None begins one with the first records.
-        hash: the hash of its bytes.
-        live: client -> the place of its state.
-    """
+    run: RunDir
+    path: Path | None = None  # the log to continue; None begins one with the first records
+    hash: Hash = field(default_factory=Hash)  # of its bytes
+    live: dict[int, Entry] = field(default_factory=dict)  # client -> the place of its state
 
-    def __init__(
-        self, run: RunDir, path: Path | None = None, hash: Hash | None = None, live: dict[int, Entry] | None = None
-    ) -> None:
-        self.run = run
-        self.path = path
-        self.hash = hash or Hash()
-        self.live = live or {}
+    def __post_init__(self) -> None:
         self._holds = sum(entry.length for entry in self.live.values())
         self._file_number = 0  # the inode of the log, once it was opened
 
@@ -77,9 +71,10 @@ class StateLog:
                 self._begin(t, {change.client for change in changes})
             assert self.path is not None
             with self.path.open("ab") as file:
-                if self._number(file) != (self._file_number or self._number(file)):
+                number = os.fstat(file.fileno()).st_ino
+                if number != (self._file_number or number):
                     raise OSError(2, "another file has taken its place")
-                self._file_number = self._number(file)
+                self._file_number = number
                 for change in changes:
                     self._add(file, change)
                 file.flush()
@@ -101,7 +96,7 @@ class StateLog:
         self._holds = 0
         self.path.unlink(missing_ok=True)  # The name may be a link, or a log that a killed process began.
         with self.path.open("xb") as file, (old or Path(os.devnull)).open("rb") as source:
-            self._file_number = self._number(file)
+            self._file_number = os.fstat(file.fileno()).st_ino
             for client in sorted(live.keys() - without):
                 entry = live[client]
                 if entry.start < 0:
@@ -110,18 +105,10 @@ class StateLog:
                 source.seek(entry.start)
                 self._put(file, client, entry.generation, entry.digest, [source.read(entry.length)])
 
-    @staticmethod
-    def _number(file: Any) -> int:
-        return os.fstat(file.fileno()).st_ino
-
     def _add(self, file: Any, change: Change) -> None:
-        about: dict[str, Any] = {"client": change.client, "round": change.generation}
-        numbers: list[memoryview] = []
-        if change.digest:
-            about["digest"] = change.digest
-        else:
-            about["leaves"], numbers = encode(change.state)
-        line = json.dumps(about).encode() + b"\n"
+        header, numbers = ([], []) if change.digest else encode(change.state)
+        about = {"digest": change.digest} if change.digest else {"leaves": header}
+        line = json.dumps({"client": change.client, "round": change.generation, **about}).encode() + b"\n"
         self._put(file, change.client, change.generation, change.digest, [line, *numbers])
 
     def _put(self, file: Any, client: int, generation: int, digest: str, pieces: Iterable[Any]) -> None:
@@ -142,9 +129,7 @@ def read_log(path: Path, length: int) -> dict[int, Entry]:
         while start < length:
             line = file.readline(LINE)
             about = json.loads(line)
-            client = about["client"]
-            generation = about["round"]
-            digest = about.get("digest", "")
+            client, generation, digest = about["client"], about["round"], about.get("digest", "")
             if any(type(n) is not int or n < 0 for n in (client, generation)) or not isinstance(digest, str):
                 raise ValueError(f"record of client {client!r}, round {generation!r}")
             numbers = 0 if digest else size(about["leaves"])

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import mixture
-from ..config.cohort import BIASED, is_biased
 from ..config.config import Config
 from ..config.lr_schedule import shown
-from ..config.spec import setting_text
+from ..config.spec import BIASED, is_biased, setting_text
 from ..config.stopping import Stopping, rules
 from ..errors import UserError
-from ..record import CLIENT_SCORES, cost_to, rounds_digest
-from ..utils.environment import environment
+from ..record import CLIENT_SCORES, Record, cost_to, rounds_digest
+from ..utils.processes import environment
 from .diagnosis import diagnose
 from .directory import RunDir
 
 if TYPE_CHECKING:
     from ..config.plan import Plan
-    from ..record import Record
     from ..server.simulation import Simulation
+
+SUMS = ("bytes_down", "bytes_up", "grad_evals", "seconds", "eval_seconds")
 
 
 def digests(out: Path, records: list[Record]) -> dict[str, str | None]:
@@ -46,7 +46,7 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
     plain = [record.to_dict() for record in records]
     virtual = {"virtual_seconds": plain[-1].get("virtual_seconds", 0.0) if plain else 0.0}
     due = [r for r in records if r.round % config.eval_every == 0 or r.round == config.rounds]
-    data, ills = simulation.data, {one.title: one.since for one in diagnose(records)}
+    ills = {one.title: one.since for one in diagnose(records)}
     stopping = Stopping(config)
     fired = stopping.restart_from(records) if status.startswith("stopped: ") or config.max_time else None
     return {
@@ -61,24 +61,19 @@ def summarise(config: Config, simulation: Simulation, records: list[Record], sta
         "last_test_loss": due[-1].to_dict()["test_loss"] if due else None,  # None if not finite, also when read back
         "last_train_loss": plain[-1]["train_loss"] if plain else None,
         "targets": {str(target): cost_to(plain, target) for target in config.targets},
-        "bytes_down": sum(r.bytes_down for r in records),
-        "bytes_up": sum(r.bytes_up for r in records),
-        "grad_evals": sum(r.grad_evals for r in records),
-        "seconds": sum(r.seconds for r in records),
-        "eval_seconds": sum(r.eval_seconds for r in records),
+        **{key: sum(getattr(r, key) for r in records) for key in SUMS},
         **(virtual if config.network else {}),
         **({"wall_seconds": stopping.used} if config.max_time else {}),
         "seed": config.seed,
         **({"lr_schedule": shown(config.lr_schedule)} if config.lr_schedule else {}),
-        **({"warmup": config.warmup} if config.warmup else {}),
-        **({"follow_lr": config.follow_lr} if config.follow_lr else {}),
+        **{key: text for key in ("warmup", "follow_lr") if (text := getattr(config, key))},
         **({"metrics": plain[-1]["metrics"]} if plain and plain[-1].get("metrics") else {}),
         **next((found for r in reversed(plain) if (found := {k: r[k] for k in CLIENT_SCORES if k in r})), {}),
         "settings": simulation.data_settings,
         **({"cohort": f"{setting_text(config.cohort)}: {BIASED}"} if is_biased(config.cohort) else {}),
         "parameters": simulation.work.flat.d,
-        "data_fingerprint": data.fingerprint,
-        "split_fingerprint": data.split_fingerprint,
+        "data_fingerprint": simulation.data.fingerprint,
+        "split_fingerprint": simulation.data.split_fingerprint,
         "environment": environment(simulation.work.flat.device) | mixture(simulation.backend),
     } | ({"illnesses": ills} if ills else {})
 

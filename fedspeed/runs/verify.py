@@ -24,24 +24,21 @@ from ..client.trees import tree_leaves
 from ..config.stopping import Stopping
 from ..errors import Diverged, UserError
 from ..record import TIMES, Record, older
-from ..utils.environment import environment
-from ..utils.files import SEAL, read_bytes, read_json, read_text, seal_holds
-from ..utils.locks import scratch
+from ..utils.files import SEAL, read_bytes, read_json, read_text, scratch, seal_holds
+from ..utils.processes import environment
+from .binary_files import model_tensors, read_uploads, upload_mismatches
 from .checkpoint import Checkpoints, Saved, load_into, stale_states
 from .config_file import bound_to, read_config
 from .diagnosis import UNTRAINED
 from .directory import CLIENT_METRICS, CONFIG, MODEL, REPORTED, ROUNDS, SPLIT, SUMMARY, RunDir, is_running, split_text
-from .fork_origin import read_parent
+from .fork import read_parent
 from .launch import prepare
-from .model_file import model_tensors
 from .signature import damage
 from .summary import digests, summarise
-from .uploads import read_uploads, upload_mismatches
 
 if TYPE_CHECKING:
     from ..config.config import Config
     from ..server.client_metrics import ClientMetrics
-    from ..server.round import RoundResult
     from ..server.simulation import Simulation
 
 TRIES = 100
@@ -52,19 +49,12 @@ UNFINISHED = ("interrupted", "terminated", "diverged: ", "failed: ")
 
 @dataclass
 class Verification:
-    """The result of `verify`.
+    """The result of `verify`, whose rounds were run again on the back end, versions and hardware of `checked_on`."""
 
-    Args:
-        held: checks that hold, one line each.
-        broken: differences that were found, one line each.
-        checked_on: back end, versions and hardware the rounds were run again on.
-        differs: the entries that are not the run's own, name -> (the run's, here); None if the run has none.
-    """
-
-    held: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)  # checks that hold, one line each
+    broken: list[str] = field(default_factory=list)  # differences that were found, one line each
     checked_on: dict[str, Any] = field(default_factory=dict)
-    differs: dict[str, tuple[Any, Any]] | None = None
+    differs: dict[str, tuple[Any, Any]] | None = None  # of these, name -> (the run's, here); None if the run has none
 
     def note(self, what: str, wrong: list[str]) -> None:
         """Add a check: it holds if nothing is wrong."""
@@ -149,28 +139,22 @@ class _Verifier:
 
     def _complete_checkpoints(self) -> Iterator[Saved]:
         """Yield the checkpoints whose files all have their digests, newest first; of a run in progress the newest."""
-        for path in [] if self.in_progress else self.files.manifests():
+        newest = (self.files.manifests()[0] for _ in range(TRIES))
+        for path in newest if self.in_progress else self.files.manifests():
             try:
-                yield self._read_checkpoint(path)
+                one = self.checkpoints.read(path)
             except UserError as error:
-                self.found.broken.append(str(error))
-        for _ in range(TRIES if self.in_progress else 0):
-            path = self.files.manifests()[0]
-            try:
-                yield self._read_checkpoint(path)
-            except UserError as error:
-                if not path.exists():  # The run has replaced it meanwhile: a manifest is removed before its files.
+                if self.in_progress and not path.exists():  # The run replaced it: a manifest goes before its files.
                     continue
                 self.found.broken.append(str(error))
-            return
-
-    def _read_checkpoint(self, path: Path) -> Saved:
-        one = self.checkpoints.read(path)
-        files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
-        files += sum(part is not None for part in one.manifest.grown[1:])
-        states = f"{files} files, {len(one.entries)} states"
-        self.found.held.append(f"digests of the checkpoint of round {path.stem}: {states}")
-        return one
+            else:
+                files = sum(bool(entry.digest) for entry in one.entries.values()) + (3 if one.log else 1)
+                files += sum(part is not None for part in one.manifest.grown[1:])
+                states = f"{files} files, {len(one.entries)} states"
+                self.found.held.append(f"digests of the checkpoint of round {path.stem}: {states}")
+                yield one
+            if self.in_progress:
+                return
 
     def _check_checkpoint(self, saved: Saved) -> None:
         """Compare a checkpoint with config and data, with the rounds, and its server with its clients."""
@@ -185,12 +169,17 @@ class _Verifier:
                 self.found.broken.append(str(error))
 
     def _check_split(self) -> None:
-        """Compare `split.json` with the data."""
+        """Compare `split.json` with the data, in every byte."""
         path = self.files.split_file
-        if path.exists():
-            self.found.note(f"{SPLIT} is that of the data and the split", split_mismatches(path, self.simulation))
-        else:
+        if not path.exists():
             self.found.held.append(f"{SPLIT} is not there, so it is not bound; a report of this run draws no split")
+            return
+        try:
+            same = read_bytes(path) == split_text(self.simulation.data).encode()  # reports draw it
+            wrong = [] if same else [f"{path.name} is not that of the data and the split; delete it, or put it back"]
+        except OSError as error:
+            wrong = [f"{path.name} cannot be read ({error})"]
+        self.found.note(f"{SPLIT} is that of the data and the split", wrong)
 
     def _check_measured(self) -> None:
         """Read the scores on clients' data, and check that the rounds to measure have some."""
@@ -204,11 +193,8 @@ class _Verifier:
             self.found.note(f"{CLIENT_METRICS} has the rounds to measure", wrong)
 
     def _check_results(self, saved: list[Saved]) -> int:
-        """Compare the summary with the rounds and the model with the last checkpoint.
-
-        Returns:
-            The round of a model that no checkpoint could be compared with, 0 if there is none.
-        """
+        """Compare the summary with the rounds, and the model with the last checkpoint; return the round of a model that
+        no checkpoint could be compared with, 0 if there is none."""
         files, found, records = self.files, self.found, self.records
         summary = files.raw_summary()
         if summary is None:
@@ -244,12 +230,8 @@ class _Verifier:
             run.restore(*before)
 
     def _run_again(self, start: Saved | None, ends: list[Saved], model_of: int) -> None:
-        """Run rounds again from a checkpoint (None: from round 0), and compare records, uploads and vectors.
-
-        Args:
-            ends: checkpoints whose vectors to compare.
-            model_of: the round after which to compare the model; 0 for none.
-        """
+        """Run rounds again from a checkpoint (None: from round 0), and compare records, uploads, the vectors of some
+        checkpoints, and the model after a round (0: none)."""
         run, wrong, rounds = self.simulation, list[str](), ""
         sent = read_uploads(self.files)
         try:
@@ -260,8 +242,9 @@ class _Verifier:
             while run.t < last:
                 result = run.advance()
                 t = result.record.round
-                wrong += self._result_mismatches(result)
-                wrong += upload_mismatches(sent.get(t), result.uploads.items(), t)
+                wrong += round_mismatches(result.record, self.records[t - 1] if t <= len(self.records) else None)
+                wrong += measured_mismatches(self.measured, result.client_metrics, t)
+                wrong += upload_mismatches(sent.get(t, {}), result.uploads, t)
                 if t in goals:
                     wrong += state_mismatches(run, goals[t])
                 if t == model_of:
@@ -270,12 +253,6 @@ class _Verifier:
         except (UserError, Diverged) as error:
             wrong.append(f"round {run.t + 1} cannot be run again: {error}")
         self.found.note(f"{rounds} run again: the same bits", wrong)
-
-    def _result_mismatches(self, result: RoundResult) -> list[str]:
-        t = result.record.round
-        before = self.records[t - 1] if t <= len(self.records) else None
-        wrong = round_mismatches(result.record, before)
-        return wrong + measured_mismatches(self.measured, result.client_metrics, t)
 
 
 # --- rounds that were run again ---
@@ -289,9 +266,7 @@ def round_mismatches(again: Record, before: Record | None) -> list[str]:
     old = before.to_dict()
     if any(sign.startswith(UNTRAINED[1]) for sign in before.signs):  # of a version that judged weights by another rule
         for plain in (new, old):
-            plain["signs"] = {
-                sign: value for sign, value in plain.get("signs", {}).items() if not sign.startswith(UNTRAINED)
-            }
+            plain["signs"] = {k: v for k, v in plain.get("signs", {}).items() if not k.startswith(UNTRAINED)}
     later = {"signs", "client_train"} - set(old)  # older versions did not write these
     return [
         f"round {again.round}: {key} is {old.get(key)!r} in {ROUNDS}, run again it is {new.get(key)!r}"
@@ -329,11 +304,7 @@ def _same_bits(new: Any, old: Any) -> bool:
 
 
 def check_running_mean(saved: Saved, simulation: Simulation, records: list[Record]) -> tuple[str, list[str]] | None:
-    """Compare the server's running mean with the mean of the clients' states.
-
-    Returns:
-        A line on the comparison, and the mismatches; None for a method without a running mean.
-    """
+    """Compare the server's running mean with the clients' states: a line on it, and mismatches; None without one."""
     if simulation.method.running_mean is None:
         return None
     mean_of, is_at = simulation.method.running_mean
@@ -375,17 +346,13 @@ def summarised_rounds(summary: dict[str, Any], records: list[Record]) -> list[Re
 def summary_mismatches(
     run: Path, summary: dict[str, Any], config: Config, simulation: Simulation, records: list[Record], complete: bool
 ) -> list[str]:
-    """Return how a summary differs from the one that follows from config, data and rounds.
-
-    Args:
-        complete: whether it must have every key; runs of format 1 had fewer.
-    """
+    """Return how a summary differs from the one that follows from config, data and rounds."""
     if not summary:
         return [f"{SUMMARY} cannot be read"]
     status = summary.get("status", "")
     expected = summarise(config, simulation, records, status)
     expected["digests"] = digests(run, records)
-    if not complete:
+    if not complete:  # Runs of format 1 had fewer keys.
         expected = {key: value for key, value in expected.items() if key in summary or key in REPORTED}
     wrong = []
     stopping = Stopping(config)
@@ -416,30 +383,15 @@ def note_mismatches(run: RunDir, summary: dict[str, Any]) -> list[str]:
         return [f"{SUMMARY}: {SEAL} is missing" for path in newest if SEAL in read_json(path)]
     if not holds:
         return [f"{SUMMARY} was changed: its {SEAL} is of other text"]
-    made_with = (summary.get("environment") or {}).get("fedspeed")
-    return _note_mismatches(run.model_file, f"{made_with}, round {summary.get('rounds')}")
-
-
-def _note_mismatches(path: Path, wanted: str) -> list[str]:
-    """Return how the version and the round noted in a model's file are not these; a file of another kind is found by
-    `model_mismatches`."""
-    if not path.is_file():  # Opening a pipe would block.
+    wanted = f"{(summary.get('environment') or {}).get('fedspeed')}, round {summary.get('rounds')}"
+    if not run.model_file.is_file():  # Opening a pipe would block.
         return []
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(run.model_file, "pt") as file:
             found = (file.metadata() or {}).get("fedspeed")
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError):  # `model_mismatches` finds a file of another kind.
         return []
-    return [] if found == wanted else [f"{path.name}: expected the note {wanted!r}, found {found!r}"]
-
-
-def split_mismatches(path: Path, simulation: Simulation) -> list[str]:
-    """Return how `split.json`, which reports draw, is not that of the data, in any byte."""
-    try:
-        same = read_bytes(path) == split_text(simulation.data).encode()
-    except OSError as error:
-        return [f"{path.name} cannot be read ({error})"]
-    return [] if same else [f"{path.name} is not that of the data and the split; delete it, or put it back"]
+    return [] if found == wanted else [f"{MODEL}: expected the note {wanted!r}, found {found!r}"]
 
 
 def measured_round_mismatches(measured: ClientMetrics | None, simulation: Simulation, rounds: int) -> list[str]:
@@ -450,9 +402,8 @@ def measured_round_mismatches(measured: ClientMetrics | None, simulation: Simula
     if found == wanted:
         return []
     t = min(set(wanted) ^ set(found))
-    return [
-        f"{CLIENT_METRICS}: round {t} is {'missing' if t in wanted else 'there, and the config does not ask for it'}"
-    ]
+    what = "missing" if t in wanted else "there, and the config does not ask for it"
+    return [f"{CLIENT_METRICS}: round {t} is {what}"]
 
 
 def model_mismatches(path: Path, simulation: Simulation, what: str) -> list[str]:

@@ -27,25 +27,17 @@ TENTH = 0.1
 class ClientMetrics(NamedTuple):
     """Scores of some rounds (rows) and of every client (columns); NaN where there is none.
 
-    Args:
-        rounds: (rounds,), 1 is the first.
-        samples: (clients,), the number of samples that are scored.
-        loss, accuracy: (rounds, clients), of the server's model after the round.
-        own_loss, own_accuracy: of a client's own model at the end of its turn in the round, None if not asked for; NaN
-            for clients whose reply was not counted in it. Accuracies are NaN where outputs are not a score per class.
-        personalised_loss, personalised_accuracy: of the server's model after some local steps of the client, None if
-            not asked for.
-        on: the data of a client that were used, `train` or `test`.
+    Accuracies are NaN where outputs are not a score per class; scores that were not asked for are None.
     """
 
-    rounds: np.ndarray
-    samples: np.ndarray
-    loss: np.ndarray
+    rounds: np.ndarray  # (rounds,), 1 is the first
+    samples: np.ndarray  # (clients,), the number of samples that are scored
+    loss: np.ndarray  # (rounds, clients), of the server's model after the round
     accuracy: np.ndarray
-    own_loss: np.ndarray | None = None
+    own_loss: np.ndarray | None = None  # of a client's own model at the end of its turn; NaN if its reply was lost
     own_accuracy: np.ndarray | None = None
-    on: str = "train"
-    personalised_loss: np.ndarray | None = None
+    on: str = "train"  # the data of a client that were used, `train` or `test`
+    personalised_loss: np.ndarray | None = None  # of the server's model after some local steps of the client
     personalised_accuracy: np.ndarray | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Cohorts: who takes part in every round, drawn by name (`config/cohort.py`) or by a user's sampler.
+"""Cohorts: who takes part in every round, drawn by name (`config/spec.py`) or by a user's sampler.
 
 A draw is a pure function of the seed, the round and what the server knows by then, so that every back end, a resumed
 run, a fork and a replay have the same cohorts.
@@ -15,39 +15,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config.cohort import cohort_name
 from ..config.network import Clock
 from ..config.plan import Plan
-from ..config.spec import Spec, loaded, setting_text
+from ..config.spec import Spec, cohort_name, loaded, setting_text
 from ..errors import UserError, one_line
 from ..record import Record
 from ..utils.random import cohort, rng
-from ..utils.registry import file_of, raised, text_of
+from ..utils.registry import code_of, file_of, raised
 
 
 class Turns(NamedTuple):
-    """The replies of one past round that were counted, in the order of the clients' ids.
+    """The replies of one past round that were counted, in the order of the clients' ids."""
 
-    Args:
-        round: 1 is the first.
-        losses: the mean training loss of each, NaN where it was not finite.
-        seconds: the simulated seconds of each; empty without a network.
-    """
-
-    round: int
+    round: int  # 1 is the first
     clients: list[int]
-    losses: list[float]
-    seconds: list[float]
+    losses: list[float]  # the mean training loss of each, NaN where it was not finite
+    seconds: list[float]  # the simulated seconds of each; empty without a network
 
 
 class History:
     """Knowledge of the server before a round, for a user's sampler; its arrays cannot be written to.
 
-    Args:
-        sizes: the number of training samples of each client.
-        clock: simulated time, if the plan has a network.
-
     Attributes:
+        sizes: the number of training samples of each client.
         rounds: the past rounds, one `Turns` each.
         losses: the training loss that each client reported last; NaN before its first reply.
         seconds: the simulated seconds of each client's last turn; NaN before it, and without a network.
@@ -91,11 +81,7 @@ def _read_only(a: np.ndarray) -> np.ndarray:
 class Cohort:
     """The cohorts of a run; it belongs to one plan and one federation.
 
-    Args:
-        sizes: the number of training samples of each client.
-
-    Attributes:
-        history: what a user's sampler may know; None for a cohort by name, which needs nothing.
+    `history` is what a user's sampler may know; None for a cohort by name, which needs nothing.
     """
 
     def __init__(self, plan: Plan, sizes: np.ndarray) -> None:
@@ -117,9 +103,8 @@ class Cohort:
             return cohort(seed, t, self.clients, self.active, self.name)
         if self.name == "cyclic":
             turn = np.arange(t * self.active, (t + 1) * self.active) % self.clients
-            return np.sort(
-                turn if self.plan.cohort != "cyclic" else rng(seed, "cyclic").permutation(self.clients)[turn]
-            )
+            in_order = self.plan.cohort != "cyclic"
+            return np.sort(turn if in_order else rng(seed, "cyclic").permutation(self.clients)[turn])
         if self.name == "weighted":
             return np.sort(stream.choice(self.clients, self.active, replace=False, p=self.sizes / self.sizes.sum()))
         if self.name == "availability":
@@ -177,10 +162,10 @@ def read_trace(value: Any, clients: int, rounds: int) -> np.ndarray:
     {"0": [[1, 10]]}. Rounds count from 1, and `to` is included. Every round must have a client.
     """
     file = Path(value.name.partition(":")[2])
-    text = text_of("cohort", value.name, value.code)
+    content = code_of("cohort", value.name, value.code).text
     try:
-        plain = text.decode("utf-8")
-        rows = _json_rows(plain) if file.suffix.lower() == ".json" else _csv_rows(plain)
+        text = content.decode("utf-8")
+        rows = _json_rows(text) if file.suffix.lower() == ".json" else _csv_rows(text)
         found = np.array(rows, dtype=np.int64).reshape(-1, 3)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, csv.Error) as error:
         raise UserError(
@@ -199,10 +184,10 @@ def read_trace(value: Any, clients: int, rounds: int) -> np.ndarray:
 
 def _csv_rows(text: str) -> list[list[int]]:
     reader = csv.DictReader(io.StringIO(text), strict=True)
-    columns = ("client", "from", "to")
-    if sorted(name.strip() for name in reader.fieldnames or ()) != sorted(columns):
-        raise ValueError(f"the columns {', '.join(reader.fieldnames or ()) or 'of an empty file'}")
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    columns, found = ("client", "from", "to"), reader.fieldnames or ()
+    reader.fieldnames = [name.strip() for name in found]
+    if sorted(reader.fieldnames) != sorted(columns):
+        raise ValueError(f"the columns {', '.join(found) or 'of an empty file'}")
     return [[int(row[name]) for name in columns] for row in reader]
 
 

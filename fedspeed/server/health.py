@@ -41,11 +41,7 @@ EARLY = 5
 
 
 class HealthMonitor:
-    """Monitor that measures every round of a run.
-
-    Args:
-        x0: the first model; norms are large compared with its norm.
-    """
+    """Monitor that measures every round of a run; norms are large compared with that of x0, the first model."""
 
     def __init__(self, work: Work, x0: torch.Tensor) -> None:
         self.work, self.x0 = work, x0
@@ -54,20 +50,22 @@ class HealthMonitor:
         self._client: dict[str, float] = {}
         data = work.data
         self.validation = not slices(data, False)
+        self.scored = data.validation_batch if self.validation else data.test_batch
         held = data.validation if self.validation else None
         labels = data.y_test if held is None else data.y[to_device(held, data.y.device)]
         self.labels = labels.numel() if labels is not None and has_accuracy(data, work.loss) else 0
-        several = self.labels and work.loss is bce
         shares = (torch.unique(labels, return_counts=True)[1] / self.labels).tolist() if self.labels else []
-        self.likely = _usual_labels(labels) if several else max(shares, default=0.0)
+        self.likely = max(shares, default=0.0)
+        if labels is not None and self.labels and work.loss is bce:
+            share = (labels > 0.5).reshape(len(labels), -1).cpu().double().mean(0)
+            self.likely = float(torch.maximum(share, 1 - share).mean())  # each label's more frequent value is guessed
         self.entropy = -math.fsum(p * math.log(p) for p in shares)
         self.guess = math.log(data.classes) if data.classes and is_entropy(work.loss) else None
 
-    def client(self, state: Any, first: bool) -> None:
-        """Measure the new state of a client whose reply counts; only the first one of a round is measured."""
-        if first:
-            with one_thread():
-                self._client = self._large("client", method_part(state))
+    def client(self, state: Any) -> None:
+        """Measure the new state of a client, the first of a round whose reply counts."""
+        with one_thread():
+            self._client = self._large("client", method_part(state))
 
     def round(
         self, t: int, server: Any, train_loss: float, scores: tuple[Score | None, Score | None]
@@ -134,7 +132,7 @@ class HealthMonitor:
         """Return some samples that are scored, or training samples where none are."""
         data, pieces = self.work.data, slices(self.work.data, self.validation)
         if pieces:
-            return (data.validation_batch if self.validation else data.test_batch)(0, min(FEW, pieces[0][1]))
+            return self.scored(0, min(FEW, pieces[0][1]))
         return data.batch(np.arange(min(FEW, len(data.y))))
 
     def _loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -166,19 +164,20 @@ class HealthMonitor:
         finally:
             for hook in hooks:
                 hook.remove()
-        found = {"spread of outputs": wide} if wide < FLAT and wide < LOST * self._spread(self._first(), stop) else {}
-        return found | {f"zeros from {name}": float(stop) for name in dead}
-
-    def _first(self) -> torch.Tensor:
-        return torch.cat([self.x0, self.work.flat.statistics.first.to(self.x0)])
+        found = {f"zeros from {name}": float(stop) for name in dead}
+        if wide < FLAT:
+            first = torch.cat([self.x0, self.work.flat.statistics.first.to(self.x0)])
+            if wide < LOST * self._spread(first, stop):
+                return {"spread of outputs": wide} | found
+        return found
 
     def _spread(self, x: torch.Tensor, stop: int) -> float:
         """Return the spread of the outputs at x for the first samples that are scored."""
-        flat, data = self.work.flat, self.work.data
+        flat = self.work.flat
         with torch_seed(0, "symptoms"), torch.no_grad():
             flat.load(x.to(flat.dtype, copy=True))
             flat.model.eval()
-            inputs, _ = (data.validation_batch if self.validation else data.test_batch)(0, stop)
+            inputs, _ = self.scored(0, stop)
             return spread(flat.model(inputs))
 
     def _guessing(self, train_loss: float, score: Score | None) -> dict[str, float]:
@@ -190,12 +189,6 @@ class HealthMonitor:
         if score is not None and self.labels and score.accuracy <= self.likely + noise:
             found["accuracy of guessing"] = self.likely
         return found
-
-
-def _usual_labels(labels: Any) -> float:
-    """Return the share of right labels if every row were given the more frequent value of each label."""
-    share = (labels > 0.5).reshape(len(labels), -1).cpu().double().mean(0)
-    return float(torch.maximum(share, 1 - share).mean())
 
 
 def server_diverged(method: Method, server: Any, t: int, lr: float) -> Diverged:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 OBSERVERS = {
     "csv": "fedspeed.report.export:Csv",
-    "tensorboard": "fedspeed.report.trackers:TensorBoard",
-    "wandb": "fedspeed.report.trackers:Wandb",
-    "mlflow": "fedspeed.report.trackers:MLflow",
+    "tensorboard": "fedspeed.report.export:TensorBoard",
+    "wandb": "fedspeed.report.export:Wandb",
+    "mlflow": "fedspeed.report.export:MLflow",
 }
 """Name -> "module:Class", which is called without arguments; imported when a run asks for it."""
 GROUP = "fedspeed.observers"
@@ -52,7 +52,7 @@ class Observer:
         """Handle a client's reply: `done` of the round's `total` clients have replied."""
 
     def round(self, record: Record, run: Simulation) -> None:
-        """Handle the end of a round, which is on the disk already if the run has a directory."""
+        """Handle the end of a round, which is in the run directory already if there is one."""
 
     def ended(self, status: str, summary: dict[str, Any]) -> None:
         """Handle the end of rounds.
@@ -65,11 +65,7 @@ class Observer:
 
 
 class Observers:
-    """The observers of a run as one.
-
-    Args:
-        given: observers, or their names; anything else is refused.
-    """
+    """The observers of a run as one, given by themselves or by name; anything else is refused."""
 
     def __init__(self, given: Iterable[Observer | str] = ()) -> None:
         if isinstance(given, str) or not isinstance(given, Iterable):

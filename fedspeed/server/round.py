@@ -1,7 +1,8 @@
 """One round: plan it, broadcast, collect the replies, update the server by their mean, score, record.
 
-`compute_round` tells the whole round; the functions below it are its steps, in the order in which it calls them. Which
-clients work, for how many steps and in which order follows from plan, data and round alone.
+`compute_round` reads as the whole round; the functions below it are its steps, in the order in which it calls them.
+Which clients work, for how many steps and in which order follows from plan, data and round. Only a user's sampler may
+also use what the server knows of earlier rounds.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 
 from ..client.batch_norm import full_vector, method_part
-from ..client.divergence import server_blamed
 from ..client.evaluate import Score, slices
+from ..client.failures import server_blamed
 from ..client.trees import all_finite, chunks, distance, one_thread, sum_dtype, tree_bytes, tree_leaves, tree_map
 from ..client.upload_digest import Uploads
 from ..client.work import Failed, Job, Reply, Work
@@ -40,18 +41,11 @@ if TYPE_CHECKING:
 
 
 class RoundResult(NamedTuple):
-    """One round that was computed.
+    """One round that was computed."""
 
-    Args:
-        server: the server's state after it.
-        record: the round in numbers.
-        client_metrics: scores on every client's data, if the round was one to measure.
-        uploads: the digests of the clients' uploads.
-    """
-
-    server: Any
+    server: Any  # the state after it
     record: Record
-    client_metrics: ClientMetrics | None
+    client_metrics: ClientMetrics | None  # if the round was one to measure them
     uploads: Uploads
 
 
@@ -69,26 +63,21 @@ def compute_round(run: Simulation) -> RoundResult:
     signs = run.health.round(run.t + 1, updated.server, train_loss, (scored.test, scored.validation))
     times = trained - started, time.perf_counter() - trained
     record = make_record(run, planned, collected, updated, scored, signs, times)
-    return RoundResult(updated.server, record, scored.clients, upload_digests(collected.replies))
+    # The back end of another package may return replies without digests.
+    uploads = {r.job.client: r.facts.digest for r in collected.replies if r.facts.digest is not None}
+    return RoundResult(updated.server, record, scored.clients, uploads)
 
 
 # --- plan ---
 
 
 class RoundJobs(NamedTuple):
-    """The turns of one round.
+    """The turns of one round."""
 
-    Args:
-        lr: the local rate.
-        active: S^t, by id.
-        lost: the active clients whose reply is lost by `dropout`; they have no job.
-        jobs: in the order in which replies are summed.
-    """
-
-    lr: float
-    active: list[int]
-    lost: set[int]
-    jobs: list[Job]
+    lr: float  # the local rate
+    active: list[int]  # S^t, by id
+    lost: set[int]  # the active clients whose reply is lost by `dropout`; they have no job
+    jobs: list[Job]  # in the order in which replies are summed
 
 
 def plan_round(work: Work, t: int, cohort: Cohort) -> RoundJobs:
@@ -96,17 +85,20 @@ def plan_round(work: Work, t: int, cohort: Cohort) -> RoundJobs:
     plan = work.plan
     lr = plan.rate(t, paper_decay(work.method))
     active = cohort.draw(t)
-    lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
-    jobs = make_jobs(work, [i for i in active if i not in lost], t, lr)
-    return RoundJobs(lr, [int(i) for i in active], lost, jobs)
+    lost = set(dropped(plan.seed, t, active, plan.dropout).tolist())
+    asked = active.tolist()
+    return RoundJobs(lr, asked, lost, make_jobs(work, [i for i in asked if i not in lost], t, lr))
 
 
 def make_jobs(work: Work, clients: list[int], t: int, lr: float) -> list[Job]:
     """Return the clients' jobs in job order; the job of a straggler has its own number of steps."""
+    plan, order = work.plan, job_order(np.array(clients, dtype=np.int64), work.data.sizes)
+    if not plan.stragglers:
+        return [Job(i, t, lr) for i in order]
     jobs = []
-    for i in job_order(np.array(clients, dtype=np.int64), work.data.sizes):
+    for i in order:
         whole = work.local_steps(int(work.data.sizes[i]))
-        done = straggler_steps(work.plan.seed, t, i, whole, work.plan.stragglers)
+        done = straggler_steps(plan.seed, t, i, whole, plan.stragglers)
         jobs.append(Job(i, t, lr, done if done < whole else 0))
     return jobs
 
@@ -116,7 +108,8 @@ def job_order(clients: np.ndarray, sizes: np.ndarray) -> list[int]:
 
     Replies are summed in this order, whichever is ready first, so the order fixes the bits.
     """
-    return [int(i) for i in clients[np.lexsort((clients, -sizes[clients]))]]
+    found: list[int] = clients[np.lexsort((clients, -sizes[clients]))].tolist()
+    return found
 
 
 # --- broadcast and collect ---
@@ -154,8 +147,8 @@ class Mean:
             self.total = tree_map(lambda a: a.to(self.dtype, copy=True, memory_format=dense).mul_(weight), tree)
         else:
             for total, a in zip(tree_leaves(self.total), tree_leaves(tree), strict=True):
-                # The order of these sums fixes the bits. Chunks that are converted first are seven times as fast as
-                # one sum over two dtypes.
+                # The order of the trees fixes the bits, the size of the chunks does not: the sum is entry by entry.
+                # Chunks that are converted first are seven times as fast as one sum over two dtypes.
                 for part, more in chunks(total, a, size=2**17):
                     part.add_(more.to(self.dtype), alpha=weight)
 
@@ -165,51 +158,49 @@ class Mean:
 
 
 class Collected(NamedTuple):
-    """The replies of a round, without their vectors, and the traffic.
+    """The replies of a round, without their vectors, and the traffic."""
 
-    Args:
-        replies: those that count, in job order.
-        lost: the active clients without a reply that counts.
-    """
-
-    replies: list[Reply]
-    lost: set[int]
+    replies: list[Reply]  # those that count, in job order
+    lost: set[int]  # the active clients without a reply that counts
     bytes_down: int
     bytes_up: int
 
 
 def collect_replies(run: Simulation, planned: RoundJobs, down: Any) -> tuple[Collected, Mean]:
-    """Run the jobs and sum the uploads; new client states are staged, and clients that fail are lost."""
+    """Run the jobs and sum the uploads; new client states are staged.
+
+    A client that fails ends the round, or is lost if `on_client_error` is `drop` and another client is left.
+    """
     mean, lost = Mean(sum_dtype(run.work.flat.device)), set(planned.lost)
     replies: list[Reply] = []
     bytes_up = 0
+    final = (
+        "settle" not in run.work.hooks.overridden
+    )  # a method's `settle` changes states again, when the mean is known
     run.states.discard()
-    for done, reply in enumerate(run.backend.run(planned.jobs, down, run.client_state), 1):
-        run.observers.tell("client", done, len(planned.jobs))
+    for done, reply in enumerate(run.backend.run(planned.jobs, down, run.state_reader), 1):
+        if run.observers.all:
+            run.observers.tell("client", done, len(planned.jobs))
         if isinstance(reply, Failed):
             if run.plan.on_client_error == "stop" or len(lost) + 1 == len(planned.active):
                 raise reply.error
             lost.add(reply.job.client)
             continue
-        if reply.facts.represents:
+        if reply.facts.represents:  # 0: the upload of another reply is a mean that contains this one
             with one_thread():  # A second thread would wait for cores that train clients.
                 # Back ends yield replies in job order: the order of this sum fixes the bits.
                 mean.add(reply.up, weight(run.plan, reply) * reply.facts.represents)
         bytes_up += reply.facts.sent
-        run.health.client(reply.client, first=not replies)
-        run.states.stage(reply.job.client, reply.client, reply.job.t, "settle" not in run.work.hooks.overridden)
-        replies.append(reply._replace(up=None, client=None))
+        if not replies:
+            run.health.client(reply.client)
+        run.states.stage(reply.job.client, reply.client, reply.job.t, last=final)
+        replies.append(Reply(reply.job, None, None, reply.facts))
     return Collected(replies, lost, len(planned.active) * tree_bytes(down), bytes_up), mean
 
 
 def weight(plan: Plan, reply: Reply) -> float:
     """Return the weight of a reply in the mean."""
     return float(reply.facts.n) if plan.weighting == "samples" else 1.0
-
-
-def upload_digests(replies: list[Reply]) -> Uploads:
-    """Return the digests of the uploads by client; an external back end may have lost some."""
-    return {r.job.client: r.facts.digest for r in replies if r.facts.digest is not None}
 
 
 # --- update ---
@@ -229,12 +220,12 @@ def update_server(run: Simulation, work: Work, planned: RoundJobs, replies: list
     K, rate = mean_steps(run.plan, replies, mean.weight)
     round = Round(t, mean.weight, run.total_weight, K, planned.lr, run.plan.seed, len(planned.active), rate)
     with one_thread():  # The bits of a sum depend on the number of threads.
-        came = mean.result()
-        result = work.hooks.received(came, round)
+        upload = mean.result()
+        result = work.hooks.received(upload, round)
         settle(run.states, work.hooks, result, round)
         server = work.hooks.update(run.server, result, round)
         if not all_finite(server):
-            blame = server_blamed(method, t, run.server, came, result)
+            blame = server_blamed(method, t, run.server, upload, result)
             raise blame or server_diverged(method, server, t, planned.lr)
         reported = merged(method, work.hooks.metrics(server, result, round), replies)
         metrics = norms(method, method_part(server)) | reported
@@ -242,9 +233,13 @@ def update_server(run: Simulation, work: Work, planned: RoundJobs, replies: list
 
 
 def mean_steps(plan: Plan, replies: list[Reply], total: float) -> tuple[float, float]:
-    """Return the mean number of local steps under the weights, whose sum is `total`, and the mean rate of the steps."""
-    steps = sum(weight(plan, reply) * reply.facts.K for reply in replies)
-    rates = sum(weight(plan, reply) * reply.facts.K * reply.facts.mean_rate for reply in replies)
+    """Return the weighted mean of the clients' local steps, and the mean rate of all steps.
+
+    Args:
+        total: the sum of the weights.
+    """
+    weighted = [weight(plan, reply) * reply.facts.K for reply in replies]
+    steps, rates = sum(weighted), sum([k * reply.facts.mean_rate for k, reply in zip(weighted, replies, strict=True)])
     return steps / total, rates / steps
 
 
@@ -252,8 +247,8 @@ def merged(method: Method, own: dict[str, float], replies: Iterable[Reply]) -> d
     """Return the metrics of a record: the mean of each client metric over the clients that report it, in job order,
     then the method's own metrics of the round."""
     found: dict[str, list[float]] = {}
-    for reply in replies:
-        for name, value in (reply.facts.metrics or {}).items():
+    for reported in [reply.facts.metrics for reply in replies]:
+        for name, value in reported.items() if reported else ():
             found.setdefault(name, []).append(value)
     twice = next((name for name in own if name in found), None)
     if twice:
@@ -287,11 +282,8 @@ class Scored(NamedTuple):
 
 
 def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: list[Reply], lr: float) -> Scored:
-    """Score the server's full vector after t rounds; the scores of the clients' own models are in their replies.
-
-    Args:
-        lr: the local rate of the round, which is that of personalised scores.
-    """
+    """Score the server's full vector after t rounds; if the plan asks, also after each client has trained it for some
+    steps with rate lr. The scores of the clients' own models are in their replies."""
     plan, data = work.plan, work.data
     due, each = t % plan.eval_every == 0 or t == plan.rounds, plan.scores_clients(t)
     if not due and not each:
@@ -310,13 +302,9 @@ def score_round(backend: Backend, work: Work, x: torch.Tensor, t: int, replies: 
 
 
 def measured(parts: Iterable[Sums], data: Federated, t: int, own: dict[int, Score | None] | None) -> ClientMetrics:
-    """Return the client scores of round t from the sums of slices.
-
-    Args:
-        own: scores of the active clients' own models; None if they were not asked for.
-    """
+    """Return the client scores of round t from sums over pieces of data; `own` is None if it was not asked for."""
     m, sizes = data.clients, np.diff(data.scored.offsets)
-    loss, correct = np.zeros(m), np.zeros(m)
+    loss, correct = np.zeros((2, m))
     for part in parts:
         here = slice(part.first, part.first + len(part.loss))
         loss[here] += part.loss
@@ -358,9 +346,9 @@ def make_record(
         update_norm=updated.update_norm,
         bytes_down=collected.bytes_down,
         bytes_up=collected.bytes_up,
-        grad_evals=sum(reply.facts.grad_evals for reply in replies),
+        grad_evals=sum([reply.facts.grad_evals for reply in replies]),
         dropped=sorted(collected.lost),
-        stragglers=sorted(reply.job.client for reply in replies if reply.job.K),
+        stragglers=sorted([reply.job.client for reply in replies if reply.job.K]),
         seconds=times[0],
         eval_seconds=times[1],
         validation_loss=validation and validation.loss,
@@ -376,11 +364,13 @@ def make_record(
 
 
 def client_losses(replies: list[Reply]) -> list[float | None]:
-    """Return the loss of every reply in the order of the cohort, as the record holds it, which is what a resumed run
-    reads: a user's sampler must see the same numbers in both."""
+    """Return the loss of every reply in the order of the cohort, as the record holds it.
+
+    A resumed run reads them from the record, and a user's sampler must see equal numbers in both.
+    """
     return [finite(float(reply.facts.train_loss)) for reply in sorted(replies, key=lambda reply: reply.job.client)]
 
 
 def average(replies: list[Reply], name: str) -> float:
     """Return the mean over clients of a fact that every reply has, `drift` for example."""
-    return float(sum(getattr(reply.facts, name) for reply in replies)) / len(replies)
+    return float(sum([getattr(reply.facts, name) for reply in replies])) / len(replies)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..client.flat_model import copied
 from ..client.work import Facts, Reply, Work
 from ..config.network import Clock
 from ..errors import UserError, one_line
+from ..models.resnet import choose_layers
 from ..record import Record
 
 
@@ -26,12 +26,7 @@ class Meter:
         self.flops = gradient_flops(work.flat.model, work.data.batch(work.data.rows(0)[:1])[0])
 
     def with_costs(self, record: Record, replies: Sequence[Reply], elapsed: float) -> Record:
-        """Return a record with the costs of its clients, and the virtual time at its end.
-
-        Args:
-            replies: the replies that count.
-            elapsed: virtual seconds before this round.
-        """
+        """Return a record with the costs of its clients, and the virtual time at its end; `elapsed` is that before."""
         replies = sorted(replies, key=lambda reply: reply.job.client)  # the order of the cohort
         spent = replace(
             record,
@@ -62,11 +57,13 @@ def gradient_flops(model: nn.Module, inputs: torch.Tensor) -> int:
         >>> gradient_flops(nn.Linear(5, 2), torch.zeros(1, 5))  # 3 * 2 * 5 * 2
         60
     """
+    plain = copied(model)
+    choose_layers(plain, "plain")  # the counter does not see compiled kernels
     try:
-        forward = _forward_flops(copied(model).to("meta"), inputs.to("meta"))
+        forward = _forward_flops(copied(plain).to("meta"), inputs.to("meta"))
     except Exception:
         try:
-            forward = _forward_flops(copied(model), inputs)
+            forward = _forward_flops(plain, inputs)
         except Exception as error:
             raise UserError(
                 f"network: the model's operations cannot be counted, its pass over one sample failed "
@@ -76,6 +73,8 @@ def gradient_flops(model: nn.Module, inputs: torch.Tensor) -> int:
 
 
 def _forward_flops(model: nn.Module, inputs: torch.Tensor) -> int:
+    from torch.utils.flop_counter import FlopCounterMode  # runs without a network need none of it
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     return int(counter.get_total_flops())

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..backends import CustomBackend, open_backend
 from ..client.batch_norm import full_vector
-from ..client.divergence import made_nan
+from ..client.failures import made_nan
 from ..client.flat_model import Loss, flat_model
 from ..client.hooks import require_hooks
 from ..client.losses import bce, fitting_loss, has_accuracy, loss_name, require_outputs
@@ -24,7 +24,7 @@ from ..client.work import Work
 from ..config.config import Config
 from ..config.plan import Plan
 from ..config.presets import paper_decay
-from ..config.settings import in_force, one_line
+from ..config.spec import in_force, one_line
 from ..config.stopping import Stopping, require_scores
 from ..data.federated import Federated
 from ..errors import UserError
@@ -40,7 +40,7 @@ from .observers import Observers
 from .round import RoundResult, compute_round
 from .segments import Segments
 from .simulated_time import Meter
-from .states import ClientStates, DiskStates, choose_states
+from .states import ClientStates, DiskStates, StateReader, choose_states
 
 
 class Recorder(Protocol):
@@ -97,7 +97,7 @@ class Simulation:
         self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
-        if new:  # A run that is continued, or a device's, has been asked.
+        if new:  # Outputs of a run that is continued were checked when it began, those of a device by the server.
             require_outputs(work, loss is not None)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self._first = work.hooks.init_client(self.x0)  # the first state of every client: it depends on x^0 alone
@@ -110,7 +110,7 @@ class Simulation:
         self.plan, self.health = self.work.plan, HealthMonitor(self.work, self.x0)
         self.meter = Meter(work) if plan.network else None
         self.elapsed, self.stopping = 0.0, Stopping(self.plan)  # virtual seconds so far; the stopping rules
-        self.segments = Segments(self) if getattr(plan, "until", ()) else None
+        self.segments = Segments(self) if getattr(plan, "until", ()) else None  # the first rounds of a fork
         self.total_weight = float(data.sizes.sum()) if plan.weighting == "samples" else float(data.clients)
 
     @property
@@ -154,7 +154,13 @@ class Simulation:
         return self.recorder.out if self.recorder else None
 
     def __repr__(self) -> str:
-        return described(self)
+        flat, data, plan = self.work.flat, self.data, self.plan
+        return (
+            f"<Simulation: {self.method}, {type(flat.model).__name__} with "
+            f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {self.t} of "
+            f"{plan.rounds}{f' ({self.stopping.status})' if self.stopping.status else ''}, engine {plan.engine}, "
+            f"back end {self.placement}>"
+        )
 
     @property
     def records(self) -> list[Record]:
@@ -190,7 +196,7 @@ class Simulation:
             self.observers.started(self)
             while not self.ended:
                 result = self.advance()
-                write(result)  # Observers may only see rounds that are on the disk.
+                write(result)  # Observers may only see rounds that are in the files of the run.
                 self.observers.tell("round", result.record, self)
                 yield result.record
         self.backend.close()
@@ -249,8 +255,13 @@ class Simulation:
             return tree_map(torch.clone, self._first)
         return tree_map(lambda a: a.to(self.work.flat.device), kept)
 
+    @property
+    def state_reader(self) -> StateReader:
+        """The function that back ends call for the state of a client: `client_state`, or a block's states at once."""
+        return StateReader(self.client_state, self.states, self._first)
+
     def restore(self, t: int, server: Any, elapsed: float | None) -> None:
-        """Continue from a checkpoint: t rounds are done, in `elapsed` virtual seconds if they are simulated.
+        """Take over the server after t rounds, of a checkpoint or a segment, and their virtual seconds if simulated.
 
         Client states are restored by `states` itself, what a user's sampler may know by `cohort.history`.
         """
@@ -267,11 +278,7 @@ class Simulation:
             self.recorder.failed(error)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stop worker processes and remove temporary files; a run directory gets its summary.
-
-        Args:
-            error: the error that stopped the run, if any; the summary names it.
-        """
+        """Stop worker processes and remove temporary files; a run directory gets its summary, which names the error."""
         self.end_rounds(error)
         self.observers.over(self, error)
         if self.segments is not None:
@@ -287,11 +294,8 @@ class Simulation:
 
 
 def fitting_plan(plan: Plan, data: Federated, method: Method, accuracy: bool) -> Plan:
-    """Return the plan with the size of its cohort; raise for data or a method that do not fit it.
-
-    Args:
-        accuracy: whether models are scored by an accuracy.
-    """
+    """Return the plan with its cohort's size; raise for data or a method that do not fit it, or a score (`accuracy`)
+    that models do not have."""
     plan.require_schedules(method, paper_decay(method))
     plan = dataclasses.replace(plan, active=plan.cohort_size(data.clients))
     if data.sizes.min() < 1:
@@ -304,14 +308,3 @@ def fitting_plan(plan: Plan, data: Federated, method: Method, accuracy: bool) ->
             "client's data is not scored on the same data; add one, --client-test 0.2 (load_data(..., client_test=0.2))"
         )
     return plan
-
-
-def described(run: Simulation) -> str:
-    """Return a simulation as one line: method, model, data, round, engine and back end."""
-    flat, data, plan = run.work.flat, run.data, run.plan
-    return (
-        f"<Simulation: {run.method}, {type(flat.model).__name__} with "
-        f"{flat.size}, {data.name} {data.split} over {data.clients} clients, round {run.t} of "
-        f"{plan.rounds}{f' ({run.stopping.status})' if run.stopping.status else ''}, engine {plan.engine}, "
-        f"back end {run.placement}>"
-    )

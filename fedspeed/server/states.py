@@ -2,8 +2,9 @@
 
 A new state is staged when its reply is counted and committed when the round is: a round that fails leaves every
 client as it was, and a client's state changes if and only if its reply was counted. A state has a generation, the
-round it is of; on disk it is a file `client@generation`. Which states changed since the last checkpoint is noted as
-they change, so that a checkpoint writes only those.
+round it is of: 0 is the first, so a checkpoint `server@T` goes with generations below T. On disk it is a file
+`client@generation`. Which states changed since the last checkpoint is noted as they change, so that a checkpoint writes
+only those.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..client.tree_bytes import read_state, state_name, write_state
-from ..client.trees import has_leaves, meta_like, tree_bytes, tree_leaves, tree_map
-from ..utils.locks import Scratch
+from ..client.trees import has_leaves, meta_like, stack, tree_bytes, tree_leaves, tree_map
+from ..utils.files import Scratch
 
 if TYPE_CHECKING:
     from ..client.hooks import Hooks
@@ -43,11 +44,17 @@ class SavedStates(Protocol):
 
 
 class _States:
-    """Base of both kinds: the generation of each client's state, and the clients that changed since a checkpoint."""
+    """Base of both kinds: the generation of each client's state, and the clients that changed since a checkpoint.
+
+    `_bytes` is what a checkpoint must write of one state, and `_kept` holds the states in memory. On disk they are
+    0 and empty: a state is a file before its round counts, which a checkpoint only hashes and flushes.
+    """
 
     def __init__(self) -> None:
         self.generations: dict[int, int] = {}
         self._unsaved: set[int] = set()
+        self._kept: dict[int, Any] = {}
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self.generations)
@@ -58,32 +65,49 @@ class _States:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.generations))
 
+    @property
+    def unsaved_bytes(self) -> int:
+        """The bytes that a checkpoint would write."""
+        return len(self._unsaved) * self._bytes
+
+    def take_unsaved(self) -> list[tuple[int, int, Any]]:
+        """Return (client, generation, state) of the states that changed since the last call; None for one in a file.
+
+        They are never changed in place, so a thread may write them while the next round runs.
+        """
+        taken = [(i, self.generations[i], self._kept.get(i)) for i in sorted(self._unsaved)]
+        self._unsaved = set()
+        return taken
+
+    def close(self) -> None:
+        """Remove temporary files, if there are any."""
+
 
 class ClientStates(_States):
     """States in memory: one entry per client that was ever counted, none for the rest."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[int, Any] = {}
         self._staged: dict[int, tuple[Any, int]] = {}
-        self._bytes = 0  # of one state
 
     def get(self, client: int) -> Any | None:
         """Return a private copy of a client's state, or None before its first counted reply."""
         kept = self._kept.get(client)
         return None if kept is None else tree_map(torch.clone, kept)
 
+    def block(self, clients: list[int], first: Any) -> Any:
+        """Return private copies of some clients' states as one tree of blocks; `first` is that of a client without."""
+        return stack([self._kept.get(client, first) for client in clients])
+
     def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
-        """Stage a client's new state of round t, to be kept if the round is.
+        """Stage a client's new state of round t, to be kept if the round is; it is not the `last` if `settle` follows.
 
         It is copied: a back end may reuse the memory of a reply.
-
-        Args:
-            last: whether this is the final state of the round; False if `settle` follows.
         """
-        if has_leaves(state):
+        if state and has_leaves(state):
+            if not self._staged:
+                self._bytes = tree_bytes(state)
             self._staged[client] = (tree_map(torch.clone, state), t)
-            self._bytes = tree_bytes(state)
 
     def settle(self, settled: Callable[[Any], Any]) -> None:
         """Replace every staged state by `settled` of it."""
@@ -104,25 +128,7 @@ class ClientStates(_States):
         """Take over the states of a checkpoint, which are saved by definition."""
         self._kept = {i: saved.state(i, like) for i in saved.entries}
         self.generations = saved.generations
-        self._staged = {}
-        self._unsaved = set()
-
-    @property
-    def unsaved_bytes(self) -> int:
-        """The bytes that a checkpoint would write."""
-        return len(self._unsaved) * self._bytes
-
-    def take_unsaved(self) -> list[tuple[int, int, Any]]:
-        """Return (client, generation, state) of the states that changed since the last call.
-
-        They are never changed in place, so a thread may write them while the next round runs.
-        """
-        taken = [(i, self.generations[i], self._kept[i]) for i in sorted(self._unsaved)]
-        self._unsaved = set()
-        return taken
-
-    def close(self) -> None:
-        """Do nothing: there are no files."""
+        self._staged, self._unsaved = {}, set()
 
 
 class DiskStates(_States):
@@ -151,8 +157,13 @@ class DiskStates(_States):
         t = self.generations.get(client)
         return None if t is None else read_state(self.path(client, t), self._like)
 
+    def block(self, clients: list[int], first: Any) -> Any:
+        """Return some clients' states as one tree of blocks; `first` is that of a client without one."""
+        found = [self.get(client) for client in clients]
+        return stack([first if state is None else state for state in found])
+
     def stage(self, client: int, state: Any, t: int, last: bool = True) -> None:
-        """Write a client's new state beside the old one, under another name; unrounded if it is not the last."""
+        """Write a client's new state beside the old one, under another name; not rounded if it is not the last."""
         if not has_leaves(state):
             return
         if self._like is None:
@@ -169,7 +180,7 @@ class DiskStates(_States):
         """Count the round: remove the states that were replaced, except those that a checkpoint may name."""
         old = [(i, self.generations[i]) for i, t in self._staged.items() if self.generations.get(i, t) != t]
         # A state that changed since the last checkpoint is in no manifest; an older one may be, and must stay.
-        needed = set() if not self.keep_old else {i for i, _ in old} - self._unsaved
+        needed = {i for i, _ in old} - self._unsaved if self.keep_old else set()
         self.generations.update(self._staged)
         self._unsaved.update(self._staged)
         self._staged = {}
@@ -196,21 +207,31 @@ class DiskStates(_States):
         for client in self._unsaved:
             write_state(self.path(client, self.generations[client]), saved.state(client, like), self.dtype)
 
-    @property
-    def unsaved_bytes(self) -> int:
-        """The bytes that a checkpoint would write: none, a state is on disk before it counts."""
-        return 0
-
-    def take_unsaved(self) -> list[tuple[int, int, Any]]:
-        """Return (client, generation, None) of the states that changed since the last call: each is a file."""
-        taken = [(i, self.generations[i], None) for i in sorted(self._unsaved)]
-        self._unsaved = set()
-        return taken
-
     def close(self) -> None:
         """Remove a temporary folder."""
         if self._temporary is not None:
             self._temporary.close()
+
+
+class StateReader:
+    """The function that reads a client's state for a back end; the block engine reads those of a block together."""
+
+    def __init__(self, one: Callable[[int], Any], states: ClientStates | DiskStates, first: Any) -> None:
+        self.one, self.states = one, states
+        self.first = first  # the state of a client before its first counted reply
+
+    def __call__(self, client: int) -> Any:
+        """Return a private copy of a client's state."""
+        return self.one(client)
+
+    def block(self, clients: list[int]) -> Any:
+        """Return private copies of some clients' states as one tree of blocks; one tree if it has no vectors."""
+        some = next(tree_leaves(self.first), None)
+        if some is None:
+            return self.one(clients[0])
+        if some.device.type != "cpu":  # States may be kept on another device than they are used on.
+            return stack([self.one(client) for client in clients])
+        return self.states.block(clients, self.first)
 
 
 def choose_states(
@@ -220,14 +241,13 @@ def choose_states(
     folder: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> ClientStates | DiskStates:
-    """Return the states for `memory`, `disk` or `auto`, which is on disk for more than 1 GiB of states.
+    """Return the states for `memory`, `disk` or `auto`: on disk if those of all `clients` take more than 1 GiB.
+
+    States that are stored in another `dtype` are always on disk: files round.
 
     In the folder of a run, replaced generations are kept for its checkpoints.
-
-    Args:
-        clients: how many clients may have a state in the end.
     """
-    size = clients * sum(a.numel() * a.element_size() for a in tree_leaves(prototype))
+    size = clients * tree_bytes(prototype)
     if where == "disk" or (where == "auto" and size > LIMIT) or (dtype is not None and size):
         return DiskStates(folder, dtype, keep_old=folder is not None)
     return ClientStates()

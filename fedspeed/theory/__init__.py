@@ -11,14 +11,12 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "setting": ("FORMS", "P", "Setting", "gamma", "gamma_k"),
-    "forms": ("Condition", "Form", "form_at", "kappa"),
+    "setting": ("FORMS", "Fact", "P", "RunSetting", "Setting", "gamma", "gamma_k", "read_run"),
+    "forms": ("ERRATA", "Condition", "Erratum", "Form", "form_at", "kappa"),
     "bounds": ("Bound", "Start", "bound", "largest_L", "phi", "schedule", "suggest"),
-    "errata": ("ERRATA", "Erratum"),
     ".data.problems": ("random_logistic", "random_quadratic"),  # fedspeed.data.problems
     "runs": ("Trace", "auxiliary", "run"),
     "experiment": ("Fit", "Rate", "power_law", "rate", "start_at"),
-    "from_run": ("Fact", "RunSetting", "read_run"),
 }
 _PLACES = {name: module for module, names in _WHERE.items() for name in names}
 

@@ -48,11 +48,8 @@ def bound(setting: Setting, start: Start, form: str = "corrected") -> Bound:
         printed     2 gap/(lam kappa T) + 64 eta L^2 K/(kappa T) mean||g_hat_i^0||^2
                     + 32 lam^2 L^2/(kappa T) ||mean g_hat_i^0||^2 + Phi
 
-    The other forms have their own coefficients (`forms.py`). Infinite if kappa <= 0.
-
-    Args:
-        start: the quantities at the first round of the average.
-        form: one of `FORMS`; only `corrected` and `tracking` are proved.
+    The other forms have their own coefficients (`forms.py`); only `corrected` and `tracking` are proved. Infinite if
+    kappa <= 0.
 
     Example:
         >>> setting = Setting(eta=0.001, lam=0.1, K=200, T=1000)
@@ -86,13 +83,11 @@ def largest(holds: Callable[[float], bool], high: float = 1e9) -> float:
 
     The relative error is at most 1e-9.
     """
-    low, top = 0.0, high
-    value = top
-    while value > 1e-30 and not holds(value):
-        top, value = value, value / 2
-    if value <= 1e-30:
+    low = top = high
+    while low > 1e-30 and not holds(low):
+        top, low = low, low / 2
+    if low <= 1e-30:
         return 0.0
-    low = value
     while top - low > 1e-9 * top:
         middle = (low + top) / 2
         low, top = (middle, top) if holds(middle) else (low, middle)
@@ -144,9 +139,7 @@ def schedule(setting: Setting, form: str, *, fraction: float = 0.6, per_round: i
 
     Args:
         setting: has T, L, alpha, m, the sigmas, and rho as rho_0; its eta and K are not used.
-        form: the form whose conditions hold: `printed`, `corrected`, `tracking` or `free`.
-        fraction: the fraction of the largest lam.
-        per_round: K/T.
+        form: `printed`, `corrected`, `tracking` or `free`.
         base: the smallest T of an experiment; conditions that hold there hold for larger T. 0: setting.T.
 
     Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,11 +77,8 @@ class Rate(NamedTuple):
 def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
     """Fit log mean(values) to log T by least squares, with an error bar.
 
-    The error combines the standard error of the line (from its residuals) and, with several seeds, the jackknife's.
-
-    Args:
-        T: (n,), at least two different numbers.
-        values: (n, seeds), positive.
+    The error combines the standard error of the line (from its residuals) and, with several seeds, the jackknife's;
+    values is (len(T), seeds), positive.
 
     Example:
         >>> power_law(np.array([1, 2, 4, 8]), np.array([[8.0], [4.0], [2.0], [1.0]])).slope
@@ -98,8 +95,7 @@ def power_law(T: np.ndarray, values: np.ndarray) -> Fit:
         return float(t @ np.log(part.mean(1)) / (t @ t))
 
     best = slope(values)
-    n = len(t)
-    seeds = values.shape[1]
+    n, seeds = values.shape
     y = np.log(values.mean(1))
     residual = y - y.mean() - best * t
     variance = float(residual @ residual / (n - 2) / (t @ t)) if n > 2 else 0.0
@@ -131,8 +127,7 @@ def rate(
     t = 1..T-1 and is divided by T as printed; otherwise over t = 0..T-1.
 
     Args:
-        form: the form of conditions and bound: `printed`, `corrected` or `tracking`; `free` uses the given lam and
-            has no bound.
+        form: of conditions and bound: `printed`, `corrected` or `tracking`; `free` uses the given lam and has no bound.
         T: numbers of rounds.
         distance: the distance of x^0 from x*; at 0 only noise and heterogeneity remain.
         batch: minibatch size, 0 for full batches (one seed is then enough).
@@ -144,7 +139,8 @@ def rate(
     """
     rounds = sorted({int(t) for t in T})
     _check(problem, form, rounds, alpha)
-    x0 = problem.optimum + distance * _direction(problem.d, seed)
+    v = np.random.default_rng([seed, 11]).normal(size=problem.d)
+    x0 = problem.optimum + distance * (v / np.linalg.norm(v))
     noise = problem.sigma_l(batch) if batch else 0.0
     base = Setting(
         eta=lam / problem.L, lam=lam / problem.L, L=problem.L, alpha=alpha, rho=rho / (alpha * problem.L), m=problem.m,
@@ -174,12 +170,11 @@ def rate(
 
 def _check(problem: Problem, form: str, rounds: list[int], alpha: float) -> None:
     if form not in CONDITIONS:
-        reason = (
-            "; `consistent` needs eta >= lam/2, which eta = O(1/K) cannot meet (erratum 13)"
-            if form == "consistent"
-            else ""
+        reason = "; `consistent` needs eta >= lam/2, which eta = O(1/K) cannot meet (erratum 13)"
+        raise UserError(
+            f"rate: the conditions must be one of {', '.join(CONDITIONS)}, got {form!r}"
+            f"{reason if form == 'consistent' else ''}"
         )
-        raise UserError(f"rate: the conditions must be one of {', '.join(CONDITIONS)}, got {form!r}{reason}")
     if len(rounds) < 2 or rounds[0] < 2:
         raise UserError(f"rate: T must hold at least two different numbers >= 2, got {rounds}")
     if not 0 < alpha <= 1:
@@ -209,12 +204,6 @@ def _start(problem: Problem, s: Setting, x0: np.ndarray, batch: int, seeds: int,
     )
 
 
-def _direction(d: int, seed: int) -> np.ndarray:
-    v = np.random.default_rng([seed, 11]).normal(size=d)
-    unit: np.ndarray = v / np.linalg.norm(v)
-    return unit
-
-
 def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
     """Draw one panel per form: the average of ||grad F||^2 against T on log axes, beside the bound; return the path."""
     from ..report.figures import new_figure, save
@@ -235,7 +224,10 @@ def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
             axes.plot(rate.T, bounds, "k:", label=f"bound: {rate.bound_fit.slope:.2f}")
         top = rate.curves[0].average.mean(1)[0]
         axes.plot(rate.T, top * rate.T[0] / rate.T, color="0.7", lw=0.8, label="slope -1")
-        _log_axes(axes, rate.T)
+        axes.set(xscale="log", yscale="log")
+        axes.set_xticks(rate.T, [str(t) for t in rate.T])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
         lams = [s.lam * s.L for s in rate.settings]
         shown = f"{lams[0]:.2g}" if lams[0] == lams[-1] else f"{lams[0]:.2g} to {lams[-1]:.2g}"
         axes.set(xlabel="rounds T (K = O(T))", title=f"conditions `{rate.form}`, lam L = {shown}")
@@ -246,10 +238,3 @@ def rate_figure(rates: Sequence[Rate], stem: Path, title: str = "") -> Path:
     if title:
         figure.suptitle(title, fontsize=10)
     return save(figure, stem, ["png"])[0]
-
-
-def _log_axes(axes: Any, T: Any) -> None:
-    axes.set(xscale="log", yscale="log")
-    axes.set_xticks(T, [str(t) for t in T])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)

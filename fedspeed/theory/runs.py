@@ -53,11 +53,8 @@ class Trace:
 def auxiliary(x0: np.ndarray, xK: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
     """Return u and z: u^0 = z^0 = x^0, u^{t+1} = mean_i x_iK^t, z^t = u^t + (1-gamma)/gamma (u^t - u^{t-1}).
 
-    The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1).
-
-    Args:
-        x0: (..., d).
-        xK: the last local models of every round, (T, ..., m, d).
+    The index of u is the appendix's; the main text's does not satisfy Eq. (4) (erratum 1). x0 is (..., d), the last
+    local models xK are (T, ..., m, d).
     """
     u = np.concatenate([x0[None], xK.mean(-2)])
     z = u.copy()
@@ -107,13 +104,15 @@ def run(
         y = np.broadcast_to(x, shape).copy()
         for k in range(s.K):
             if batch and k % CHUNK == 0:
-                index = _draw(streams, min(CHUNK, s.K - k), problem, batch)
+                drawn = (min(CHUNK, s.K - k), problem.m, batch)
+                index = np.stack([r.integers(0, problem.n, drawn) for r in streams], axis=1)
             grad = problem.minibatch(index[k % CHUNK]) if batch else problem.gradient
             g = _quasi_gradient(y, grad, s) if method == "fedspeed" else grad(y)
             if steps:
                 points.append(y)
                 quasi.append(g)
-            y = y - s.eta * _direction(method, g, y, x, kept, c, s)
+            pull = (y - x) / s.lam if method == "fedspeed" else c
+            y = y - s.eta * (g if method == "fedavg" else g - kept + pull)
         x, kept, c = _round_end(method, y, x, kept, c, s)
         xs.append(x[:, 0])
         ends.append(y if keep else y.mean(1, keepdims=True))
@@ -130,14 +129,6 @@ def run(
         np.array(points).reshape(local) if steps else None,
         np.array(quasi).reshape(local) if steps else None,
     )
-
-
-def _direction(
-    method: str, g: np.ndarray, y: np.ndarray, x: np.ndarray, kept: np.ndarray, c: np.ndarray, s: Setting
-) -> np.ndarray:
-    """Return the direction of a local step at y with the (quasi-)gradient g."""
-    pull: np.ndarray = (y - x) / s.lam if method == "fedspeed" else c
-    return g if method == "fedavg" else g - kept + pull
 
 
 def _round_end(
@@ -161,7 +152,3 @@ def _quasi_gradient(x: np.ndarray, grad: Grad, s: Setting) -> np.ndarray:
         return g1
     length = s.rho / (np.linalg.norm(g1, axis=-1, keepdims=True) + 1e-7) if s.normalise else s.rho
     return (1 - s.alpha) * g1 + s.alpha * grad(x + length * g1)
-
-
-def _draw(streams: list[np.random.Generator], steps: int, problem: Problem, batch: int) -> np.ndarray:
-    return np.stack([r.integers(0, problem.n, (steps, problem.m, batch)) for r in streams], axis=1)

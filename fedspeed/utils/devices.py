@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,14 @@ import torch
 from ..errors import UserError
 
 
-def configure_cublas(device: torch.device) -> None:
-    """Set CUBLAS_WORKSPACE_CONFIG before the first CUDA call; cuBLAS is only deterministic with it."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
 def pick_device(name: str) -> torch.device:
     """Return the device of a name, which must exist; `auto` is cuda, else mps, else cpu."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        configure_cublas(torch.device(name))
+        if torch.device(name).type == "cuda" and torch.cuda.is_available():
+            # Set before the first CUDA call: cuBLAS is only deterministic with it.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         device = torch.zeros(1, device=name).device
         if device.type != "meta":  # tensors of `meta` hold no numbers
             return device
@@ -111,10 +107,11 @@ def transformed(x: torch.Tensor) -> bool:
     return bool(_wrapped(x))
 
 
-def outside_transforms() -> AbstractContextManager[Any]:
-    """Suspend transforms of `torch.func`, for tensors that are made inside one and outlive it."""
-    made: AbstractContextManager[Any] = _disable()
-    return made
+@contextmanager
+def constants() -> Iterator[None]:
+    """Make tensors that are cached: they must not belong to a mode, a transform or the device of the first call."""
+    with torch.inference_mode(False), torch.no_grad(), _disable(), torch.device("cpu"):
+        yield
 
 
 def version(a: torch.Tensor) -> int | str:

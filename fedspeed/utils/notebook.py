@@ -11,14 +11,11 @@ from ..record import Record
 
 def card(title: str, facts: dict[str, Any], records: Sequence[Record]) -> str:
     """Return a title, a table of facts, and the curves of accuracy and loss as HTML."""
-    lines = [f"<tr><th>{escape(key)}</th><td>{escape(_text(value))}</td></tr>" for key, value in facts.items()]
+    texts = {key: f"{value:.6g}" if isinstance(value, float) else str(value) for key, value in facts.items()}
+    lines = [f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>" for key, text in texts.items()]
     table = f"<table>{''.join(lines)}</table>" if lines else ""
     curves = [_curve(name, records) for name in ("test_accuracy", "train_loss")]
     return f"<div><p><b>{escape(title)}</b></p>{table}{''.join(curves)}</div>"
-
-
-def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _curve(name: str, records: Sequence[Record], wide: int = 360, high: int = 90) -> str:

@@ -6,6 +6,8 @@ interruptions cannot change a single draw, and a resumed run needs no generator 
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,12 +27,23 @@ def rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *path)))
 
 
+def low_keys(seed: int, purpose: str, t: int, clients: Sequence[int]) -> np.ndarray:
+    """Return `key(seed, purpose, t, i) % 2**64` of many clients i at once, which costs half as much per client.
+
+    Example:
+        >>> low_keys(0, "batches", 3, [17]).tolist() == [key(0, "batches", 3, 17) % 2**64]
+        True
+    """
+    pack, name = struct.Struct("<3q").pack, purpose.encode()
+    found = [hashlib.blake2b(pack(seed, t, i) + name, digest_size=16).digest() for i in clients]
+    return np.frombuffer(b"".join(found), dtype="<u8")[::2]
+
+
 def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") -> np.ndarray:
     """Draw the active set S^t, sorted by id.
 
-    Args:
-        scheme: `fixed` draws exactly `active` clients without replacement; `bernoulli` makes every client active
-            with probability `active / clients`, drawn again while none is (the released code's rule).
+    `fixed` draws exactly `active` clients without replacement; `bernoulli` makes every client active with probability
+    `active / clients`, drawn again while none is (the released code's rule).
     """
     stream = rng(seed, "cohort", t)
     if scheme == "fixed":
@@ -43,12 +56,13 @@ def cohort(seed: int, t: int, clients: int, active: int, scheme: str = "fixed") 
 
 def dropped(seed: int, t: int, active: np.ndarray, chance: float) -> np.ndarray:
     """Draw the active clients that fail after training in round t; drawn again while none is left."""
+    if not chance:
+        return active[:0]
     stream = rng(seed, "dropout", t)
-    while chance:
+    while True:
         lost = stream.random(len(active)) < chance
         if not lost.all():
             return active[lost]
-    return active[:0]
 
 
 def straggler_steps(seed: int, t: int, client: int, steps: int, chance: float) -> int:
@@ -59,15 +73,16 @@ def straggler_steps(seed: int, t: int, client: int, steps: int, chance: float) -
     return int(stream.integers(1, steps)) if stream.random() < chance else steps
 
 
-def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int]) -> list[np.ndarray]:
-    """Draw `steps` minibatches of positions 0..n-1 for each key: (keys, batch) arrays.
+def batch_orders(n: int, batch_size: int, steps: int, keys: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Draw `steps` minibatches of positions 0..n-1 for each key, of which the low 64 bits count: (keys, batch) arrays.
 
     Every epoch is a fresh permutation and keeps its last, smaller batch. A permutation sorts hashed counters
     (splitmix64), so that those of many clients are drawn at once and each is a function of its key alone. The constants
     and the stable sort fix the bits.
     """
     epochs = -(-steps // -(-n // batch_size))
-    start = np.array([key % 2**64 for key in keys], dtype=np.uint64)[:, None]
+    low = keys if isinstance(keys, np.ndarray) else [key % 2**64 for key in keys]
+    start = np.asarray(low, dtype=np.uint64)[:, None]
     counter = np.arange(1, epochs * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = start + counter
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

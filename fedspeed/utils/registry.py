@@ -146,11 +146,6 @@ def code_of(kind: str, name: str, code: str) -> Code:
     return CODES[code] if code in CODES else read_code(kind, name, code)[1]
 
 
-def text_of(kind: str, name: str, code: str) -> bytes:
-    """Return the bytes of the file itself, which may be data; arguments as in `read_code`."""
-    return code_of(kind, name, code).text
-
-
 def load_code(kind: str, name: str, code: str = "") -> Any:
     """Return NAME of a file, which is executed once; arguments as in `read_code`."""
     return run_code(Path(file_of(name)).resolve(), code_of(kind, name, code), kind, name.rpartition(":")[2])
@@ -225,8 +220,8 @@ def raised(error: BaseException, path: Path, code: Code | None = None) -> str:
     codes = [code] if code else [CODES[digest] for file, digest in LOADED.values() if file == str(path)]
     files = {str(path), *(str(path.parent / name) for each in codes for name, _ in each.beside)}
     if isinstance(error, SyntaxError):
-        where = [(error.filename or path, error.lineno)] if error.lineno else []
-        return f"SyntaxError: {error.msg}" + "".join(f" ({file}, line {line})" for file, line in where)
+        where = f" ({error.filename or path}, line {error.lineno})" if error.lineno else ""
+        return f"SyntaxError: {error.msg}{where}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return short_names(one_line(error)) + "".join(f" ({f.filename}, line {f.lineno})" for f in frames[-1:])
 

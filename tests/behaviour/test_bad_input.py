@@ -19,9 +19,7 @@ from fedspeed.runs.launch import run_config
 QUICK = ["--rounds", "2", "--clients", "4", "--active", "2", "--local-epochs", "1", "--quiet"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def refused(capsys, *words: str) -> str:

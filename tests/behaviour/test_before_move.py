@@ -22,9 +22,11 @@ from fedspeed.errors import UserError
 from fedspeed.methods import METHODS, WRAPPERS
 from fedspeed.methods.source import PACKAGE, packaged
 from fedspeed.models import MODELS, takes_numbers
+from fedspeed.models.resnet import choose_layers, resnet18_gn
 from fedspeed.runs.directory import RunDir
 from fedspeed.runs.fork import fork
 from fedspeed.runs.launch import resume
+from fedspeed.runs.simulate import _layers_digest
 from fedspeed.runs.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:environment variables that change the last bits differ")
@@ -122,6 +124,27 @@ def test_a_run_is_forked(tmp_path):
 
 def test_digests_of_whole_models():
     assert before_move.digests() == EXPECTED["models"]
+
+
+LAYERS_BEFORE = {
+    "linear": "57b3c3036c97a5f9f904090004492ee9",
+    "vector": "2afb9b83f9314e5d029766197f539792",
+    "mlp": "b488e015869831f65e14de4d8e6c0694",
+    "cnn": "174eff587a665bd7572d9d2d48f6c0e0",
+    "lenet": "c1cf7dd11eeee2ed56190a177026316b",
+    "resnet18_gn": "a811a9c37c7e57cfd6b298384b324c2e",
+    "resnet18_gn trimmed": "a811a9c37c7e57cfd6b298384b324c2e",
+    "charlstm": "e11926af67939b9bf80842c9ffa1eb1f",
+}
+"""Digests of the settings of layers, as the version before compiled layers (commit 2382fd7) wrote them into configs."""
+
+
+def test_digests_of_the_settings_of_layers():
+    """Also of a model that has been run, whose blocks know then how they are computed."""
+    assert before_move.digests(_layers_digest) == LAYERS_BEFORE
+    net = resnet18_gn((3, 32, 32), 3)
+    choose_layers(net, "compiled")
+    assert _layers_digest(net) == LAYERS_BEFORE["resnet18_gn"]
 
 
 def layers_of_the_package() -> list[type[nn.Module]]:

@@ -35,9 +35,7 @@ RUN = [
 RUN += ["--split", "natural", "--set", "data.d=3", "--set", "data.n=2", "--quiet", "--out", "out"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def one_line_of(capsys, code: int, *words: str) -> str:

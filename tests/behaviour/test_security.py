@@ -27,9 +27,9 @@ from fedspeed.config.config import Config
 from fedspeed.errors import Terminated, UserError
 from fedspeed.methods import FedSpeed
 from fedspeed.runs.launch import run_config
-from fedspeed.utils import environment as environment_module
 from fedspeed.utils import processes
-from fedspeed.utils.environment import bits_environment, environment
+from fedspeed.utils import processes as environment_module
+from fedspeed.utils.processes import bits_environment, environment
 
 MODULE = [sys.executable, "-m", "fedspeed"]
 SCRIPT = "import re\nimport sys\nfrom fedspeed.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
@@ -403,7 +403,7 @@ def test_cores_are_those_that_may_be_used() -> None:
 
 def test_a_large_quadratic_does_not_depend_on_threads() -> None:
     code = (
-        "from fedspeed.data.problems.loaders import quadratic\nfor d in (20, 50, 51, 200):\n"
+        "from fedspeed.data.problems import quadratic\nfor d in (20, 50, 51, 200):\n"
         "    print(quadratic(d=d, n=2, clients=2, shared=False, sigma_l=0.1).digest())\n"
     )
     told = {

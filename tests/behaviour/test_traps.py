@@ -22,7 +22,7 @@ from fedspeed.errors import ClientFailed, Diverged, UserError
 from fedspeed.methods import METHODS, FedAvg, FedInit, FedSAM, FedSpeed
 from fedspeed.methods.base import Method
 from fedspeed.methods.terms import TINY
-from fedspeed.utils.params import param
+from fedspeed.utils.checked_fields import param
 
 PLAN = Plan(rounds=3, active=6, local_epochs=2, batch_size=4, weight_decay=0.01, seed=2, backend="serial")
 EQUAL = Softmax(equal=8)

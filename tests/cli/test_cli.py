@@ -22,10 +22,7 @@ from quick_runs import MODULE, QUICK
 from fedspeed import Config, FedAvg, __version__, cli
 from fedspeed.cli import ANSWERS, COMMANDS, GROUPS, MODULES, main, options
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def refused(capsys, *argv: str) -> str:
@@ -60,8 +57,12 @@ BAD = [
     ),
     ("run --split noniid", "unknown split 'noniid'; did you mean 'dirichlet'?"),
     ("run --model resnet", "unknown model 'resnet'; did you mean 'resnet18_gn'?"),
-    ("run --active 0.1", "--active: expected a whole number, got '0.1'; it is a number, not a share"),
-    ("run --ray-gpus 1", "--ray-gpus: expected --backend ray, found another; add it"),
+    ("run --active 0.1", "--active: expected a whole number, got '0.1'; it is a count, not a share"),
+    ("run --method fedspeed+topkk:0.1", "unknown method or wrapper 'topkk'; did you mean 'topk'?"),
+    ("data show digits --seed -1", "--seed: expected a whole number from 0 to 1e18, got '-1'"),
+    ("theory rate --seed 1e5", "--seed: expected a whole number, got '1e5'"),
+    ("theory rate --seed 9999999999999999999", "--seed: expected a whole number from 0 to 1e18"),
+    ("run --ray-gpus 1", "--ray-gpus: expected --backend ray beside it; add --backend ray"),
     ("run --weight_decay 0.1", "unrecognized arguments: --weight_decay; did you mean --weight-decay?"),
     ("run --local-ep 3", "did you mean --local-epochs?"),
     ("run --lr-schedule linear", "did you mean 'polynomial'?"),
@@ -183,6 +184,16 @@ def test_bad_input_in_a_real_process(command):
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(r"fedspeed: error: .+\n", done.stderr)
+
+
+def test_a_python_without_the_dependencies_says_what_to_install():
+    """It is the first thing that a checkout shows somebody who did not install it; -S leaves out installed packages."""
+    ran = subprocess.run(
+        [sys.executable, "-S", "-m", "fedspeed", "run", "--rounds", "1"],
+        cwd=Path(__file__).parents[2], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 3
+    assert re.fullmatch(r"fedspeed: error: \w+ is not installed for .*; run `make setup`, or .*\n", ran.stderr)
 
 
 def test_the_script_is_installed():
@@ -508,9 +519,35 @@ def test_neither_numpy_nor_a_command_is_imported_before_one_is_chosen(words):
     assert {name for name in found if name.startswith("fedspeed.cli")} == {"fedspeed.cli", "fedspeed.cli.output"}
 
 
+SLOW = {
+    *("sklearn", "scipy", "pandas", "matplotlib", "PIL", "ray", "flwr", "tensorboard", "urllib.request"),
+    *("sympy", "torch._dynamo", "torch._inductor", "torch.testing", "torch.utils.flop_counter", "numpy.ma"),
+    *("fedspeed.backends.process", "fedspeed.theory", "fedspeed.flower", "fedspeed.reproduce", "fedspeed.report.page"),
+}
+"""Modules that a plain run has no use for; those that torch itself imports are not counted."""
+
+
+def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
+    code = "import sys, torch; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with_torch = set(ast.literal_eval(done.stdout))
+    found = imported("run", "--rounds", "1", "--clients", "8", "--active", "4", "--quiet", "--out", str(tmp_path / "a"))
+    assert {"torch", "fedspeed.backends.serial"} <= found
+    assert not (found - with_torch) & SLOW
+
+
+def test_a_report_imports_numpy_only_for_scores_of_clients(tmp_path):
+    given = ["run", "--rounds", "1", "--clients", "8", "--active", "4", "--quiet", "--out"]
+    for name, more in (("plain", []), ("scored", ["--client-metrics", "every=1"])):
+        assert main([*given, str(tmp_path / name), *more]) == 0
+        found = imported("report", str(tmp_path / name), "--out", str(tmp_path / "page.html"))
+        assert "torch" not in found
+        assert ("numpy" in found) == (name == "scored")
+
+
 def test_only_the_module_of_the_chosen_command_is_imported():
     found = {name for name in imported("diff", "--help") if name.startswith("fedspeed.cli")}
-    assert found == {"fedspeed.cli", "fedspeed.cli.output", "fedspeed.cli.diff"}
+    assert found == {"fedspeed.cli", "fedspeed.cli.output", "fedspeed.cli.look"}
 
 
 def test_help_shows_five_groups_with_all_commands(capsys):

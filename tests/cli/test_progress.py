@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedspeed import Config, FedAvg, FedSpeed
-from fedspeed.cli import main, method_syntax, options, progress
+from fedspeed.cli import main, options, progress
 from fedspeed.config.config import Spec
 from fedspeed.methods import FedInit
 
@@ -136,19 +136,18 @@ def test_the_options_of_a_config_make_that_config(changes):
     from fedspeed.cli import build_parser, compare
 
     config = Config(**changes)
-    words = shlex.split(shlex.join(["compare", method_syntax.as_text(config.method), *options.as_given(config)]))
+    words = shlex.split(shlex.join(["compare", options.as_text(config.method), *options.as_given(config)]))
     args = build_parser().parse_args(words)
-    made = Config.from_dict({**compare.base_tables(args), "method": method_syntax.parse_method(args.methods[0])})
+    made = Config.from_dict({**compare.base_tables(args), "method": options.parse_method(args.methods[0])})
     assert made.to_dict() == config.to_dict()
 
 
 def test_a_method_inside_a_method_with_fields_has_no_short_text():
-    assert method_syntax.as_text(FedInit(FedSpeed(rho=0.3), beta=0.2)) == "fedspeed:rho=0.3+fedinit:beta=0.2"
-    assert method_syntax.as_text(FedInit(FedSpeed())) == "fedinit:base=fedspeed"
+    assert options.as_text(FedInit(FedSpeed(rho=0.3), beta=0.2)) == "fedspeed:rho=0.3+fedinit:beta=0.2"
+    assert options.as_text(FedInit(FedSpeed())) == "fedinit:base=fedspeed"
 
 
-def test_the_proposed_command_runs_in_the_same_setting(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_proposed_command_runs_in_the_same_setting(own_folder, capsys):
     rng = np.random.default_rng(0)
     np.savez("my data.npz", x=rng.normal(size=(200, 8)).astype("float32"), y=np.arange(200) % 3)
     given = ["--data", "arrays", "--data-dir", "my data.npz", "--split", "iid", "--clients", "10", "--active", "3"]

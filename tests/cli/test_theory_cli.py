@@ -11,7 +11,7 @@ import pytest
 
 from fedspeed.cli import main
 from fedspeed.errors import UserError
-from fedspeed.theory.from_run import read_run
+from fedspeed.theory.setting import read_run
 
 
 def call(text: str, capsys) -> str:
@@ -217,7 +217,7 @@ def test_errata_are_numbered(capsys):
 
 def test_theory_needs_no_torch():
     code = (
-        "import sys, fedspeed.theory as th, fedspeed.cli.theory, fedspeed.cli.inspect;"
+        "import sys, fedspeed.theory as th, fedspeed.cli.theory, fedspeed.cli.check;"
         "assert 'numpy' not in sys.modules;"
         "[getattr(th, name) for name in th.__all__];"
         "th.rate(th.random_logistic(m=2, d=2), 'tracking', [2, 4], seeds=1);"

@@ -21,13 +21,13 @@ from fedspeed.cli import main
 from fedspeed.config.config import Config
 from fedspeed.config.damping import damping
 from fedspeed.data.federated import Federated
-from fedspeed.experiments.tune.space import spaces
+from fedspeed.experiments.grid import spaces
 from fedspeed.methods.local_optimizers import OPTIMIZERS, optimizer_text
 from fedspeed.runs.config_file import read_config
 from fedspeed.runs.directory import RunDir
 from fedspeed.runs.launch import resume, run_config
 from fedspeed.runs.verify import verify
-from fedspeed.theory.from_run import read_run
+from fedspeed.theory.setting import read_run
 from fedspeed.utils.files import key
 from fedspeed.utils.random import batch_order
 

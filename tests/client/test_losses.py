@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedspeed import Federated, build_model, simulate
+from fedspeed import FedAvg, Federated, build_model, simulate
 from fedspeed.cli import main
 from fedspeed.client.losses import kind_of, named_loss
 from fedspeed.data import federate, from_arrays
@@ -328,3 +328,66 @@ def test_a_rule_about_accuracy_needs_classes_or_labels() -> None:
 def test_a_teacher_of_classes_is_refused_for_labels() -> None:
     with pytest.raises(UserError, match=r"grad\(x, teacher=...\) compares class probabilities"):
         next(iter(simulate("fedgmt", "linear", four(SEVERAL), **PLAN, loss="bce")))
+
+
+class Answers(nn.Module):
+    """A linear model of two inputs whose outputs are changed by a function."""
+
+    def __init__(self, outputs: int, change) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(2, outputs), change
+
+    def forward(self, x):
+        return self.change(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "change", "why"),
+    [
+        (2, lambda y: y, "expected 3 outputs, one per class, found 2; widen its last layer"),
+        (1, lambda y: y[:, 0], r"expected outputs of shape \(batch, 3\), one per class, found \(batch\)"),
+        (3, lambda y: (y, y), "expected outputs as one tensor, found a tuple; return the scores alone"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["loop", "block"])
+def test_outputs_that_do_not_fit_the_classes_are_refused_before_round_1(outputs, change, why, engine):
+    """With the default loss, too: torch's own error would come from the middle of a client's first step."""
+    with pytest.raises(UserError, match=why):
+        simulate(FedAvg(), Answers(outputs, change), three(), rounds=1, active=2, batch_size=3, engine=engine)
+
+
+def three(**options) -> Federated:
+    return Federated.from_arrays(np.eye(6, 2, dtype="float32"), np.arange(6) % 3, [[0, 1, 2], [3, 4, 5]], **options)
+
+
+def test_classes_that_never_occur_need_no_output():
+    """A file may name all classes of which only some were kept."""
+    for data in (three(classes=10), three(class_names=tuple("abcdefgh"))):
+        run = simulate(FedAvg(), nn.Linear(2, 3), data, rounds=1, active=2, batch_size=3)
+        assert run.step().round == 1
+    with pytest.raises(UserError, match="expected 3 outputs, one per class, found 2"):
+        simulate(FedAvg(), nn.Linear(2, 2), three(classes=10), rounds=1)
+
+
+class Features(nn.Linear):
+    """Returns its inputs, too, where it is not trained."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else (super().forward(x), x)
+
+
+def test_outputs_of_evaluation_are_asked_only_of_models_that_are_scored():
+    plan = {"rounds": 1, "active": 2, "batch_size": 3}
+    assert simulate(FedAvg(), Features(2, 3), three(), **plan).step().round == 1
+    test = np.eye(3, 2, dtype="float32"), np.arange(3)
+    with pytest.raises(UserError, match="expected outputs as one tensor, found a tuple"):
+        simulate(FedAvg(), Features(2, 3), three(test=test), **plan)
+
+
+def test_a_run_that_is_continued_is_not_tried_again(tmp_path, monkeypatch):
+    """One that an earlier version began goes on, or shows what it has."""
+    plan = {"active": 2, "batch_size": 3, "out": tmp_path / "run", "resume": True}
+    model = nn.Linear(2, 3)
+    list(simulate(FedAvg(), model, three(), rounds=1, **plan))
+    monkeypatch.setattr("fedspeed.server.simulation.require_outputs", lambda *_: pytest.fail("tried"))
+    assert [r.round for r in simulate(FedAvg(), model, three(), rounds=2, **plan)][-1] == 2

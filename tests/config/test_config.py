@@ -93,7 +93,7 @@ def test_the_file_is_complete():
     younger["until"] = {"30": {"lr": 0.5}}
     younger |= {"batch_norm": "group", "follow_lr": "rho", "local_optimizer": "adam", "lr_schedule": "cosine"}
     younger |= {"ray_address": "auto", "ray_cpus": 2.0, "ray_gpus": 0.5, "allow_mixed": True, "keep_every": 5}
-    younger["client_test"] = "0.2"
+    younger |= {"client_test": "0.2", "layers": "plain"}
     assert written.keys() == every - younger.keys()
     assert tomllib.loads(Config(**younger).to_toml()).keys() == every
     assert written["method"].keys() == {"name"} | {f.name for f in dataclasses.fields(FedSpeed)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from federations import Softmax, package, transcription
-from same_bits import assert_same_bits
+from same_bits import assert_same_bits, files_of
 from same_bits import outcome as small_run
 from watching import Stop, stop_after
 
@@ -83,8 +82,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("given", [*FILES, {1: 1, 3: 0.5, 6: 2}, [1, 0.75, 0.5, 1, 1.5, 2], "list"], ids=str)
-def test_a_file_a_table_and_a_list_are_the_same_schedule(given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_a_table_and_a_list_are_the_same_schedule(given, own_folder):
     for name, text in FILES.values():
         Path(name).write_text(text)
     given = np.array([1, 0.75, 0.5, 1, 1.5, 2]) if isinstance(given, str) and given == "list" else given
@@ -158,18 +156,11 @@ SMALL = {"rounds": 6, "clients": 12, "active": 4, "local_epochs": 1, "batch_size
          "method": "fedspeed", "follow_lr": "rho", "warmup": "lr=2"}  # fmt: skip
 
 
-def outcome(out: Path) -> tuple:
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
-    return timeless, json.loads((out / "summary.json").read_text())["digests"], (out / "config.toml").read_text()
-
-
 @pytest.mark.parametrize(
     "schedule", ["cosine:rounds=6", "polynomial:2,rounds=9", "step:2,4:0.5", "own.py:falling", "piecewise:a.csv"]
 )
-def test_stopped_resumed_and_longer_is_the_same_run(tmp_path, monkeypatch, schedule):
+def test_stopped_resumed_and_longer_is_the_same_run(own_folder, schedule):
     """The files of a schedule are gone by then, and its code is not executed again."""
-    monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     Path("a.csv").write_text(FILES["piecewise:a.csv"][1])
     config = Config.from_dict({**SMALL, "lr_schedule": schedule})
@@ -181,7 +172,7 @@ def test_stopped_resumed_and_longer_is_the_same_run(tmp_path, monkeypatch, sched
     with pytest.raises(Stop):
         resume("broken", observers=[stop_after(3)])
     extend("broken", 6)
-    assert outcome(Path("whole")) == outcome(Path("broken"))
+    assert files_of(Path("whole")) == files_of(Path("broken"))
     assert not Path("whole/code").exists()
     assert main(["verify", "broken", "--all"]) == 0
 
@@ -200,8 +191,8 @@ def test_killed_and_resumed_from_python(tmp_path):
     """The same call continues it, and its function gives the same numbers."""
     for out, at, code in (("out", "3", -signal.SIGKILL), ("out", "0", 0), ("whole", "0", 0)):
         assert subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / out), at]).returncode == code
-    assert outcome(tmp_path / "out") == outcome(tmp_path / "whole")
-    assert [r["lr"] for r in outcome(tmp_path / "out")[0]] == [0.1 * (1 / (1 + t)) for t in range(9)]
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert [r["lr"] for r in files_of(tmp_path / "out")[0]] == [0.1 * (1 / (1 + t)) for t in range(9)]
 
 
 @pytest.mark.parametrize(
@@ -217,23 +208,22 @@ def test_more_rounds_than_a_schedule_has(tmp_path, schedule, says):
     """Its past would change, or there are no numbers; the run stays as it is, and a fork has another schedule."""
     out, fork = tmp_path / "out", tmp_path / "fork"
     run_config(Config.from_dict({**SMALL, "lr_schedule": schedule}), out)
-    before = outcome(out)
+    before = files_of(out)
     with pytest.raises(UserError, match=f"^lr_schedule: .*{says}"):
         extend(out, 9)
     assert main(["fork", str(out), "--at", "3", "--set", "rounds=9", "--out", str(fork)]) == 2
     assert not fork.exists()
-    assert outcome(out) == before
+    assert files_of(out) == before
     changed = ["--set", "rounds=9", "--set", "lr_schedule=step:6:0.5"]
     assert main(["fork", str(out), "--at", "3", *changed, "--out", str(fork), "--quiet"]) == 0
-    assert outcome(fork)[0][:3] == before[0][:3]
-    assert [r["lr"] for r in outcome(fork)[0][3:]] == [0.1] * 3 + [0.05] * 3
+    assert files_of(fork)[0][:3] == before[0][:3]
+    assert [r["lr"] for r in files_of(fork)[0][3:]] == [0.1] * 3 + [0.05] * 3
     config = tomllib.loads((fork / "config.toml").read_text())
     run_config(Config.from_dict(config), tmp_path / "again")  # the config alone gives the fork's bits
-    assert outcome(tmp_path / "again")[1] == outcome(fork)[1]
+    assert files_of(tmp_path / "again")[1] == files_of(fork)[1]
 
 
-def test_a_long_table_of_numbers_is_shown_in_short_and_a_config_can_be_read_back(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_long_table_of_numbers_is_shown_in_short_and_a_config_can_be_read_back(own_folder, capsys):
     Path("own.py").write_text("def f(t):\n    return 1 / (3 + t)\ndef g(t):\n    return 1 / (7 + t)\n")
     assert main(["run", *QUICK[2:], "--rounds", "30", "--lr-schedule", "own.py:f", "--out", "a"]) == 0
     out = capsys.readouterr().out
@@ -257,13 +247,12 @@ def test_a_floor_holds_after_the_end(tmp_path):
     config = Config.from_dict({**SMALL, "warmup": "", "rounds": 2, "lr_schedule": "cosine:floor=0.5"})
     run_config(config, tmp_path)
     extend(tmp_path, 4)
-    assert [r["lr"] for r in outcome(tmp_path)[0]] == pytest.approx([0.1, 0.075, 0.05, 0.05])
+    assert [r["lr"] for r in files_of(tmp_path)[0]] == pytest.approx([0.1, 0.075, 0.05, 0.05])
     with pytest.raises(UserError, match=r"rounds = 4|holds a run"):
         run_config(replace(config, rounds=4, lr_schedule="cosine:floor=0.5"), tmp_path)
 
 
-def test_a_run_with_another_schedule_is_another_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_with_another_schedule_is_another_run(own_folder, capsys):
     problem, common = Softmax(), {"rounds": 4, "active": 2, "local_epochs": 1}
     list(simulate(FedAvg(), problem.model(), problem.federated(), lr_schedule=lambda t: 1 / (1 + t), out="a", **common))
     again = {"out": "a", "resume": True, **common, "lr_schedule": [1, 1 / 2, 1 / 3, 1 / 4]}
@@ -293,8 +282,7 @@ EVIL = "open('executed', 'w').close()\ndef f(t):\n    return 1.0\n"
 @pytest.mark.parametrize(
     "where", ["lr_schedule = 'evil.py:f'", "lr_schedule = {name = 'evil.py:f'}", "[until.2]\nlr_schedule = 'evil.py:f'"]
 )
-def test_a_run_directory_s_code_is_not_executed(tmp_path, monkeypatch, capsys, where):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_directory_s_code_is_not_executed(own_folder, capsys, where):
     assert main(["run", *QUICK, "--out", "a", "--quiet"]) == 0
     Path("a/evil.py").write_text(EVIL)
     tables = Path("a/config.toml").read_text()
@@ -310,8 +298,7 @@ def test_a_run_directory_s_code_is_not_executed(tmp_path, monkeypatch, capsys, w
 # --- beside other settings ---
 
 
-def test_it_stands_instead_of_the_decay(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_it_stands_instead_of_the_decay(own_folder, capsys):
     for given in ({}, {"lr_decay": 1.0}, {"preset": "paper"}):
         assert Config.from_dict({"lr_schedule": "cosine", **given}).lr_decay == 1.0
     assert main(["run", *QUICK, "--lr-schedule", "cosine", "--lr-decay", "0.9", "--out", "a"]) == 2
@@ -323,8 +310,7 @@ def test_it_stands_instead_of_the_decay(tmp_path, monkeypatch, capsys):
     assert not Path("a").exists()
 
 
-def test_what_a_run_and_a_comparison_print(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_run_and_a_comparison_print(own_folder, capsys):
     assert main(["run", *QUICK, "--lr-schedule", "cosine", "--out", "a"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "lr 0.1, lr_schedule cosine:rounds=5, weight_decay 0.001" in out
@@ -423,8 +409,7 @@ def fails(t): return 1 / 0
 
 
 @pytest.mark.parametrize(("given", "says"), BAD, ids=[given for given, _ in BAD])
-def test_a_schedule_that_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, given, says):
-    monkeypatch.chdir(tmp_path)
+def test_a_schedule_that_cannot_be_is_one_line(own_folder, capsys, given, says):
     texts = {"short.csv": "1,1\n2,1\n", "twice.json": '{"1": 1, "1": 2}', "bad.csv": "1,1,1\n", "bad.json": "{",
              "bad.toml": "a b", "nan.csv": "1,1\n2,nan\n", "own.py": OWN_BAD}  # fmt: skip
     for name, text in texts.items():

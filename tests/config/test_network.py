@@ -19,6 +19,7 @@ from fedspeed.cli import main
 from fedspeed.client.work import Facts
 from fedspeed.config.network import DEVICES, NETWORKS, Clock, parse_devices, parse_network
 from fedspeed.models.fast_conv import Conv
+from fedspeed.models.resnet import choose_layers, resnet18_gn, resolve_layers
 from fedspeed.record import Record
 from fedspeed.report.comparison import costed
 from fedspeed.report.run_files import RunFiles
@@ -114,8 +115,19 @@ class Looks(nn.Linear):
         return super().forward(x) if x.sum().item() > 0 else x
 
 
+class Scaled(nn.Sequential):
+    """Divides pictures by their largest number, so shapes alone do not do."""
+
+    def forward(self, x):
+        return super().forward(x / x.max().item())
+
+
 def test_a_model_that_looks_at_numbers_is_given_some():
     assert gradient_flops(Looks(5, 2), torch.ones(1, 5)) == 60
+    net, picture = resnet18_gn((3, 32, 32), 10), torch.ones(1, 3, 32, 32)
+    found = [gradient_flops(Scaled(net), picture)]  # with stock convolutions and with compiled blocks
+    choose_layers(net, resolve_layers(net))
+    assert gradient_flops(Scaled(net), picture) == found[0] >= gradient_flops(net, picture)
     with pytest.raises(UserError, match="network: the model's operations cannot be counted"):
         gradient_flops(nn.Linear(5, 2), torch.ones(1, 7))
 
@@ -186,8 +198,7 @@ def test_verify_finds_a_time_that_was_changed(tmp_path):
     assert any("virtual_seconds" in wrong for wrong in verify(tmp_path / "a").broken)
 
 
-def test_finished_runs_are_timed_for_another_network_as_if_run_with_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_finished_runs_are_timed_for_another_network_as_if_run_with_it(own_folder, capsys):
     for method in ("fedavg", "scaffold"):
         run_config(config(method=method), f"lte/{method}")
         run_config(config(method=method, network="wifi", devices="lab"), f"wifi/{method}")
@@ -231,6 +242,7 @@ def test_rounds_that_were_changed_are_not_timed(tmp_path, broken):
         ("--network up=0,down=2,latency=3", "network: expected rates of at least 1e-6 Mbit/s"),
         ("--network up=nan,down=2,latency=3", "network: expected rates of at least 1e-6 Mbit/s"),
         ("--network up=fast,down=2,latency=3", "network: expected rates of at least 1e-6 Mbit/s"),
+        ("--network up=1,down=fast,latency=3", "network: expected rates of at least 1e-6 Mbit/s"),
         ("--network up=1,down=2,latency=inf", "network: expected rates of at least 1e-6 Mbit/s"),
         ("--network lte --devices phone", "unknown mix of devices 'phone'; did you mean 'phones'?"),
         ("--network lte --devices 1x0.5,2x0.4", "devices: expected SPEEDxSHARE,.. with speeds from 1e-6"),
@@ -240,8 +252,7 @@ def test_rounds_that_were_changed_are_not_timed(tmp_path, broken):
         ("--devices phones", "devices: phones expects a network too, found none; add one, --network lte"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, says):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_one_line(own_folder, capsys, words, says):
     assert main(["run", "--rounds", "1", "--quiet", "--out", "a", *words.split()]) == 2
     err = capsys.readouterr().err
     assert says in err

@@ -13,7 +13,7 @@ import pytest
 from fedspeed import Plan, load_data, simulate
 from fedspeed.cli import main
 from fedspeed.config.presets import paper_decay
-from fedspeed.config.settings import ALWAYS, in_force, one_line
+from fedspeed.config.spec import ALWAYS, in_force, one_line
 from fedspeed.methods import FedSpeed
 from fedspeed.report.comparison import Comparison
 from fedspeed.report.page import page

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from federations import Softmax
 from made_runs import made_run
+from same_bits import files_of
 from watching import Rounds, Stop, stop_after
 
 from fedspeed import FedAvg, Observer, UserError, simulate
@@ -117,12 +118,6 @@ def test_times_have_one_spelling(given, spelled, seconds):
 # --- bits ---
 
 
-def outcome(out: Path) -> tuple:
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
-    return timeless, json.loads((out / "summary.json").read_text())["digests"], (out / "config.toml").read_text()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
@@ -142,27 +137,27 @@ def test_a_stopped_run_is_the_beginning_of_the_whole_and_goes_on_to_its_end(tmp_
     config = {**SMALL, "engine": "loop", "backend": backend, "workers": 1, "stop_at": f"accuracy={goal}"}
     out = tmp_path / "run"
     summary = run_config(Config.from_dict(config), out)
-    rounds = outcome(whole)[0]
+    rounds = files_of(whole)[0]
     first = next(r["round"] for r in rounds if r["test_accuracy"] >= goal)
-    assert outcome(out)[0] == rounds[:first]
+    assert files_of(out)[0] == rounds[:first]
     assert first < 10
     assert summary["stopped"] == {"by": "stop_at", "rule": f"accuracy={goal}", "round": first}
     assert (
         summary["status"] == f"stopped: accuracy {rounds[first - 1]['test_accuracy']:.6g} >= {goal:g} in round {first}"
     )
     assert main(["verify", str(out), "--all", "--backend", "serial"]) == 0
-    before = outcome(out)
+    before = files_of(out)
     assert resume(out) == summary
     assert resume(out, rounds=20) == summary
-    assert outcome(out) == before
+    assert files_of(out) == before
     capsys.readouterr()
     assert main(["resume", str(out)]) == 0
     told = capsys.readouterr().out
     assert "is stopped already" in told
     assert "--stop-at none" in told
     assert resume(out, stop_at="none")["status"] == "finished"
-    again = outcome(out)
-    assert again[:2] == outcome(whole)[:2]
+    again = files_of(out)
+    assert again[:2] == files_of(whole)[:2]
     assert "stop_at" not in again[2]
 
 
@@ -174,19 +169,19 @@ def test_a_rule_may_change_and_another_may_come(tmp_path, whole):
     later = resume(out, stop_at=f"accuracy={goal_of(whole, 9)}")["rounds"]
     assert early < later <= 9
     ended = resume(out, stop_at="none", patience=1)
-    rounds = outcome(whole)[0]
+    rounds = files_of(whole)[0]
     assert ended["rounds"] > later or rounds[later - 1]["test_accuracy"] <= max(
         r["test_accuracy"] for r in rounds[: later - 1]
     )
     assert main(["verify", str(out)]) == 0
     assert resume(out, patience=0)["status"] == "finished"
-    assert outcome(out)[:2] == outcome(whole)[:2]
+    assert files_of(out)[:2] == files_of(whole)[:2]
 
 
 def test_a_kill_before_the_end_is_written_changes_nothing(tmp_path, whole):
     out, goal = tmp_path / "run", goal_of(whole, 6)
     config = Config.from_dict({**SMALL, "engine": "loop", "stop_at": f"accuracy={goal}"})
-    first = next(r["round"] for r in outcome(whole)[0] if r["test_accuracy"] >= goal)
+    first = next(r["round"] for r in files_of(whole)[0] if r["test_accuracy"] >= goal)
     with pytest.raises(Stop):
         run_config(config, out, observers=[stop_after(first)])
     assert resume(out)["stopped"]["round"] == first
@@ -194,7 +189,7 @@ def test_a_kill_before_the_end_is_written_changes_nothing(tmp_path, whole):
         resume(out, stop_at="none", observers=[stop_after(first + 2)])
     assert "stop_at" not in (out / "config.toml").read_text()  # a dropped rule stays dropped
     assert resume(out)["status"] == "finished"
-    assert outcome(out)[:2] == outcome(whole)[:2]
+    assert files_of(out)[:2] == files_of(whole)[:2]
 
 
 @pytest.mark.parametrize("engine", ["loop", "block"])
@@ -269,7 +264,7 @@ def test_a_time_budget_counts_over_breaks_and_not_between_them(tmp_path, monkeyp
     assert resume(out, max_time="45s") == summary
     assert resume(out, max_time="1min", observers=[Rounds(tick)])["rounds"] == 9  # at 50 and 60 s
     assert resume(out, max_time="none")["status"] == "finished"
-    assert outcome(out)[1] == outcome(whole)[1]
+    assert files_of(out)[1] == files_of(whole)[1]
 
 
 def test_a_time_budget_is_where_a_run_is_computed_not_what_it_is():
@@ -333,14 +328,13 @@ def test_patience_and_time_leave_the_verdict_to_the_seeds(tmp_path):
     assert {gap.real for gap in Comparison(rows, []).gaps} <= {"yes", "no", "undecided"}
 
 
-def test_a_comparison_with_a_goal_goes_on_and_keeps_what_stopped(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_comparison_with_a_goal_goes_on_and_keeps_what_stopped(own_folder, capsys):
     few = ["--rounds", "5", "--clients", "8", "--active", "4", "--local-epochs", "2", "--seeds", "1", "--out", "cmp"]
     command = ["compare", "fedavg", "fedspeed", *few, "--stop-at", "accuracy=0.15"]
     assert main(command) == 0
-    states = {p.name: RunFiles.read(p).state for p in (tmp_path / "cmp").iterdir() if p.is_dir()}
+    states = {p.name: RunFiles.read(p).state for p in (own_folder / "cmp").iterdir() if p.is_dir()}
     assert "stopped" in states.values()
-    assert "rounds to 15%" in (tmp_path / "cmp" / "table.md").read_text()
+    assert "rounds to 15%" in (own_folder / "cmp" / "table.md").read_text()
     capsys.readouterr()
     assert main(command) == 0
     assert "2 of 2 runs are done already and kept" in capsys.readouterr().out
@@ -377,13 +371,12 @@ def test_a_comparison_with_a_goal_goes_on_and_keeps_what_stopped(tmp_path, monke
         ("--max-time 0s", "expected a time such as 2h"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys, words, told):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_one_line_and_leaves_nothing(own_folder, capsys, words, told):
     assert main(["run", *QUICK, *words.split()]) == 2
     captured = capsys.readouterr()
     assert told in captured.err
     assert len(captured.err.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
+    assert not (own_folder / "run").exists()
 
 
 def test_a_score_that_the_data_do_not_give_is_refused():

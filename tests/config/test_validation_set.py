@@ -97,7 +97,7 @@ def test_small_clients_keep_a_sample() -> None:
 
 
 BAD = ["1", "0", "-0.1", "nan", "inf", "some", "clients", "clients:", "clients:0", "clients:-1", "clients:1.5", ":0.1",
-       "rows:0.1", "clients:0.1:2", True, 2]  # fmt: skip
+       "rows:0.1", "clients:0.1:2", "clients:" + "1" * 5000, True, 2]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", BAD)

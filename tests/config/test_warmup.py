@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import Softmax, package, transcription
+from same_bits import files_of
 from watching import Stop, stop_after
 
 from fedspeed import FedAvg, FedInit, FedSAM, FedSpeed, UserError, Wrapper, param, simulate
@@ -72,12 +73,6 @@ SMALL = {"rounds": 6, "clients": 12, "active": 4, "local_epochs": 1, "batch_size
          "method": "fedsmoo", "warmup": {"lr": 5, "rho": 4}}  # fmt: skip
 
 
-def outcome(out: Path) -> tuple:
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
-    return timeless, json.loads((out / "summary.json").read_text())["digests"], (out / "config.toml").read_text()
-
-
 @pytest.mark.parametrize("engine", ["loop", "block"])
 def test_stopped_resumed_and_longer_is_the_same_run(tmp_path, engine):
     config = Config.from_dict({**SMALL, "engine": engine})
@@ -88,13 +83,12 @@ def test_stopped_resumed_and_longer_is_the_same_run(tmp_path, engine):
     with pytest.raises(Stop):
         resume(broken, observers=[stop_after(3)])
     resume(broken, rounds=6)
-    assert outcome(whole) == outcome(broken)
+    assert files_of(whole) == files_of(broken)
     assert json.loads((whole / "summary.json").read_text())["warmup"] == "lr=5,rho=4"
     assert main(["verify", str(broken), "--all"]) == 0
 
 
-def test_a_run_with_another_schedule_is_another_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_with_another_schedule_is_another_run(own_folder, capsys):
     common = {"rounds": 4, "active": 2, "local_epochs": 1}
     problem = Softmax()
     list(simulate(FedSpeed(), problem.model(), problem.federated(), warmup="lr=2", out="a", **common))
@@ -146,9 +140,8 @@ class Scaled(FedAvg):
 
 
 @pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
-def test_a_file_of_ones_own_says_so_in_one_word_and_is_made_anew_for_every_round(tmp_path, monkeypatch, backend):
+def test_a_file_of_ones_own_says_so_in_one_word_and_is_made_anew_for_every_round(own_folder, backend):
     """Rates are scaled by what the method does with its field: FedAvg at those rates is the truth."""
-    monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     problem, common = Softmax(), {"rounds": 4, "active": 3, "weight_decay": 0.0, "lr_decay": 1.0}
     method = build({"name": "own.py:Scaled"})
@@ -204,8 +197,7 @@ BAD = [
 
 @pytest.mark.parametrize(("given", "says"), BAD, ids=[given[:12] for given, _ in BAD])
 @pytest.mark.parametrize("command", ["run", "compare fedspeed"])
-def test_a_schedule_that_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, command, given, says):
-    monkeypatch.chdir(tmp_path)
+def test_a_schedule_that_cannot_be_is_one_line(own_folder, capsys, command, given, says):
     assert main([*command.split(), *QUICK, f"--warmup={given}", "--out", "a"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"fedspeed: error: warmup: {says}"), err
@@ -242,8 +234,7 @@ def test_from_python_it_is_refused_before_anything_runs():
         simulate(FedSpeed(), problem.model(), problem.federated(), rounds=3, active=2, warmup={"lam": 2})
 
 
-def test_a_comparison_shares_it_among_those_who_have_the_field(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_comparison_shares_it_among_those_who_have_the_field(own_folder, capsys):
     methods = ["fedavg", "fedspeed", "fedinit:base=fedsam"]
     given = [*QUICK, "--warmup", "lr=2,rho=3", "--seeds", "1"]
     assert main(["compare", *methods, *given, "--out", "c"]) == 0
@@ -260,8 +251,7 @@ def test_a_comparison_shares_it_among_those_who_have_the_field(tmp_path, monkeyp
     assert "unknown field of FedAvg, Scaffold to schedule 'rho'; Known: lr" in capsys.readouterr().err
 
 
-def test_a_run_s_hint_compares_in_its_setting(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_s_hint_compares_in_its_setting(own_folder, capsys):
     assert main(["run", *QUICK, "--warmup", "rho=3,lr=2", "--out", "a"]) == 0
     out = capsys.readouterr().out
     assert "decay 0.998 per round, warm-up lr=2,rho=3;" in " ".join(out.split())
@@ -365,14 +355,14 @@ def test_following_survives_a_stop_a_fork_and_a_replay(tmp_path, engine, backend
     with pytest.raises(Stop):
         run_config(Config.from_dict({**tables, "rounds": 5}), broken, observers=[stop_after(2)])
     resume(broken, rounds=6)
-    assert outcome(whole) == outcome(broken)
+    assert files_of(whole) == files_of(broken)
     assert json.loads((whole / "summary.json").read_text())["follow_lr"] == "rho"
     assert main(["verify", str(broken), "--all"]) == 0
     run_config(Config.from_dict({**tables, "follow_lr": ""}), tmp_path / "other")
-    assert outcome(whole)[1] != outcome(tmp_path / "other")[1]
+    assert files_of(whole)[1] != files_of(tmp_path / "other")[1]
     assert main(["fork", str(tmp_path / "other"), "--at", "1", "--set", "follow_lr=rho", "--out", str(fork)]) == 0
-    assert outcome(fork)[1] == outcome(whole)[1]  # the rate of round 1 is its value, so round 1 is the same
-    cohort = outcome(whole)[0][4]["cohort"]
+    assert files_of(fork)[1] == files_of(whole)[1]  # the rate of round 1 is its value, so round 1 is the same
+    cohort = files_of(whole)[0][4]["cohort"]
     assert main(["replay", str(fork), "--round", "5", "--client", str(cohort[0])]) == 0
 
 
@@ -394,8 +384,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("given", "says"), LOST, ids=[given for given, _ in LOST])
-def test_what_cannot_follow_is_one_line(tmp_path, monkeypatch, capsys, given, says):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_follow_is_one_line(own_folder, capsys, given, says):
     for command in (["run"], ["compare", "fedspeed"]):
         assert main([*command, *QUICK, f"--follow-lr={given}", "--out", "a"]) == 2
         err = capsys.readouterr().err
@@ -404,8 +393,7 @@ def test_what_cannot_follow_is_one_line(tmp_path, monkeypatch, capsys, given, sa
     assert list(Path().iterdir()) == []
 
 
-def test_a_value_that_a_late_round_cannot_have_is_refused_before_the_first(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_value_that_a_late_round_cannot_have_is_refused_before_the_first(own_folder):
     Path("own.py").write_text(OWN)
     method = build({"name": "own.py:Scaled"})  # size, 2, must be at least 0.5
     with pytest.raises(UserError, match=r"follow_lr: size in round 20: Scaled: size must be in \[0.5, inf\), got 0.27"):
@@ -413,8 +401,7 @@ def test_a_value_that_a_late_round_cannot_have_is_refused_before_the_first(tmp_p
     assert package(Softmax(), method, Plan(rounds=10, active=3, lr_decay=0.9, follow_lr="size"))
 
 
-def test_a_comparison_lets_it_follow_where_there_is_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_comparison_lets_it_follow_where_there_is_one(own_folder, capsys):
     given = [*QUICK, "--follow-lr", "rho", "--seeds", "1", "--out", "c"]
     assert main(["compare", "fedavg", "fedspeed", *given]) == 0
     assert "following lr: none of fedavg; rho of fedspeed" in " ".join(capsys.readouterr().out.split())

@@ -44,14 +44,13 @@ def test_show_prints_numbers_and_writes_figures(tmp_path: Path, capsys: pytest.C
     assert all((out / f).read_bytes().startswith(PNG) for f in files)
 
 
-def test_show_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_show_as_json(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["data", "show", "digits", "--split", "dirichlet-refill:0.1", "--clients", "20", "--json"]
     assert main([*arguments, "--no-figures"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["repeats"] == found["unused"] > 0
     assert (sum(found["sizes"]), found["clients"], found["split"]) == (1437, 20, "dirichlet-refill:0.1")
-    assert list(tmp_path.iterdir()) == []
+    assert list(own_folder.iterdir()) == []
 
 
 def test_options_reach_the_data_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,17 +88,15 @@ def test_fetch_checks_your_copy(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str],
     message: str,
-    tmp_path: Path,
+    own_folder: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
+    (own_folder / "file").write_text("")
     assert main(["data", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["file"]
+    assert [p.name for p in own_folder.iterdir() if p.name != "cache"] == ["file"]
 
 
 def test_figures_of_large_splits(tmp_path: Path) -> None:

@@ -23,9 +23,19 @@ import pytest
 
 from fedspeed.data import cifar as cifar_module
 from fedspeed.data import load, shakespeare
-from fedspeed.data.fetch import Npm, Remote, SystemFolder, Unreachable, Web, cache_dir, download
+from fedspeed.data.fetch import (
+    Npm,
+    Published,
+    Remote,
+    SystemFolder,
+    Unreachable,
+    Web,
+    cache_dir,
+    download,
+    keep,
+    restore,
+)
 from fedspeed.data.samples import silent
-from fedspeed.data.sources import Published, keep, restore
 from fedspeed.errors import UserError
 
 BLOB = np.random.default_rng(0).bytes(700_000)

@@ -21,8 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "guides" / "data.md"
 HAS_HF = importlib.util.find_spec("datasets") is not None
 
 
-def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_example_of_the_documentation_runs(own_folder: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(blocks) >= 7
     names: dict[str, Any] = {"print": lambda *_: None}

@@ -90,7 +90,7 @@ def test_the_page_embeds_the_very_files():
     embedded = {name: entry[1] for name, entry in json.loads(body).items()}
     assert {method["name"] for method in build.described()} == {*NAMES}
     methods = {METHODS[name].__module__ for name in NAMES}
-    for module in ("fedspeed.methods.base", "fedspeed.utils.params", "fedspeed.errors", *methods):
+    for module in ("fedspeed.methods.base", "fedspeed.utils.checked_fields", "fedspeed.errors", *methods):
         assert embedded[module] == (root.parent / f"{module.replace('.', '/')}.py").read_text("utf-8")
 
 

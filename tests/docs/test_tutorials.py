@@ -27,7 +27,7 @@ from processor import FORCE, SAME_BITS
 from torch.backends.cpu import get_cpu_capability
 
 from fedspeed.cli import main
-from fedspeed.utils.environment import VARIABLES
+from fedspeed.utils.processes import VARIABLES, vendor
 
 ROOT = Path(__file__).parents[2]
 notebooks = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "notebooks.py")))
@@ -171,11 +171,13 @@ def test_blanks_before_a_number_are_any_number_of_blanks(exact):
 def test_the_branch_for_other_processors_can_be_forced(monkeypatch):
     for name in (FORCE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(processor, "MADE_ON", (torch.__version__.split("+")[0], get_cpu_capability()))
+    monkeypatch.setattr(processor, "MADE_ON", (torch.__version__.split("+")[0], get_cpu_capability(), vendor()))
     assert processor.same_bits()
     for name in (FORCE, "MKL_ENABLE_INSTRUCTIONS"):
         monkeypatch.setenv(name, "SSE4_2")
         assert not processor.same_bits()
         monkeypatch.delenv(name)
-    monkeypatch.setattr(processor, "MADE_ON", ("2.13.0", "AVX1024"))
+    monkeypatch.setattr(processor, "MADE_ON", (torch.__version__.split("+")[0], "AVX1024", vendor()))
+    assert not processor.same_bits()
+    monkeypatch.setattr(processor, "MADE_ON", (torch.__version__.split("+")[0], get_cpu_capability(), "AnotherMaker"))
     assert not processor.same_bits()

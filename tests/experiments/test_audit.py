@@ -255,8 +255,7 @@ def test_exit_codes_and_json(file, capsys):
     assert "loud" in err
 
 
-def test_the_template_conforms_and_the_list_names_every_hook(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_template_conforms_and_the_list_names_every_hook(own_folder, capsys):
     assert main(["audit", "--template"]) == 0
     Path("t.py").write_text(capsys.readouterr().out)
     assert main(["audit", "t.py:Mine", "--method", "fedavg"]) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import fedspeed
 from fedspeed.cli import main
 from fedspeed.config.plan import Plan, Settings
 from fedspeed.errors import UserError
-from fedspeed.runs.directory import RunDir
+from fedspeed.experiments.batch import _remove_begun
+from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.server.simulation import Simulation
 
 QUICK = {"rounds": 3, "active": 3, "local_steps": 2, "batch_size": 5}
@@ -36,9 +39,7 @@ class Net(nn.Module):
         return out
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
@@ -80,6 +81,59 @@ def test_names_make_the_runs_of_the_command():
     assert repr(fedspeed.compare("cli")) == repr(found)
     assert fedspeed.verify("py/fedavg-s0").broken == []
     assert fedspeed.resume("py/fedavg-s0")["status"] == "finished"
+
+
+SCRIPT = """
+import fedspeed
+print("the script begins")
+fedspeed.compare(["fedavg", "fedspeed"], "linear", "digits", clients=8, active=2, rounds=2, seeds=1, out="c", jobs=2)
+"""
+
+
+@pytest.mark.parametrize("file", ["script.py", "-"])
+def test_a_script_needs_no_guard_for_runs_side_by_side(file):
+    """Processes of a pool do not execute it again, neither a file nor a program read from stdin."""
+    Path("script.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, file], input=SCRIPT, capture_output=True, text=True, check=True)
+    assert ran.stdout.count("the script begins") == 1
+    assert len(list(Path("c").glob("*/model.safetensors"))) == 2
+
+
+def test_torch_s_default_type_reaches_the_processes():
+    """A script that sets it has the same numbers however many runs go side by side."""
+    how = {"clients": 8, "active": 2, "rounds": 1, "seeds": 2, "local_steps": 1}
+    torch.set_default_dtype(torch.float64)
+    try:
+        for jobs in (1, 2):
+            fedspeed.compare(["fedavg"], "linear", "digits", out=str(jobs), jobs=jobs, **how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    one, two = (RunDir(Path(jobs, "fedavg-s1")) for jobs in "12")
+    assert one.model_digest() == two.model_digest()
+
+
+def test_refused_runs_side_by_side_leave_nothing():
+    """Of those that begin when the first is refused, too: the corrected call may use the same folder."""
+    head = "from torch import nn\n\n\ndef net(shape, outputs):\n"
+    Path("net.py").write_text(head + "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n")
+    how = {"clients": 8, "active": 2, "rounds": 1, "seeds": 2, "local_steps": 1, "out": "c", "jobs": 2}
+    for _ in range(3):
+        with pytest.raises(UserError, match="expected 10 outputs, one per class, found 3"):
+            fedspeed.compare(["fedavg", "fedspeed"], "net.py:net", "digits", **how)
+        assert not list(Path("c").glob("*/*"))
+
+
+def test_refused_runs_leave_the_runs_of_other_processes(tmp_path):
+    """Those with rounds, and those that another process has just begun: it holds their folder."""
+    begun, done, ours = (tmp_path / name for name in ("begun", "done", "ours"))
+    missing = {folder: RunDir(folder).missing_folders() for folder in (begun, done, ours)}
+    for folder in missing:
+        folder.mkdir()
+        (folder / "config.toml").touch()
+    (done / "rounds.jsonl").write_text("{}\n")
+    with exclusive(begun):
+        _remove_begun(missing)
+    assert (begun.exists(), done.exists(), ours.exists()) == (True, True, False)
 
 
 def test_a_call_that_was_stopped_continues(data, monkeypatch):
@@ -140,7 +194,7 @@ def test_data_may_follow_the_seed_and_a_run_may_diverge():
         ({"split": "iid"}, "split is for data by name"),
         ({"baseline": "fedprox"}, "baseline: expected one of fedavg"),
         ({"columns": "foo"}, "unknown column 'foo'"),
-        ({"columns": ["rounds"]}, r"column rounds: expected an accuracy to reach.*targets="),
+        ({"columns": ["rounds"]}, r"column rounds: expected a target accuracy.*targets="),
         ({"labels": {"fedprox": "X"}}, "labels: expected OLD=NEW with OLD one of fedavg"),
         ({"size": "wide"}, "size: expected column, page or WIDTHxHEIGHT"),
         ({"model": "", "data": "", "methods": ["fedavg"]}, "expected a model and data, or folders of runs"),

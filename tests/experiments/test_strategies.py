@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from fedspeed.errors import UserError
-from fedspeed.experiments.tune.space import Point, Range, Space, Values, parse_axis, spaces
+from fedspeed.experiments.grid import Pairs, Range, Space, Values, parse_axis, spaces
 from fedspeed.experiments.tune.strategies import Found, Search, Trial, choose, halving, kept, propose, rungs
 
 SPACE: Space = {"lr": Range(0.01, 1, log=True), "lam": Values((1.0, 10.0, 100.0))}
 COST = 7.0  # gradients per round
 
 
-def drawn(space: Space) -> Callable[[int], Point]:
+def drawn(space: Space) -> Callable[[int], Pairs]:
     @cache
-    def draw(i: int) -> Point:
+    def draw(i: int) -> Pairs:
         stream = np.random.default_rng(i)
         return tuple((name, axis.at(stream.random())) for name, axis in space.items())
 
@@ -66,7 +66,7 @@ def finish(name: str, search: Search, lose: python_random.Random | None = None) 
 
 def spent(known: dict[Trial, Found]) -> float:
     """What the runs cost: the longest trial of every run."""
-    runs: dict[tuple[Point, int], float] = {}
+    runs: dict[tuple[Pairs, int], float] = {}
     for trial, found in known.items():
         runs[trial.point, trial.seed] = max(found.gradients, runs.get((trial.point, trial.seed), 0.0))
     return sum(runs.values())
@@ -147,7 +147,7 @@ def test_what_diverged_is_paid_for_by_what_it_cost() -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_points_that_cannot_be_run_are_not_asked_for(name: str) -> None:
-    def valid(point: Point) -> bool:
+    def valid(point: Pairs) -> bool:
         return dict(point)["lam"] > 5
 
     draw = drawn(SPACE)
@@ -209,7 +209,7 @@ def test_what_is_given_is_not_tuned() -> None:
 
 
 def test_every_prox_sam_and_adaptive_method_declares_what_is_tuned() -> None:
-    from fedspeed.experiments.tune.space import check, usual_point
+    from fedspeed.experiments.grid import check, usual_point
     from fedspeed.methods import METHODS
 
     found = spaces({name: {"name": name} for name in METHODS}, {})

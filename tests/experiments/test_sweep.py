@@ -33,9 +33,7 @@ from fedspeed.report.sweep import Swept
 RATES = ("0.02", "0.1", "0.5", "1")
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 # --- one folder, one command ---

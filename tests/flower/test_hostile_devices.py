@@ -15,7 +15,7 @@ from flwr.app import MetricRecord  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 import fedspeed  # noqa: E402
-from fedspeed.cli.method_syntax import parse_method  # noqa: E402
+from fedspeed.cli.options import parse_method  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*", "ignore::DeprecationWarning:flwr.*")
 

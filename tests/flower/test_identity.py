@@ -13,7 +13,7 @@ flwr = pytest.importorskip("flwr", reason="make test-flower has it")
 from flowerrun import N, Run, alone  # noqa: E402
 
 import fedspeed  # noqa: E402
-from fedspeed.flower.clients_file import MOST_IN_ALL, MOST_N, ClientsFile  # noqa: E402
+from fedspeed.flower.roster import MOST_IN_ALL, MOST_N, ClientsFile  # noqa: E402
 from fedspeed.flower.server import remote_data  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*", "ignore::DeprecationWarning:flwr.*")

@@ -22,7 +22,7 @@ from flwr.app.error import Error  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 import fedspeed  # noqa: E402
-from fedspeed.cli.method_syntax import parse_method  # noqa: E402
+from fedspeed.cli.options import parse_method  # noqa: E402
 from fedspeed.flower import client_app, server_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*", "ignore::DeprecationWarning:flwr.*")
@@ -382,7 +382,10 @@ def test_nobody_runs_what_the_server_runs(tmp_path, data):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({}, "expected fedspeed-client in the SuperNode's --node-config, found none; start it with"),
+        (
+            {},
+            "expected fedspeed-client, a whole number from 0, in the SuperNode's --node-config, found none",
+        ),
         ({"fedspeed-client": "two"}, "found 'two'"),
         ({"fedspeed-client": 17}, "expected fedspeed-client in 0..3, found 17"),
     ],

@@ -43,6 +43,15 @@ def test_bytes_are_those_of_a_real_encoding(method, d):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("method", [TopK(Scaffold(), 0.001), TopK(Scaffold(), 0.2), Quantise(Scaffold(), 3)], ids=repr)
+def test_a_part_of_the_bytes_is_refused(method):
+    up, _ = upload(method, vector(1300))
+    data = method.encode(up)
+    for end in (0, 1, len(data) // 2, len(data) - 1):
+        with pytest.raises(ValueError):
+            method.decode(data[:end], Up(*map(torch.zeros_like, up)))
+
+
 def test_the_largest_entries_are_sent_and_the_others_kept():
     v = vector(100)
     method = TopK(FedAvg(), 0.05)

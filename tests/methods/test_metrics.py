@@ -35,7 +35,7 @@ from fedspeed.errors import Diverged
 from fedspeed.methods import METHODS
 from fedspeed.record import MOST, older, rounds_digest
 from fedspeed.report.diff import differences
-from fedspeed.runs.fork_origin import Origin
+from fedspeed.runs.fork import Origin
 from fedspeed.runs.launch import resume
 from fedspeed.runs.verify import round_mismatches, verify
 from fedspeed.server.round import merged

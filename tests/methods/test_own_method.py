@@ -125,6 +125,16 @@ def test_bad_names(skeleton, tmp_path, name, says):
         find_method(name.format(file=skeleton, broken=broken, ends=ends))
 
 
+@pytest.mark.parametrize("base", ["Method", "FedAvg"])
+def test_a_class_without_its_decorator_is_refused(tmp_path, base):
+    """Its fields would stay what `param` returns, or be lost."""
+    text = "from fedspeed import FedAvg, Method\nfrom fedspeed.utils.checked_fields import param\n"
+    text += f"class Mine({base}):\n    beta: float = param(0.9, '[0, 1)', 'beta')\n"
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=r"expected a dataclass; write @dataclass\(frozen=True\) above Mine"):
+        find_method(f"{tmp_path / 'mine.py'}:Mine")
+
+
 def test_a_class_of_ours_that_a_file_imports_keeps_its_name(tmp_path):
     file = tmp_path / "own.py"
     file.write_text("from fedspeed import FedAvg, FedInit, Method\nMine = FedAvg\n")

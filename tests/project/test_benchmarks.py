@@ -26,8 +26,9 @@ from benchmarks.goals import goals  # noqa: E402
 from benchmarks.runner import Contender, Failed  # noqa: E402
 from benchmarks.stats import ratio  # noqa: E402
 from benchmarks.timing import Outcome, Timed  # noqa: E402
-from benchmarks.workloads import WORKLOADS  # noqa: E402
+from benchmarks.workloads import WORKLOADS, Part  # noqa: E402
 
+STARTED = {"run": {"median": 1.2}, "version": {"median": 0.4}}
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the benchmarks read /proc")
 
 
@@ -63,7 +64,10 @@ def test_every_contest_compares_with_a_contender_of_its_own():
         assert len(set(names)) == len(names)
         assert all(entry.against in (*names, "") for entry in contest.entries)
         assert contest.workload in WORKLOADS
-        assert contest.quick_active <= WORKLOADS[contest.workload].active
+        whole = WORKLOADS[contest.workload]
+        for part in (contest.quick_part, contest.usual_part):
+            assert part.active <= whole.active
+            assert part.epochs <= whole.epochs
     only = CONTESTS["W1"].only(["Flower"], peers=True)
     assert [entry.name for entry in only.entries] == [OURS, "Flower"]
 
@@ -72,17 +76,39 @@ def test_goals_tell_met_from_missed_and_from_not_measured():
     contest = CONTESTS["W2"].only([""], peers=False)
     rows = [Timed(entry, seconds=[1.0 if entry.name == OURS else 1.2] * 3) for entry in contest.entries]
     rows[2].seconds = []
-    outcome = Outcome(contest, 10, rows, foreign=[0.0, 0.5, 0.0])
-    found = {goal.about: goal for goal in goals({"W2": outcome}, None, {"median": 1.0})}
+    outcome = Outcome(contest, 10, 1, rows, foreign=[0.0, 0.5, 0.0])
+    found = {goal.about: goal for goal in goals({"W2": outcome}, None, STARTED)}
     best = found["W2: times faster than the best of the others"]
     assert best.met is False
     assert "1.20" in best.found
     assert "without bare loop 2x1" in best.found
-    assert found["start-up: `fedspeed run` to its first round done"].met is True
+    assert found["start-up: `fedspeed run --data digits` to its first round done"].met is True
+    assert found["start-up: `fedspeed --version`"].met is False
     assert found["W1: times faster than the best of the others"].met is None
     assert "1 of 3" in report.busy(0.0, [outcome])[0]
-    assert report.busy(0.0, [Outcome(contest, 10, rows, foreign=[0.0])]) == []
+    assert report.busy(0.0, [Outcome(contest, 10, 1, rows, foreign=[0.0])]) == []
     assert report.table([outcome]).count("\n") == 1 + len(rows)
+
+
+def test_every_goal_is_about_rows_that_exist():
+    """A goal whose contender is renamed would be `not measured` for ever."""
+    held = {
+        name: Outcome(contest, 1, 1, [Timed(entry, seconds=[1.0] * 3) for entry in contest.entries])
+        for name, contest in CONTESTS.items()
+    }
+    memory = {"peaks": [{"failure": "", "rss": 1, "segments": 1, "clients": 500}], "growth": 0.0, "full": True}
+    each = {"written": 1, "share": 0.01}
+    many = {"first": 1.0, "last": 1.0, "share": 0.01}
+    waited = {"default": each, "every round": each}
+    found = goals(held, memory, STARTED, waited, many, {"step": 3.0, "limit": 2.0})
+    assert [goal.about for goal in found if goal.met is None] == []
+    assert len({goal.about for goal in found}) == len(found)
+    wanted = {goal.about: goal.wanted for goal in found}
+    assert wanted["W5: bare loop 2x1 / fedspeed: FedAvg"] == ">= 4"
+    assert wanted["W5-fedspeed: bare loop 2x1, two gradients per step / fedspeed: FedSpeed"] == ">= 3.6"
+    assert [goal.met for goal in found if "limit of its profile" in goal.about] == [True]
+    missed = goals(held, memory, STARTED, waited, many, {"step": 3.1, "limit": 2.0})
+    assert [goal.met for goal in missed if "limit of its profile" in goal.about] == [False]
 
 
 @linux
@@ -105,7 +131,7 @@ def test_a_process_tree_is_counted_once():
 
 @linux
 def test_a_contender_that_ends_says_why(tmp_path):
-    contender = Contender(Entry("broken", "no_such_program"), "smoke", 0, tmp_path / "log")
+    contender = Contender(Entry("broken", "no_such_program"), "smoke", Part(), tmp_path / "log")
     with pytest.raises(Failed, match="No module named"):
         contender.ready()
     contender.close()

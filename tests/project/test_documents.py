@@ -48,7 +48,9 @@ RIDDLES = re.compile(
 """Words that CONTRIBUTING.md, section Style, asks to avoid; "there is no X" is one that may stay."""
 
 STEP = re.compile(r"```(?P<language>\w*)\n(?P<block>.*?)```|`(?P<inline>fedspeed [^`]+)`", re.DOTALL)
-NO_COMMAND = re.compile(r"\bRUNS?\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$")  # spoken of, not given
+NO_COMMAND = re.compile(
+    r"\b(?:RUNS?|METHOD)\b|--help|^fedspeed \w+( show)?$|^fedspeed run config.toml$"
+)  # spoken of, not given
 ELSEWHERE = (
     "deploy check",  # needs flwr, tests/flower/test_deploy.py has it
     "--data huggingface",  # needs the network
@@ -89,7 +91,7 @@ SHORTER: list[tuple[str, list[str]]] = [  # for commands that match: what is app
     (r"^data \w+ shakespeare", ["--data-dir", "plays.tar.gz", "--set", "part=true", "--set", "least=405"]),
     (r"^theory rate( |$)", ["--rounds", "4,8", "--seeds", "2", "--m", "2"]),
     (r"^reproduce (?!list)", ["--preset", "smoke", "--seeds", "1", "--set", "rounds=2", "--set", "device=cpu"]),
-    (r"^inspect ", ["--samples", "50"]),
+    (r"^inspect (?!.*--noise)", ["--samples", "50"]),
     (r"^watch ", ["--terminal"]),  # the page is there until Ctrl-C, tests/report/test_watch.py has it
 ]
 

@@ -46,16 +46,20 @@ def test_the_python_example_prints_what_is_shown(capsys):
 
 
 def test_what_it_says_of_the_reproduction_is_stored():
-    """Its percentages are those of the stored pages: the server's rule on `cnn`, FedSpeed on CIFAR-100."""
+    """Its percentages are those of the stored pages: the server's rule on `cnn`, methods on CIFAR-10 and CIFAR-100."""
     found = (ROOT / "README.md").read_text().partition("## What the reproduction found")[2].partition("\n## ")[0]
     stored = (ROOT / "results" / "iclr2023" / "cnn" / "serverrule.md").read_text()
     for name in ("FedSpeed active", "FedAvg", "FedSpeed all"):
         accuracies = re.search(rf"^\| {name} \| (.*) \|$", stored, re.M)[1].split(" | ")  # at 100%, 50%, 10%, 2%
         assert f"{float(accuracies[2].split()[0]):.1f}%" in found, name
-    (best,) = re.findall(
-        r"to 40% \| FedSpeed \| 522 .* best ([\d.]+)%", (ROOT / "docs/explanation/reproduction.md").read_text()
-    )
-    assert f"({float(best):.1f}%, one seed)" in found
+    page = (ROOT / "docs/explanation/reproduction.md").read_text()
+    for cell in ("80% | FedSpeed | 136", "40% | FedSpeed | 522", "40% | FedDyn | 661", "80% | FedCM | 109"):
+        (best,) = re.findall(rf"to {re.escape(cell)} .* best ([\d.]+)%", page)
+        assert f"{float(best):.1f}%" in found
+    (reached,) = re.findall(r"to 80% \| FedDyn \| 121 \| (\d+) ", page)
+    assert f"80% at round {reached}" in found
+    (ten,), (two,) = (re.findall(rf"to {level}% \| FedAvg \| \d+ \| (\d+) ", page) for level in (80, 40))
+    assert f"({ten}, {two} rounds)" in found
 
 
 @pytest.mark.parametrize(("document", "command"), COMMANDS, ids=lambda text: text[:60])

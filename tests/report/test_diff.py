@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -93,6 +94,14 @@ def test_one_bit_of_one_round(original, tmp_path):
 def test_a_version(original, tmp_path):
     found = altered(original, tmp_path, "summary.json", lambda text: text.replace('"numpy": "', '"numpy": "9'))
     assert found == ["environment: numpy"]
+
+
+def test_a_vendor_counts_where_both_runs_have_it(original, tmp_path):
+    """Runs made before it was recorded have none."""
+    other = altered(original, tmp_path, "summary.json", lambda text: text.replace('"vendor": "', '"vendor": "9'))
+    assert other == ["environment: vendor"]
+    shutil.rmtree(tmp_path / "b")
+    assert not altered(original, tmp_path, "summary.json", lambda text: re.sub(r'"vendor": "[^"]*",\s*', "", text))
 
 
 def test_a_shorter_run(original, tmp_path):

@@ -17,9 +17,8 @@ from federations import Softmax
 
 from fedspeed import FedAvg, RunDir, UserError, load_runs, simulate
 from fedspeed.cli import main
-from fedspeed.report.export import TABLES, TRACKERS
+from fedspeed.report.export import TABLES, TRACKERS, need
 from fedspeed.report.run_files import Source, read_runs
-from fedspeed.report.trackers import need
 
 PACKAGES = {"parquet": "pyarrow", **{name: name for name in TRACKERS}}
 

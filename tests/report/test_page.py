@@ -129,9 +129,8 @@ def test_the_same_runs_make_the_same_page(runs):
     assert report("runs") == report("runs")
 
 
-def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made_run(tmp_path / "a", record=lambda f: {**f, "metrics": {"virtual_seconds": 2.0 * f["round"], "angle": 0.5}})
+def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(own_folder):
+    made_run(own_folder / "a", record=lambda f: {**f, "metrics": {"virtual_seconds": 2.0 * f["round"], "angle": 0.5}})
     data = data_of(report("a"))
     run = data["rows"][0]["runs"][0]
     assert column(data, run, "virtual_seconds") == [2.0 * t for t in range(1, 11)]
@@ -141,7 +140,7 @@ def test_simulated_time_and_numbers_of_methods_are_there_if_runs_have_them(tmp_p
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_the_table_of_configs_leaves_out_seeds(tmp_path):
-    from fedspeed.report.page_sections import configs
+    from fedspeed.report.page import configs
 
     made_run(tmp_path / "a-s0", "fedavg", 0)
     made_run(tmp_path / "b-s1", "fedspeed", 1)
@@ -150,9 +149,8 @@ def test_the_table_of_configs_leaves_out_seeds(tmp_path):
     assert configs(rows).startswith('<p class="note">Nothing but method and seed.</p>')
 
 
-def test_the_norms_of_x_and_of_the_running_mean_are_curves_with_a_title(tmp_path, monkeypatch):
+def test_the_norms_of_x_and_of_the_running_mean_are_curves_with_a_title(own_folder):
     """A real run of FedDyn, and the page's own script for what it draws."""
-    monkeypatch.chdir(tmp_path)
     run_config(Config(rounds=3, clients=4, active=2, local_steps=1, method=FedDyn()), "a")
     data = data_of(report("a"))
     lines = [json.loads(line)["metrics"] for line in Path("a/rounds.jsonl").read_text().splitlines()]
@@ -243,13 +241,12 @@ def test_nothing_is_loaded_and_no_other_script_runs(runs):
     assert "@import" not in style
 
 
-def test_names_cannot_break_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_names_cannot_break_out(own_folder):
     config = {"method": {"name": f"x{HOSTILE}", HOSTILE: HOSTILE}, "data": {"name": HOSTILE}, HOSTILE: "a"}
     made_run(
-        tmp_path / "a<b>", config=config, summary={"environment": {"torch": HOSTILE}, "digests": {"model": HOSTILE}}
+        own_folder / "a<b>", config=config, summary={"environment": {"torch": HOSTILE}, "digests": {"model": HOSTILE}}
     )
-    split = RunDir(tmp_path / "a<b>").split_file
+    split = RunDir(own_folder / "a<b>").split_file
     split.write_text(json.dumps({**json.loads(split.read_text()), "classes": [HOSTILE] * 5, "data": HOSTILE}))
     page = report("a<b>")
     parts = Parts(page)
@@ -344,17 +341,16 @@ def test_only_a_run_that_goes_on(runs):
     assert data_of(page)["rows"][0]["runs"][0]["rounds"] == 0
 
 
-def test_nan_everywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_nan_everywhere(own_folder):
     nothing = {"test_accuracy": None, "test_loss": math.nan, "train_loss": math.inf, "drift": math.nan}
-    made_run(tmp_path / "runs/a", status="diverged: NaN", record=lambda f: {**f, **nothing})
-    made_run(tmp_path / "runs/b", "fedspeed", seed=1)
+    made_run(own_folder / "runs/a", status="diverged: NaN", record=lambda f: {**f, **nothing})
+    made_run(own_folder / "runs/b", "fedspeed", seed=1)
     page = report("runs")
     run = data_of(page)["rows"][0]["runs"][0]
     assert "test_accuracy" not in run["columns"]
     assert "FedAvg (1 of 1 diverged)" in [line[0] for line in Parts(page).lines]
-    text = RunDir(tmp_path / "runs/b").rounds_file.read_text().replace('"drift": ', '"drift": NaN, "x": ', 1)
-    RunDir(tmp_path / "runs/b").rounds_file.write_text(text)
+    text = RunDir(own_folder / "runs/b").rounds_file.read_text().replace('"drift": ', '"drift": NaN, "x": ', 1)
+    RunDir(own_folder / "runs/b").rounds_file.write_text(text)
     assert "b: damaged: line 1 of rounds.jsonl" in report("runs")
 
 
@@ -366,10 +362,9 @@ def test_nan_everywhere(tmp_path, monkeypatch):
         ({}, "one seed only"),
     ],
 )
-def test_what_makes_runs_hard_to_compare_is_said(tmp_path, monkeypatch, changes, told):
-    monkeypatch.chdir(tmp_path)
-    made_run(tmp_path / "runs/a")
-    made_run(tmp_path / "runs/b", "fedspeed", **changes)
+def test_what_makes_runs_hard_to_compare_is_said(own_folder, changes, told):
+    made_run(own_folder / "runs/a")
+    made_run(own_folder / "runs/b", "fedspeed", **changes)
     page = report("runs")
     assert told in page
     answers = {gap["answer"] for gap in data_of(page)["gaps"]["FedAvg"]}
@@ -480,9 +475,8 @@ def test_unfinished_runs_are_in_no_table(runs):
     assert found.gaps[0].seeds == (0, 2)
 
 
-def test_a_method_of_a_file_has_a_card_and_is_not_executed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = made_run(tmp_path / "a", config={"method": {"name": "code/own-1234.py:Own", "code": "1234"}})
+def test_a_method_of_a_file_has_a_card_and_is_not_executed(own_folder):
+    run = made_run(own_folder / "a", config={"method": {"name": "code/own-1234.py:Own", "code": "1234"}})
     run.code.mkdir()
     (run.code / "own-1234.py").write_text(
         'raise SystemExit("executed")\nclass Own:\n    """My own <method>.\n\n    x = y\n    """'

@@ -195,6 +195,16 @@ def test_bold_is_the_best_of_a_column_and_what_the_seeds_do_not_distinguish():
     assert lines[6].count("textbf") == 2
 
 
+def test_two_seeds_distinguish_no_scores():
+    """By the rule of the table of differences; a cost that is the same in all seeds is exact."""
+    rows = [row("a", 0.7, 0.701), row("b", 0.8, 0.8), row("c", 0.79, 0.795, bytes_up=1)]
+    assert tables.leaders(rows, tables.choose(rows, (), ["last", "mb"])) == {(0, 0), (1, 0), (2, 0), (2, 1)}
+    rows = [row("a", 0.7, 0.71, 0.72, bytes_up=1), row("b", 0.8, 0.81, bytes_up=1), row("c", 0.9, 0.9)]
+    assert tables.leaders(rows, tables.choose(rows, (), ["mb"])) == {(0, 0), (1, 0)}  # a seed of b failed
+    rows = [row("a", 0.7, 0.71, 0.72), row("b", 0.8, 0.81, 0.82)]  # equal differences in all seeds decide nothing
+    assert tables.leaders(rows, tables.choose(rows, (), ["last"])) == {(0, 0), (1, 0)}
+
+
 def test_latex_has_a_minus_and_no_hyphen_before_a_number():
     lines = tables.booktabs(("method", "gap"), [("my-9", "-0.07"), ("b", "[-1.50, +3e-7]")]).splitlines()
     assert lines[4:6] == [r"my-9 & $-$0.07 \\", r"b & [$-$1.50, +3e-7] \\"]
@@ -212,9 +222,15 @@ def test_other_labels_may_replace_those_with_commas():
     assert Look(labels={"fedavg": "A"}).named(labels, papers=True) == {
         "fedavg": "A", "fedspeed:rho=0,lam=100": "FedSpeed (rho=0, lam=100)", "fedspeed": "FedSpeed",
     }  # fmt: skip
-    for wrong in ("fedprox=X", "fedavg", "fedavg=", "fedavg=fedspeed", "x", "=", ","):
+    for wrong in (
+        *("fedprox=X", "fedavg", "fedavg=", "fedavg=fedspeed", "x", "=", ","),
+        *("fedavg=A,fedspeed:rho=0=B", "fedspeed=A,fedavgg=B", "fedspeed:rho=0,lam=100=A,fedsped:rho=1=B"),
+        "fedavg=A (b, c),fedsped=C",
+    ):
         with pytest.raises(UserError, match="labels: expected"):
             Look(labels=wrong).named(labels, papers=False)
+    ours = {"fedavg": "A, fedspeed: exact"}  # of a mapping every comma is one of a name
+    assert Look(labels=ours).named(labels, papers=False)["fedavg"] == ours["fedavg"]
 
 
 def test_two_methods_of_one_paper_name_keep_their_own():
@@ -238,7 +254,7 @@ def test_columns_are_chosen_by_name_and_unknown_ones_refused():
     with pytest.raises(UserError, match=r"unknown column 'foo'.* Known: all, best, client-mean, gradients"):
         tables.choose(ROWS, (), ["foo"])
     for name in ("rounds", "mb-to-80"):  # without a target there are no rounds to it
-        with pytest.raises(UserError, match=f"column {name}: expected an accuracy to reach.*--targets"):
+        with pytest.raises(UserError, match=f"column {name}: expected a target accuracy.*--targets"):
             tables.choose(ROWS, (), [name])
 
 

@@ -17,13 +17,13 @@ import pytest
 from made_runs import made_run
 
 from fedspeed.cli import main
-from fedspeed.cli.watch import view
+from fedspeed.cli.look import view
 from fedspeed.errors import Terminated
 from fedspeed.report import live
 from fedspeed.report.live import Server, Watched, standing, standings
 from fedspeed.report.run_files import read_any
 from fedspeed.runs.directory import RunDir, exclusive
-from fedspeed.utils.locks import locked
+from fedspeed.utils.files import locked
 
 
 def grow(run: RunDir, rounds: int, text: str = "") -> None:

@@ -24,12 +24,11 @@ from fedspeed.cli import main
 from fedspeed.config.config import Config
 from fedspeed.data import load
 from fedspeed.errors import UserError
-from fedspeed.experiments.tune.cost import gradients
+from fedspeed.experiments.tune.tuner import gradients
 from fedspeed.reproduce import Reproduction, data_digest
 from fedspeed.reproduce import recipes as recipe_files
 from fedspeed.reproduce.recipes import find_recipe, merge, papers_scale, recipes, run_key, settings
-from fedspeed.reproduce.runs import Run, apart, commit, make
-from fedspeed.reproduce.store import Store
+from fedspeed.reproduce.runs import Run, Store, apart, commit, make
 
 PRESETS = [(recipe, preset) for recipe in recipes().values() for preset in recipe.presets]
 IDS = [f"{recipe.name}-{preset}" for recipe, preset in PRESETS]

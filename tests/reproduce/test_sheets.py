@@ -16,9 +16,8 @@ from made_up import finals, result, sheet
 from fedspeed.errors import UserError
 from fedspeed.report.tables import tabular
 from fedspeed.reproduce import page, plot
-from fedspeed.reproduce.claims import Claim
 from fedspeed.reproduce.table import Cell
-from fedspeed.reproduce.verdicts import judge
+from fedspeed.reproduce.verdicts import Claim, judge
 
 COLUMNS = ("IID", "Dir-0.6")
 TABLE = {

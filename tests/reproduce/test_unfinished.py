@@ -12,10 +12,9 @@ from fedspeed.cli import main
 from fedspeed.config.config import Config
 from fedspeed.errors import UserError
 from fedspeed.reproduce import Reproduction
-from fedspeed.reproduce.progress import write_progress
+from fedspeed.reproduce.page import write_progress
 from fedspeed.reproduce.recipes import find_recipe, merge, run_key, settings
-from fedspeed.reproduce.runs import Run, make
-from fedspeed.reproduce.store import Store
+from fedspeed.reproduce.runs import Run, Store, make
 
 
 def runs(count: int) -> list[Run]:

@@ -11,9 +11,8 @@ from made_up import finals, result, sheet
 
 from fedspeed.errors import UserError
 from fedspeed.report.statistics import interval, t_975, t_p
-from fedspeed.reproduce.claims import Claim, parse
 from fedspeed.reproduce.table import Cell, cell_name, censored, metrics
-from fedspeed.reproduce.verdicts import holm, judge
+from fedspeed.reproduce.verdicts import Claim, holm, judge, parse
 
 
 def verdict(expression: str, table: dict, **changes) -> str:

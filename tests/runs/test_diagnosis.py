@@ -358,8 +358,7 @@ def test_explain_of_a_run_in_progress_of_a_killed_and_of_a_failed_one(ill, capsy
     assert "nothing of what is looked for" not in out
 
 
-def test_explain_of_a_run_that_diverged(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_explain_of_a_run_that_diverged(own_folder, capsys):
     with pytest.raises(Diverged):
         told_by({**DEMO, "method": "fedavg", "model": "linear", "lr": 1e30, "rounds": 3}, Path("a"))
     out = explained(capsys, "a")
@@ -421,8 +420,7 @@ def test_a_suggested_warmup_is_no_longer_than_the_run_and_a_tiny_rate_is_left_at
     assert [advice.option for advice in advise("standing still", {"lr": 1e-7})] == ["--lr 0.01"]
 
 
-def test_after_an_ill_run_the_next_command_is_explain(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_after_an_ill_run_the_next_command_is_explain(own_folder, capsys):
     options = "--method fedavg --lr 50 --clients 20 --active 5 --rounds 6 --out a"
     assert main(["run", *options.split()]) == 0
     assert "next: fedspeed explain a " in capsys.readouterr().out

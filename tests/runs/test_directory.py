@@ -23,7 +23,7 @@ SPELLED = re.compile(
 )
 ELSEWHERE = {  # what users read, and a name that is an option of a plan too
     "cli/run.py": "config.toml",
-    "cli/verify.py": "summary.json",
+    "cli/check.py": "summary.json",
     "cli/options.py": "states",
     "runs/config_file.py": "states",
 }

@@ -14,8 +14,7 @@ from fedspeed.cli import main
 from fedspeed.client.flat_model import FlatModel
 from fedspeed.client.sharpness import batches, mean_gradient, sam_gap, top_eigenvalue
 from fedspeed.data import federate
-from fedspeed.data.problems import dissimilarity, random_quadratic
-from fedspeed.data.problems.loaders import samples
+from fedspeed.data.problems import dissimilarity, random_quadratic, samples
 from fedspeed.methods import FedAvg
 from fedspeed.runs.inspect import inspect_run
 from fedspeed.theory import Setting

@@ -20,9 +20,9 @@ from fedspeed.client.upload_digest import PRIME, SPAN, WEIGHTS, upload_digests
 from fedspeed.config.config import Config
 from fedspeed.errors import UserError
 from fedspeed.methods.scaffold import Up
+from fedspeed.runs.binary_files import read_uploads
 from fedspeed.runs.directory import RunDir, exclusive
 from fedspeed.runs.launch import prepare, resume, run_config
-from fedspeed.runs.uploads import read_uploads
 from fedspeed.runs.verify import verify
 from fedspeed.server.simulation import Simulation
 

@@ -71,8 +71,7 @@ def other_user(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("FEDSPEED_STATE", str(tmp_path / "of another user"))
 
 
-def test_every_command_takes_a_run_of_ones_own(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_command_takes_a_run_of_ones_own(run, own_folder, capsys):
     client = str(RunDir(run).records()[0].cohort[0])
     assert main(["resume", "run", "--quiet"]) == 0
     assert main(["verify", "run", "--all"]) == 0
@@ -83,9 +82,9 @@ def test_every_command_takes_a_run_of_ones_own(run, tmp_path, monkeypatch, capsy
     assert main(["inspect", "run", "--samples", "20"]) == 0
     assert main(["explain", "run", "--allow-code"]) == 0
     assert main(["explain", "run"]) == 0
-    (tmp_path / "elsewhere").mkdir()
+    (own_folder / "elsewhere").mkdir()
     shutil.move("run", "elsewhere/moved")
-    (tmp_path / "mine.py").unlink()
+    (own_folder / "mine.py").unlink()
     assert main(["extend", "elsewhere/moved", "--rounds", "5", "--quiet"]) == 0
     assert main(["verify", "elsewhere/moved"]) == 0
     assert "signature" not in capsys.readouterr().out

@@ -22,7 +22,7 @@ from fedspeed import DP, FedAvg, FedSpeed, Observer, Plan, UserError, simulate
 from fedspeed.cli import main
 from fedspeed.config.config import Config
 from fedspeed.config.network import Clock
-from fedspeed.experiments.tune.cost import gradients
+from fedspeed.experiments.tune.tuner import gradients
 from fedspeed.record import Record
 from fedspeed.report.diff import differences
 from fedspeed.runs.directory import RunDir

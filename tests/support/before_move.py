@@ -32,10 +32,9 @@ from fedspeed.config.config import Config
 from fedspeed.models import MODELS
 from fedspeed.models.resnet import resnet18_gn
 from fedspeed.runs.directory import RunDir
-from fedspeed.runs.fork import branch
-from fedspeed.runs.fork_origin import read_parent, write_parent
-from fedspeed.runs.from_objects import module_digest
+from fedspeed.runs.fork import branch, read_parent, write_parent
 from fedspeed.runs.launch import resume, run_config
+from fedspeed.runs.simulate import module_digest
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "run-before-move"
 EXPECTED = FOLDER / "expected.json"
@@ -173,7 +172,7 @@ def runs_in(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.rglob("config.toml"))
 
 
-def digests() -> dict[str, str]:
+def digests(digest: Callable[[nn.Module], str] = module_digest) -> dict[str, str]:
     """Digests of whole models, by name: they stand in the config of a run of objects."""
     built: dict[str, nn.Module] = {
         "linear": MODELS["linear"](PICTURES, 3),
@@ -185,7 +184,7 @@ def digests() -> dict[str, str]:
         "resnet18_gn trimmed": resnet18_gn((3, 32, 32), 3, trim=True),
         "charlstm": MODELS["charlstm"]((6,), 5),
     }
-    return {name: module_digest(exact(model)) for name, model in built.items()}
+    return {name: digest(exact(model)) for name, model in built.items()}
 
 
 def _kill(out: Path, done: int, total: int, *_: Any) -> None:

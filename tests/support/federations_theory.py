@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedspeed import simulate
 from fedspeed.data import federate
-from fedspeed.data.problems.loaders import samples
+from fedspeed.data.problems import samples
 from fedspeed.models import build_model
 from fedspeed.server.simulation import Simulation
 from fedspeed.theory.setting import Setting

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedspeed.flower.template import write_app
+from fedspeed.flower.deploy import write_app
 
 BIN = Path(sys.executable).parent
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 
 from fedspeed import simulate
@@ -35,3 +37,10 @@ def assert_same_bits(a, b):
 
 def leaves(tree):
     return [leaf for a in tree for leaf in (leaves(a) if isinstance(a, tuple) else [a])]
+
+
+def files_of(out):
+    """The rounds of a run directory without their times, the digests of its summary, and its config as text."""
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in rounds]
+    return timeless, json.loads((out / "summary.json").read_text())["digests"], (out / "config.toml").read_text()

@@ -17,7 +17,7 @@ from sequences import EQUAL, FULL, Recorded, sequences, weights
 
 from fedspeed.config.plan import Plan
 from fedspeed.theory import Setting, auxiliary, gamma, gamma_k
-from fedspeed.theory.errata import ERRATA
+from fedspeed.theory.forms import ERRATA
 
 
 def record(plan: Plan, problem: Softmax, lam: float = 0.5):

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from fedspeed.utils.code_digest import code_digest
+from fedspeed.utils.own_code import code_digest
 
 BEFORE = """
 import functools
@@ -102,7 +102,7 @@ def test_what_changes_no_number_does_not_count(edit):
 
 def test_every_process_finds_the_same():
     """Sets of texts have another order in every process."""
-    code = f"from fedspeed.utils.code_digest import code_digest\n{BEFORE}\nprint(code_digest(Thing))"
+    code = f"from fedspeed.utils.own_code import code_digest\n{BEFORE}\nprint(code_digest(Thing))"
     found = [
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -19,7 +19,7 @@ from fedspeed.methods import FedSpeed
 from fedspeed.runs.inspect import inspect_run
 from fedspeed.runs.launch import run_config
 from fedspeed.runs.verify import verify
-from fedspeed.utils.locks import Scratch, scratch, sweep
+from fedspeed.utils.files import Scratch, scratch, sweep
 
 PLAN = Plan(rounds=3, active=3, local_steps=1, batch_size=4)
 

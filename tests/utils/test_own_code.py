@@ -135,6 +135,11 @@ def test_imports_mean_what_they_mean_in_python(tmp_path):
     assert name.startswith("fedspeed_user_main_")
 
 
+def test_files_share_pythons_names_with_the_main_file(tmp_path):
+    path = lay(tmp_path, main="__builtins__['flag'] = 1\nimport helper\nvalue = helper.seen", helper="seen = flag")
+    assert value(path) == 1
+
+
 def test_classes_of_files_beside_can_be_pickled(tmp_path):
     path = lay(
         tmp_path, main="def value():\n    from net.parts import Part\n    return Part()", net__parts="class Part: pass"

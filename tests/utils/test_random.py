@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspeed.utils.files import key
-from fedspeed.utils.random import batch_order, batch_orders, cohort, rng, seed_device, torch_seed
+from fedspeed.utils.random import batch_order, batch_orders, cohort, low_keys, rng, seed_device, torch_seed
 
 
 def test_a_stream_is_a_function_of_its_name():
@@ -155,3 +155,11 @@ def test_many_clients_at_once_get_what_each_gets_alone():
     for k, together in enumerate(batch_orders(7, 3, 5, keys)):
         for i, own in enumerate(keys):
             assert np.array_equal(together[i], batch_order(7, 3, 5, own)[k])
+
+
+def test_low_keys_of_many_clients_are_the_low_half_of_each_key():
+    clients = [0, 5, 2**31, 7]
+    assert low_keys(3, "batches", 9, clients).tolist() == [key(3, "batches", 9, i) % 2**64 for i in clients]
+    whole = batch_orders(7, 3, 5, [key(3, "batches", 9, i) for i in clients])
+    for a, b in zip(batch_orders(7, 3, 5, low_keys(3, "batches", 9, clients)), whole, strict=True):
+        assert np.array_equal(a, b)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ...client.tree_bytes import state_name
-from ...client.trees import has_leaves, meta_like, tree_leaves
+from ...client.trees import has_leaves, meta_like, tree_leaves, tree_of
 from ...client.work import Failed, Job, Reply, Work
 from ...errors import UserError
 from ..common import Piece, RemoteBackend, RemoteError, as_error, called, failed_job
-from ..packing import PackedTensors, pack, pack_tensors, tree_of
+from ..packing import pack, pack_tensors, unpack_tensors
 from .pool import Worker, WorkerPool
 from .session import Joined, import_ray, join, leave
 from .worker import Answer, Missing, Request, Setup, reply_leaves
@@ -69,7 +70,7 @@ class Ray(RemoteBackend):
             raise
         self._finalizer = weakref.finalize(self, close, self.pool, joined)
         self._gather: Callable[[], None] | None = lambda: self.pool.gather(
-            packed.work, pack_tensors(list(packed.data.values())), setup
+            packed.work, pack_tensors(packed.data.values()), setup
         )
         if not getattr(plan, "until", ()):  # else an earlier segment of the run may need the whole cluster first
             self._begin()
@@ -99,14 +100,14 @@ class Ray(RemoteBackend):
         if not jobs:
             return
         self._begin()
-        broadcast = self.pool.put(pack_tensors(list(tree_leaves(down))))
+        broadcast = self.pool.put(pack_tensors(tree_leaves(down)))
         queue = list(self.engine.chunks(jobs))
         for client in [i for i, kept in self._kept.items() if kept.t >= jobs[0].t]:  # of a failed round
             self._drop(client)
 
         def send(worker: Worker, index: int) -> Any:
             request = self._request(worker, queue[index], self._drops.pop(worker, []))
-            leaves = [leaf for i in request.sent for leaf in tree_leaves(state(i))]
+            leaves = chain.from_iterable(tree_leaves(state(i)) for i in request.sent)
             return worker.actor.run.remote(broadcast, self.pool.put(pack_tensors(leaves)), request)
 
         def fits(worker: Worker, answer: Any) -> bool:
@@ -131,7 +132,7 @@ class Ray(RemoteBackend):
     def _replies(self, chunk: list[Job], answer: Answer) -> Iterator[Reply | Failed]:
         shapes, device = self.work.shapes, self.work.flat.device
         looks = list(reply_leaves(self.work, self.engine.dtype, answer.results))
-        tensors = iter(PackedTensors(answer.raw).tensors(a for look in looks for a in look))
+        tensors = iter(unpack_tensors(answer.raw, chain.from_iterable(looks)))
         for job, result, look in zip(chunk, answer.results, looks, strict=True):
             if isinstance(result, RemoteError):
                 yield failed_job(job, result)

@@ -14,28 +14,26 @@ from torch.nn import functional as F
 
 from ... import __version__
 from ...client.trees import one_thread
-from ...utils.environment import bits_environment
+from ...models import compiled_kernels
+from ...models.fast_conv import Rule
+from ...utils.processes import bits_environment
 
 SAME_PROGRAM = ("fedspeed", "code", "python")
 """Fields that must be equal, because workers unpickle values of this program; others may differ with --allow-mixed."""
 
 
 class Fingerprint(NamedTuple):
-    """Everything that decides the bits of a process, each as text.
-
-    Args:
-        code: a digest of the package's own files.
-        job: the digest of the fixed job's results.
-    """
+    """Everything that decides the bits of a process, each as text."""
 
     fedspeed: str
-    code: str
+    code: str  # a digest of the package's own files
     python: str
     torch: str
     numpy: str
     cpu: str
     variables: str
-    job: str
+    job: str  # the digest of the fixed job's results
+    kernels: str = "none"  # the digest of what the compiled kernels of residual blocks compute, if they were built
 
 
 def bits() -> Fingerprint:
@@ -49,6 +47,7 @@ def bits() -> Fingerprint:
         cpu=torch.backends.cpu.get_cpu_capability(),
         variables=", ".join(f"{name}={value}" for name, value in bits_environment().items()) or "none",
         job=fixed_job(),
+        kernels=compiled_job(),
     )
 
 
@@ -64,15 +63,8 @@ def differences(here: Fingerprint, there: Fingerprint) -> dict[str, str]:
     return {name: f"{name} {b} instead of {a}" for name, a, b in pairs if a != b}
 
 
-class Verdict(NamedTuple):
-    """Whether a worker may join, and a message about one that differs from the driver."""
-
-    welcome: bool
-    message: str = ""
-
-
-def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, allow_mixed: bool) -> Verdict:
-    """Decide whether a worker may join; one whose bits differ may with `allow_mixed`.
+def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, allow_mixed: bool) -> tuple[bool, str]:
+    """Return whether a worker may join, and a message if it differs; one whose bits differ may with `allow_mixed`.
 
     Args:
         host: the worker's machine.
@@ -80,14 +72,16 @@ def admit(here: Fingerprint, host: str, there: Fingerprint | None, error: str, a
     """
     if there is None:
         message = f"fedspeed cannot be imported ({error}); install the same version there as here"
-        return Verdict(False, f"node {host}: {message}")
+        return False, f"node {host}: {message}"
     found = differences(here, there)
     message = f"node {host}: {', '.join(found.values())}"
     if any(name in found for name in SAME_PROGRAM):
-        return Verdict(False, f"{message}; install the same version there as here")
+        return False, f"{message}; install the same version there as here"
+    if there.kernels == "none" != here.kernels:  # it could not compute the run's residual blocks at all
+        return False, f"{message}; install GCC there, and the package again (pip install .)"
     if found and not allow_mixed:
-        return Verdict(False, f"{message}: its bits are not the driver's; use nodes that are alike, or --allow-mixed")
-    return Verdict(True, message if found else "")
+        return False, f"{message}: its bits are not the driver's; use nodes that are alike, or --allow-mixed"
+    return True, message if found else ""
 
 
 @cache
@@ -119,6 +113,22 @@ def fixed_job() -> str:
                 digest.update(gradient.contiguous().numpy().tobytes())
             weights = [(w - 0.1 * g).detach().requires_grad_() for w, g in zip(weights, gradients, strict=True)]
     return digest.hexdigest()
+
+
+@cache
+def compiled_job() -> str:
+    """Return the digest of what the compiled kernels of residual blocks make of fixed numbers; "none" without them."""
+    if compiled_kernels.library() is None:
+        return "none"
+    x, w = _fractions((3, 16, 16), 7), _fractions((9, 16, 16), 13)
+    rule, gamma, beta, gw = Rule(side=4, stride=1), w[0, 0], w[1, 0], torch.empty_like(w)
+    y, V, U = compiled_kernels.conv_forward(x, w, rule)
+    out, mean, rstd = compiled_kernels.norm_forward(y, gamma, beta, (2, 1e-5), relu=True)
+    sums = torch.empty_like(gamma), torch.empty_like(beta)
+    gy, _ = compiled_kernels.norm_backward(x, out, y, gamma, mean, rstd, *sums)
+    gx = compiled_kernels.conv_backward(gy, V, U, rule, gw)
+    found = (out, gy, gx, gw, *sums, *compiled_kernels.pool_forward(x, 4))
+    return hashlib.blake2b(b"".join(a.contiguous().numpy().tobytes() for a in found), digest_size=8).hexdigest()
 
 
 def _fractions(shape: tuple[int, ...], step: int) -> torch.Tensor:

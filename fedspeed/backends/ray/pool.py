@@ -15,7 +15,7 @@ import numpy as np
 
 from ...config.plan import Plan
 from ...errors import UserError, one_line
-from ...utils.environment import bits_environment, cores
+from ...utils.processes import bits_environment, cores
 from ..common import as_error
 from .fingerprint import admit, bits
 from .worker import Greeting, Setup, actor_class
@@ -58,7 +58,6 @@ class WorkerPool:
 
     def __init__(self, ray: Any, plan: Plan, workers: int, alone: bool) -> None:
         self.ray, self.allow_mixed = ray, plan.allow_mixed
-        share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
         self.size = workers if alone else self._room(plan, workers)
         if alone and workers > cores():
             many = f"back end ray: {workers} workers in a Ray of our own, on {cores()} cores"
@@ -68,15 +67,11 @@ class WorkerPool:
         self._joining: dict[Any, tuple[Worker, str]] = {}  # pending answer -> the worker, and the question
         self._refused: list[str] = []
         self._failures = 0  # of workers that were lost before they could take tasks
-        self._here = bits()
+        self._here, self._compiled = bits(), plan.layers == "compiled"
         variables = {**dict.fromkeys(THREADS, "1"), "PYTHONSAFEPATH": "1", **bits_environment()}
-        self._make = ray.remote(
-            **share,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": variables},
-        )(actor_class())
+        share = {"num_cpus": 0.0 if alone else plan.ray_cpus, "num_gpus": plan.ray_gpus}
+        options = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        self._make = ray.remote(**share, **options, runtime_env={"env_vars": variables})(actor_class())
 
     def _room(self, plan: Plan, workers: int) -> int:
         """Return how many workers fit into the cluster: at most `workers`, or `active` if the plan names no number."""
@@ -84,11 +79,9 @@ class WorkerPool:
         shares = {"CPU": plan.ray_cpus, "GPU": plan.ray_gpus}
         asked = {kind: share for kind, share in shares.items() if share}
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]  # a worker is on one of them
-        room = (
-            sum(min(int(node.get(kind, 0) / share + 1e-6) for kind, share in asked.items()) for node in nodes)
-            if asked
-            else workers
-        )
+        room = workers
+        if asked:
+            room = sum(min(int(node.get(kind, 0) / share + 1e-6) for kind, share in asked.items()) for node in nodes)
         wanted = workers if plan.workers else plan.active
         if not room:
             found = ", ".join(f"{total.get(kind, 0):g} {kind}" for kind in shares)
@@ -171,7 +164,10 @@ class WorkerPool:
     def _welcome(self, worker: Worker, greeting: Greeting) -> bool:
         """Return whether a worker may join; record it if its bits differ."""
         worker.host, worker.folder = greeting.host, greeting.folder
-        welcome, message = admit(self._here, greeting.host, greeting.bits, greeting.error, self.allow_mixed)
+        there = greeting.bits
+        if there is not None and not self._compiled:  # then the kernels decide no bit
+            there = there._replace(kernels=self._here.kernels)
+        welcome, message = admit(self._here, greeting.host, there, greeting.error, self.allow_mixed)
         known = self.mixed if welcome else self._refused
         if message and message not in known:
             known.append(message)
@@ -203,54 +199,15 @@ class WorkerPool:
         """
         for worker in self.workers:
             worker.flights = []
-        waiting = list(range(len(doing)))
-        flying: dict[Any, tuple[Worker, int]] = {}
-        done: dict[int, Any] = {}
-        tries: Counter[int] = Counter()
-
-        def feed(number: int) -> None:
-            """Give tasks to workers that have room; the task that is yielded next always comes first."""
-            while waiting:
-                worker = min(self.workers, key=lambda worker: len(worker.flights), default=None)
-                if worker is None or len(worker.flights) >= FLIGHTS:
-                    return
-                near = waiting[: bisect_left(waiting, number + AHEAD * self.size)]
-                if not near:
-                    return
-                index = number if near[0] == number else min(near, key=lambda i: (far(worker, i), i))
-                flying[send(worker, index)] = worker, index
-                worker.flights.append(index)
-                waiting.remove(index)
-
-        def hear(ref: Any) -> None:
-            """Take one answer, or put the tasks of a lost worker back."""
-            worker, index = flying.pop(ref)
-            try:
-                answer = self.ray.get(ref)
-            except self.ray.exceptions.RayTaskError as error:
-                raise UserError(f"back end ray: {one_line(error.cause)[:300]} on {worker.host}") from error
-            except self.ray.exceptions.RayError as error:
-                for lost in [ref for ref, (whose, _) in flying.items() if whose is worker]:
-                    del flying[lost]
-                self._replace(worker, error, doing[worker.flights[0]], tries)
-                waiting.extend(worker.flights)
-                waiting.sort()
-                return
-            worker.flights.remove(index)
-            if fits(worker, answer):
-                done[index] = answer
-            else:
-                waiting.insert(0, index)
-                waiting.sort()
-
+        tasks = Tasks(self, doing, send, fits, far)
         for number in range(len(doing)):
-            feed(number)
-            while number not in done:
-                for ref in self._wait([*flying]):
-                    if ref in flying:  # else its worker was lost with another answer
-                        hear(ref)
-                feed(number)
-            yield done.pop(number)
+            tasks.hand_out(number)
+            while number not in tasks.done:
+                for ref in self._wait([*tasks.flying]):
+                    if ref in tasks.flying:  # else its worker was lost with another answer
+                        tasks.take(ref)
+                tasks.hand_out(number)
+            yield tasks.done.pop(number)
 
     def _wait(self, refs: list[Any]) -> list[Any]:
         """Wait for a result or a new worker; admit new workers, and return the results that are ready."""
@@ -264,7 +221,7 @@ class WorkerPool:
                 self._next_question(ref)
         return [ref for ref in ready if ref in refs]
 
-    def _replace(self, worker: Worker, error: Exception, doing: str, tries: Counter[int]) -> None:
+    def replace(self, worker: Worker, error: Exception, doing: str, tries: Counter[int]) -> None:
         """Start another worker in place of a lost one; raise if its first task was tried too often."""
         index = worker.flights[0]
         tries[index] += 1
@@ -286,3 +243,54 @@ class WorkerPool:
             self.ray.wait([worker.actor.leave.remote() for worker in workers], num_returns=len(workers), timeout=5)
         for worker in workers:
             self._discard(worker)
+
+
+@dataclass(eq=False)
+class Tasks:
+    """The tasks of one `stream`: those that wait, those that workers have, and answers that wait for their turn."""
+
+    pool: WorkerPool
+    doing: Sequence[str]
+    send: Send
+    fits: Callable[[Worker, Any], bool]
+    far: Send
+    flying: dict[Any, tuple[Worker, int]] = field(default_factory=dict)  # Ray's reference -> who has which task
+    done: dict[int, Any] = field(default_factory=dict)
+    tries: Counter[int] = field(default_factory=Counter)  # of tasks whose worker was lost
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(len(self.doing)))  # in order
+
+    def hand_out(self, number: int) -> None:
+        """Give tasks to workers that have room; the one that is yielded next, `number`, always comes first."""
+        while self.waiting:
+            worker = min(self.pool.workers, key=lambda worker: len(worker.flights), default=None)
+            if worker is None or len(worker.flights) >= FLIGHTS:
+                return
+            near = self.waiting[: bisect_left(self.waiting, number + AHEAD * self.pool.size)]
+            if not near:
+                return
+            index = number if near[0] == number else min(near, key=lambda i: (self.far(worker, i), i))
+            self.flying[self.send(worker, index)] = worker, index
+            worker.flights.append(index)
+            self.waiting.remove(index)
+
+    def take(self, ref: Any) -> None:
+        """Take one answer, or put the tasks of a lost worker back."""
+        worker, index = self.flying.pop(ref)
+        ray = self.pool.ray
+        try:
+            answer = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            raise UserError(f"back end ray: {one_line(error.cause)[:300]} on {worker.host}") from error
+        except ray.exceptions.RayError as error:
+            for lost in [ref for ref, (whose, _) in self.flying.items() if whose is worker]:
+                del self.flying[lost]
+            self.pool.replace(worker, error, self.doing[worker.flights[0]], self.tries)
+            self.waiting = sorted([*self.waiting, *worker.flights])
+            return
+        worker.flights.remove(index)
+        if self.fits(worker, answer):
+            self.done[index] = answer
+        else:
+            self.waiting = sorted([index, *self.waiting])

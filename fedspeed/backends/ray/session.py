@@ -93,13 +93,8 @@ def _connect(ray: Any, address: str, own: dict[str, Any]) -> None:
     try:
         with safe_path(), tempfile.TemporaryDirectory(prefix="fedspeed-ray-") as empty, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                configure_logging=False,
-                runtime_env={"working_dir": empty},
-                **own,
-            )
+            quiet = {"log_to_driver": False, "configure_logging": False}
+            ray.init(address=address, runtime_env={"working_dir": empty}, **quiet, **own)
     except Exception as error:
         ray.shutdown()
         why = one_line(error).split("  ")[0][:300]

@@ -18,14 +18,14 @@ import torch
 
 from ...client.engines import Engine, make_engine
 from ...client.tree_bytes import read_state, state_name, write_state
-from ...client.trees import tree_leaves, tree_map
+from ...client.trees import tree_leaves, tree_map, tree_of
 from ...client.work import Facts, Failed, Job, Reply, Work
 from ...errors import UserError
 from ...methods.source import built_in
 from ...utils.devices import deterministic
-from ...utils.locks import Scratch
+from ...utils.files import Scratch
 from ..common import Piece, RemoteError, keep_memory, remote_error, score_pieces
-from ..packing import PackedTensors, pack_tensors, tree_of, unpack
+from ..packing import pack_tensors, unpack, unpack_tensors
 from .fingerprint import Fingerprint, bits
 
 SPARE = 2**30
@@ -43,36 +43,22 @@ class Greeting(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """Settings that a worker gets with the work.
+    """Settings that a worker gets with the work."""
 
-    Args:
-        data: the data's tensors without their numbers (device meta).
-        private: tensors that are copied for each worker, because a user's model may write to its inputs.
-        device: the device that computes.
-        keep: whether new states are kept on the node for the client's next turn.
-    """
-
-    data: dict[str, torch.Tensor]
-    private: list[str]
-    device: str
-    keep: bool
+    data: dict[str, torch.Tensor]  # the data's tensors without their numbers (device meta)
+    private: list[str]  # tensors that are copied for each worker, because a user's model may write to its inputs
+    device: str  # the device that computes
+    keep: bool  # whether new states are kept on the node for the client's next turn
 
 
 class Request(NamedTuple):
-    """A chunk of jobs.
-
-    Args:
-        fresh: clients whose state is all zeros.
-        kept: clients whose state is a file on this node.
-        sent: clients whose state comes with the request, in order: all others of the chunk.
-        drop: files of this worker that are not needed any more.
-    """
+    """A chunk of jobs."""
 
     jobs: list[Job]
-    fresh: set[int]
-    kept: dict[int, str]
-    sent: list[int]
-    drop: list[str]
+    fresh: set[int]  # clients whose state is all zeros
+    kept: dict[int, str]  # clients whose state is a file on this node
+    sent: list[int]  # clients whose state comes with the request, in order: all others of the chunk
+    drop: list[str]  # files of this worker that are not needed any more
 
 
 class Missing(NamedTuple):
@@ -103,7 +89,10 @@ def reply_leaves(
 
 
 class RayWorker:
-    """The state of a worker. It receives everything it needs, and reads no files but states that it kept itself."""
+    """A worker: it runs chunks of jobs and evaluates vectors.
+
+    It receives everything it needs, and reads no files but states that it kept itself.
+    """
 
     work: Work
     engine: Engine
@@ -116,21 +105,21 @@ class RayWorker:
         threading.Thread(target=self._end_with, args=(os.getppid(),), daemon=True, name="fedspeed-parent").start()
 
     def _end_with(self, parent: int) -> None:
-        """End when Ray's own process on this node has ended: otherwise workers look for another for a minute."""
+        """End when Ray's own process on this node has ended; otherwise workers look for another one for a minute."""
         while os.getppid() == parent:
             time.sleep(1)
         self.leave()
         os._exit(1)
 
     def hello(self) -> Greeting:
-        """Return the identity of this worker; the fingerprint in it runs a fixed job."""
+        """Return the identity of this worker; for the fingerprint in it a fixed job is run."""
         self.scratch = Scratch("fedspeed-ray-")
         return Greeting(socket.gethostname(), os.getpid(), bits(), str(self.scratch.path))
 
     def prepare(self, packed: bytes, data: np.ndarray, setup: Setup) -> RemoteError | None:
         """Unpack the work, and return an error or None; the data stay in Ray's memory, one copy per node."""
         try:
-            tensors = dict(zip(setup.data, PackedTensors(data).tensors(setup.data.values()), strict=True))
+            tensors = dict(zip(setup.data, unpack_tensors(data, setup.data.values()), strict=True))
             for name in tensors if setup.device != "cpu" else setup.private:
                 tensors[name] = tensors[name].to(setup.device, copy=True)
             self.work, self.keep = unpack(packed, tensors), setup.keep
@@ -148,9 +137,8 @@ class RayWorker:
         """Run one chunk."""
         for name in request.drop:
             Path(name).unlink(missing_ok=True)
-        like, given = self.work.shapes.client, PackedTensors(states)
-        first = list(tree_leaves(like)) * len(request.sent)
-        views = iter(given.tensors(first))
+        like = self.work.shapes.client
+        views = iter(unpack_tensors(states, list(tree_leaves(like)) * len(request.sent)))
         sent = {i: tree_of(like, views) for i in request.sent}
         kept, missing = self._read(request.kept)
         if missing:
@@ -161,7 +149,7 @@ class RayWorker:
                 return tree_map(lambda a: torch.zeros_like(a, device=self._device), like)
             return tree_map(lambda a: a.to(self._device, copy=True), kept.get(client) or sent[client])
 
-        leaves = PackedTensors(down).tensors(tree_leaves(self.work.shapes.down))
+        leaves = unpack_tensors(down, tree_leaves(self.work.shapes.down))
         if self._device.type != "cpu" or not built_in(self.work.method):  # a user's hook may write to it
             leaves = [a.to(self._device, copy=True) for a in leaves]
         try:
@@ -189,11 +177,11 @@ class RayWorker:
                 continue
             results.append(reply.facts)
             tensors += [*tree_leaves(reply.client), *(tree_leaves(reply.up) if reply.facts.represents else ())]
-            if self._kept(reply):
+            if self._keep_state(reply):
                 kept.append(reply.job.client)
         return Answer(results, pack_tensors(tensors), kept)
 
-    def _kept(self, reply: Reply) -> bool:
+    def _keep_state(self, reply: Reply) -> bool:
         """Keep a copy of a new state on this node if there is room, and return whether it is kept."""
         if not self.keep or self.scratch is None:
             return False
@@ -208,16 +196,13 @@ class RayWorker:
     def evaluate(self, x: np.ndarray, what: str, pieces: list[Piece], *about: Any) -> list[Any] | RemoteError:
         """Evaluate a vector on some pieces, see `score_pieces`."""
         try:
-            vector = self._vector(x)
+            flat = self.work.flat
+            like = flat.x.new_empty(flat.d + len(flat.statistics), device="meta")
+            vector = unpack_tensors(x, [like])[0].to(self._device, copy=True)
             with deterministic(self._device):
                 return score_pieces(self.work, vector, what, pieces, *about)
         except Exception as error:
             return remote_error(error)
-
-    def _vector(self, x: np.ndarray) -> torch.Tensor:
-        flat = self.work.flat
-        like = flat.x.new_empty(flat.d + len(flat.statistics), device="meta")
-        return PackedTensors(x).tensors([like])[0].to(self._device, copy=True)
 
     def leave(self) -> None:
         """Remove the files of this worker."""
@@ -250,7 +235,7 @@ def actor_class() -> type:
             import os
             import socket
 
-            return socket.gethostname(), os.getpid(), None, "", self.error
+            return socket.gethostname(), os.getpid(), None, "", self.error  # a Greeting, without the class
 
         def prepare(self, *args: Any) -> Any:
             return self.node.prepare(*args)

@@ -53,7 +53,7 @@ def tune(
         >>> tuned.chosen["fedspeed"]  # doctest: +SKIP
         {'lr': 0.1, 'lam': 10.0, 'rho': 0.1}
     """
-    from ...utils.environment import cores
+    from ...utils.processes import cores
     from ..batch import make_runs
     from .tuner import Tuning
 
@@ -122,7 +122,7 @@ def _unusual(method: Method) -> dict[str, Any]:
 
 def _label(table: Mapping[str, Any]) -> str:
     """Return `fedspeed:rho=0`, or `fedspeed:rho=0+topk:fraction=0.1`."""
-    from .space import point_text
+    from ..grid import point_text
 
     base = table.get("base")
     inside = f"{_label(base if isinstance(base, Mapping) else {'name': base})}+" if base else ""
@@ -132,7 +132,7 @@ def _label(table: Mapping[str, Any]) -> str:
 
 def _text(axis: Any) -> str:
     """Return an axis in the notation of `--space`."""
-    from .space import shown
+    from ..grid import shown
 
     if isinstance(axis, str):
         return axis

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ...report.comparison import Comparison
+from ...report.export import need
 from ...report.run_files import Row, measured
 from ...report.statistics import METRICS, interval
 from ...report.tables import csv_text
-from ...report.trackers import need
 from ...utils.files import write
-from .space import Point, point_text
+from ..grid import Pairs, point_text
 from .strategies import mean_score
 from .tuner import Tuning
 
@@ -77,15 +77,11 @@ class Tuned:
     def leaders(self) -> list[tuple[float, str, float]]:
         """Return a list of (share of the budget, best method by then, its held-out score)."""
         found = []
+        points = [(x, label, y) for label, curve in self.best_so_far.items() for x, y in curve]
         for share in SHARES:
-            by_then = {
-                label: max((y for x, y in curve if x <= share * self.used["budget"]), default=None)
-                for label, curve in self.best_so_far.items()
-            }
-            known = {label: y for label, y in by_then.items() if y is not None}
+            known = [(label, y) for x, label, y in points if x <= share * self.used["budget"]]
             if known:
-                first = max(known, key=lambda label: known[label])
-                found.append((share, first, known[first]))
+                found.append((share, *max(known, key=lambda one: one[1])))
         return found
 
     def data(self) -> dict[str, Any]:
@@ -113,7 +109,7 @@ class Tuned:
 
 def result(
     tuning: Tuning,
-    chosen: Mapping[str, Point],
+    chosen: Mapping[str, Pairs],
     runs: Mapping[str, Sequence[Any]],
     failed: Mapping[str, str],
     baseline: str = "",
@@ -158,29 +154,20 @@ def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
     """Return a row per trial with the gradients it added; a run that halving continued has a row per rung."""
     found: list[dict[str, Any]] = []
     for label, known in tuning.known.items():
-        before: dict[tuple[Point, int], float] = {}
+        before: dict[tuple[Pairs, int], float] = {}
         spent = 0.0
         for trial, result in known.items():
             added = result.gradients - before.get((trial.point, trial.seed), 0.0)
             before[trial.point, trial.seed] = result.gradients
             spent += added
-            found.append(
-                {
-                    "method": label,
-                    "point": point_text(trial.point),
-                    **dict(trial.point),
-                    "seed": trial.seed,
-                    "rounds": trial.rounds,
-                    "score": result.score,
-                    "gradients": added,
-                    "spent": spent,
-                    "run": tuning.folder(label, trial.point, trial.seed).relative_to(tuning.out).as_posix(),
-                }
-            )
+            row = {"method": label, "point": point_text(trial.point), **dict(trial.point)}
+            row |= {"seed": trial.seed, "rounds": trial.rounds, "score": result.score, "gradients": added}
+            run = tuning.folder(label, trial.point, trial.seed).relative_to(tuning.out).as_posix()
+            found.append({**row, "spent": spent, "run": run})
     return found
 
 
-def _score(tuning: Tuning, label: str, point: Point) -> float:
+def _score(tuning: Tuning, label: str, point: Pairs) -> float:
     """Return the mean held-out score of a point over all seeds that it was tried with."""
     known = tuning.known[label]
     return mean_score(known, [trial for trial in known if (trial.point, trial.rounds) == (point, tuning.rounds)])
@@ -190,12 +177,12 @@ def _judged(row: Row, key: str) -> dict[str, Any]:
     metric = METRICS[key][0]
     values = row.values(metric)
     low, high = interval(values)
-    bounds = {"low": low, "high": high} if len(values) > 1 else {"low": None, "high": None}
     return {
         "method": row.label,
         "metric": metric,
         "mean": statistics.fmean(values) if values else None,
-        **bounds,
+        "low": low if len(values) > 1 else None,
+        "high": high if len(values) > 1 else None,
         "seeds": [run.summary["seed"] for run in row.runs],
         "diverged": row.diverged,
         "gradients": sum(row.values("grad_evals")),
@@ -216,10 +203,9 @@ def draw(tuned: Tuned, stem: Path) -> list[Path]:
     scale = 100 if all(y >= 0 for curve in curves.values() for _, y in curve) else 1
     unit = "accuracy (%)" if scale == 100 else "score (minus the loss)"
     for i, (label, curve) in enumerate(curves.items()):
-        spent = [x for x, _ in curve] + [tuned.spent[label]]
-        best = [scale * y for _, y in curve] + [scale * curve[-1][1] if curve else 0.0]
+        points = [*curve, (tuned.spent[label], curve[-1][1])] if curve else []
         line = {**style(i), "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "linewidth": 1.6}
-        left.step(spent if curve else [], best if curve else [], where="post", label=label, **line)
+        left.step([x for x, _ in points], [scale * y for _, y in points], where="post", label=label, **line)
     left.set(xlabel="gradients spent on tuning", ylabel=f"held-out {unit}, best point so far")
     left.set_title("best method at budget B", fontsize=10)
     left.set_xlim(0, 1.02 * tuned.used["budget"])

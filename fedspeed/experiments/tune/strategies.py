@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ...errors import UserError
-from ...report.trackers import need
-from .space import Axis, Point, Space, Values, size
+from ...report.export import need
+from ..grid import Axis, Pairs, Space, Values, size
 
 ETA = 3
 """Halving keeps one of this many points, and gives those it keeps this many times the rounds."""
@@ -31,7 +31,7 @@ REPEATS = 64
 class Trial(NamedTuple):
     """A point, a seed and a number of rounds; more rounds of the same point and seed continue the same run."""
 
-    point: Point
+    point: Pairs
     seed: int
     rounds: int
 
@@ -51,16 +51,14 @@ class Search:
     """The search space of one method, its budget and its costs.
 
     Args:
-        space: the axes of the method.
         budget: the largest number of gradients.
         rounds: the rounds of a whole run.
-        seeds: the seeds of every point; its score is the mean over them.
+        seeds: the seeds of every point; its score is the mean over them. Optuna draws with the first.
         further: i -> the i-th additional seed, for the leaders when budget is left.
         cost: trial -> its gradients if it does not diverge.
         draw: i -> the i-th random point, None if it cannot be run; the first may be the point of the defaults.
         valid: whether a point can be run.
         every, least: halving compares points after multiples of `every` rounds (those with scores), from `least` on.
-        sampling: the seed of Optuna's own draws.
     """
 
     space: Space
@@ -69,33 +67,31 @@ class Search:
     seeds: tuple[int, ...]
     further: Callable[[int], int]
     cost: Callable[[Trial], float]
-    draw: Callable[[int], Point | None]
-    valid: Callable[[Point], bool] = lambda point: True
+    draw: Callable[[int], Pairs | None]
+    valid: Callable[[Pairs], bool] = lambda point: True
     every: int = 1
     least: int = 1
-    sampling: int = 0
 
-    def trials(self, point: Point, rounds: int) -> list[Trial]:
+    def trials(self, point: Pairs, rounds: int) -> list[Trial]:
         """Return the trials of a point, one per seed."""
         return [Trial(point, seed, rounds) for seed in self.seeds]
 
-    def price(self, point: Point, rounds: int, known: Known) -> float:
+    def price(self, point: Pairs, rounds: int, known: Known) -> float:
         """Return the gradients of a point with every seed: counted ones where they are known."""
         trials = self.trials(point, rounds)
         return sum(known[trial].gradients if trial in known else self.cost(trial) for trial in trials)
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[Pairs]:
         """Yield random points, each once, until draws bring nothing new."""
-        seen: set[Point] = set()
+        seen: set[Pairs] = set()
         repeats = 0
         for i in count():
             point = self.draw(i)
+            repeats += 1
             if point is not None and point not in seen:
                 seen.add(point)
                 repeats = 0
                 yield point
-            else:
-                repeats += 1
             if len(seen) >= size(self.space) or repeats >= REPEATS:
                 return
 
@@ -106,7 +102,7 @@ def mean_score(known: Known, trials: list[Trial]) -> float:
     return -math.inf if None in scores else statistics.fmean(one for one in scores if one is not None)
 
 
-def ranked(scores: Mapping[Point, float]) -> list[Point]:
+def ranked(scores: Mapping[Pairs, float]) -> list[Pairs]:
     """Return points, best first, without those that diverged; equal ones keep their order."""
     return sorted((point for point in scores if scores[point] > -math.inf), key=lambda point: -scores[point])
 
@@ -116,7 +112,7 @@ def missing(trials: list[Trial], known: Known) -> list[Trial]:
     return [trial for trial in trials if trial not in known]
 
 
-def random(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+def random(search: Search, known: Known) -> tuple[list[Pairs], list[Trial]]:
     """Return random points while the budget pays for one more, and their missing trials."""
     spent, points, wanted = 0.0, [], []
     for point in search.points():
@@ -150,7 +146,7 @@ def kept(first: int, levels: int) -> list[int]:
     return [max(1, first // ETA**level) for level in range(levels)]
 
 
-def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+def halving(search: Search, known: Known) -> tuple[list[Pairs], list[Trial]]:
     """Try many points for few rounds; the better third continues in the same runs, so no round is run twice."""
     steps = rungs(search.rounds, search.every, search.least)
     points = _entrants(search, steps)
@@ -165,9 +161,9 @@ def halving(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
     return points, []
 
 
-def _entrants(search: Search, steps: list[int]) -> list[Point]:
+def _entrants(search: Search, steps: list[int]) -> list[Pairs]:
     """Return as many points as the budget pays for if the most expensive ones continue."""
-    points: list[Point] = []
+    points: list[Pairs] = []
     dearest = [0.0] * len(steps)
     begun = 0.0
     for point in search.points():
@@ -182,25 +178,23 @@ def _entrants(search: Search, steps: list[int]) -> list[Point]:
     return points
 
 
-def optuna(search: Search, known: Known) -> tuple[list[Point], list[Trial]]:
+def optuna(search: Search, known: Known) -> tuple[list[Pairs], list[Trial]]:
     """Let Optuna's tree-structured Parzen estimator suggest one point at a time, given the scores of those before it.
 
     The study is rebuilt from the known trials, so that a search that was killed continues in the same way.
     """
     package = need("optuna", "'fedspeed[optuna]'")
     package.logging.set_verbosity(package.logging.ERROR)
-    sampler = package.samplers.TPESampler(seed=search.sampling, n_startup_trials=BEGIN)
+    sampler = package.samplers.TPESampler(seed=search.seeds[0], n_startup_trials=BEGIN)
     study = package.create_study(direction="maximize", sampler=sampler)
     axes = {name: _distribution(package, axis) for name, axis in search.space.items()}
-    first = search.draw(0)
-    if first is not None:
+    if (first := search.draw(0)) is not None:
         study.enqueue_trial(dict(first))
-    points: list[Point] = []
+    points: list[Pairs] = []
     spent, repeats = 0.0, 0
     while repeats < REPEATS:
         trial = study.ask(axes)
-        point = tuple((name, _rounded(search.space[name], value)) for name, value in trial.params.items())
-        point = tuple((name, dict(point)[name]) for name in search.space)
+        point = tuple((name, _rounded(axis, trial.params[name])) for name, axis in search.space.items())
         new = point not in points and search.valid(point)
         repeats = 0 if new else repeats + 1
         if new:
@@ -234,11 +228,10 @@ def _rounded(axis: Axis, value: Any) -> Any:
     return min(max(float(f"{value:.3g}"), axis.low), axis.high)
 
 
-def further_seeds(search: Search, known: Known, points: list[Point]) -> tuple[dict[Point, list[Trial]], list[Trial]]:
+def further_seeds(search: Search, known: Known, points: list[Pairs]) -> tuple[dict[Pairs, list[Trial]], list[Trial]]:
     """Spend the rest of the budget on the leaders, best first: one more seed each per turn, as long as it lasts.
 
-    Returns:
-        All whole trials of every point, and those of them that are missing.
+    Return all whole trials of every point, and those of them that are missing.
     """
     asked = {point: search.trials(point, search.rounds) for point in points}
     longest = {(trial.point, trial.seed): trial for trial in sorted(known, key=lambda trial: trial.rounds)}
@@ -260,7 +253,7 @@ def further_seeds(search: Search, known: Known, points: list[Point]) -> tuple[di
     return asked, wanted
 
 
-def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Point:
+def choose(label: str, known: Known, asked: Mapping[Pairs, list[Trial]]) -> Pairs:
     """Return the best of the points that were tried with the most seeds; of equal ones the earlier."""
     most = max(map(len, asked.values()), default=0)
     best = ranked({point: mean_score(known, trials) for point, trials in asked.items() if len(trials) == most})
@@ -271,17 +264,17 @@ def choose(label: str, known: Known, asked: Mapping[Point, list[Trial]]) -> Poin
     return best[0]
 
 
-def propose(name: str, search: Search, known: Known) -> tuple[dict[Point, list[Trial]], list[Trial]]:
-    """Return the trials that a strategy, and after it the further seeds of the leaders, need next.
+def propose(name: str, search: Search, known: Known) -> tuple[dict[Pairs, list[Trial]], list[Trial]]:
+    """Return what a strategy, and after it the further seeds of the leaders, need next.
 
-    Returns:
-        The whole trials of every point that may be chosen, complete once the search is done; and the missing trials.
+    The first are the whole trials of every point that may be chosen, complete once the search is done; the second are
+    the missing trials.
     """
     points, wanted = STRATEGIES[name](search, known)
     return ({}, wanted) if wanted else further_seeds(search, known, points)
 
 
-STRATEGIES: dict[str, Callable[[Search, Known], tuple[list[Point], list[Trial]]]] = {
+STRATEGIES: dict[str, Callable[[Search, Known], tuple[list[Pairs], list[Trial]]]] = {
     "random": random,
     "halving": halving,
     "optuna": optuna,

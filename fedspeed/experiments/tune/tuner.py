@@ -1,4 +1,7 @@
-"""`Tuning`: the searches of all methods in one loop. Trials are run directories, so no result is lost."""
+"""`Tuning`: the searches of all methods in one loop, and the cost of a run in gradients before it is made.
+
+Trials are run directories, so no result is lost. A cost equals what the records of its run will count.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,80 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...config.config import Config
+from ...config.plan import Plan
+from ...config.spec import cohort_name
 from ...config.stopping import RULES
 from ...config.warmup import lengths, shared
 from ...errors import UserError, unknown
 from ...methods import build
+from ...methods.base import Method
 from ...record import Record
+from ...report.export import need
 from ...report.run_files import RunFiles
-from ...report.trackers import need
 from ...runs.directory import RunDir
 from ...runs.launch import load_federation
-from ...utils.random import rng
+from ...server.cohort import Cohort
+from ...utils.random import dropped, rng, straggler_steps
 from ..batch import RunTask, folder_name, is_done
-from .cost import gradients, per_step
-from .space import Point, Space, check, point_tables, point_text, spaces, usual_point
+from ..grid import Pairs, Space, check, point_tables, point_text, spaces, usual_point
 from .strategies import STRATEGIES, Found, Search, Trial, choose, propose
+
+
+def gradients(method: Method, plan: Plan, sizes: np.ndarray) -> list[float]:
+    """Return the gradients up to every round of a run that does not diverge, by the clients' numbers of samples.
+
+    A user's sampler may choose by losses, which are not known before: for it they are those of cohorts drawn uniformly.
+    """
+
+    @cache
+    def of_batch(rows: int) -> float:
+        return per_step(method, rows)
+
+    @cache
+    def of_client(n: int, steps: int) -> float:
+        epoch = [min(plan.batch_size, n - a) for a in range(0, n, plan.batch_size)]
+        whole, rest = divmod(steps, len(epoch))
+        return whole * sum(map(of_batch, epoch)) + sum(map(of_batch, epoch[:rest]))
+
+    rounds = []
+    cohort = Cohort(plan if cohort_name(plan.cohort) else replace(plan, cohort="fixed"), sizes)
+    for t in range(plan.rounds):
+        active = cohort.draw(t)
+        lost = {int(i) for i in dropped(plan.seed, t, active, plan.dropout)}
+        cost = 0.0
+        for i in (int(i) for i in active if i not in lost):
+            steps = straggler_steps(plan.seed, t, i, plan.steps_of(int(sizes[i])), plan.stragglers)
+            cost += of_client(int(sizes[i]), steps)
+        rounds.append(cost)
+    return list(accumulate(rounds))
+
+
+def per_step(method: Method, rows: int) -> float:
+    """Return how many gradients of a minibatch of `rows` rows one local step takes, by running it on a small vector."""
+    import torch
+
+    from ...client.distillation import PASSES
+
+    evals = 0.0
+
+    def grad(x: Any, fraction: float = 1.0, *, teacher: Any = None, pull: float = 1.0, tau: float = 1.0) -> Any:
+        nonlocal evals
+        part = 1.0 if fraction == 1.0 else max(1, round(fraction * rows)) / rows
+        evals += part * (1.0 + 1 / PASSES if teacher is not None and pull else 1.0)
+        return torch.ones_like(x)
+
+    x0 = torch.arange(1.0, 4.0)
+    down, client = method.broadcast(method.init_server(x0.clone())), method.init_client(x0)
+    method.direction(method.start(down, client).clone(), grad, down, client)
+    return evals
+
 
 HELD_OUT = "0.2"
 """Default held-out part of every client."""
@@ -89,15 +146,16 @@ class Tuning:
         for label, own in self.spaces.items():
             check(label, self.methods[label], own)
         self._rivals = {label: build(table) for label, table in self.methods.items()}
-        self.rounds = self.config(next(iter(methods)), (), self.tune_seeds[0]).rounds
-        self._sizes = cache(self._load_sizes)
+        first = next(iter(methods))  # the sizes of clients are the same for all methods
+        self._sizes = cache(lambda seed: load_federation(self.config(first, (), seed))[1].sizes)
+        self.rounds = self.config(first, (), self.tune_seeds[0]).rounds
         self._costs: dict[tuple[Any, ...], list[float]] = {}
         if strategy == "optuna":
             need("optuna", "'fedspeed[optuna]'")
         self.searches = {label: self._search(label, own) for label, own in self.spaces.items()}
         self._require_budget()
 
-    def config(self, label: str, point: Point, seed: int, judged: bool = False) -> Config:
+    def config(self, label: str, point: Pairs, seed: int, judged: bool = False) -> Config:
         """Return the config of a trial, which never reads the test set, or of a judged run, which holds nothing out."""
         base = dict(self.base)
         base |= shared(base, self._rivals[label], self._rivals.values())
@@ -118,10 +176,9 @@ class Tuning:
             valid=partial(self._valid, label),
             every=usual.eval_every,
             least=max(lengths(usual.warmup).values(), default=1),
-            sampling=self.tune_seeds[0],
         )
 
-    def _draw(self, label: str, space: Space, i: int) -> Point | None:
+    def _draw(self, label: str, space: Space, i: int) -> Pairs | None:
         """Return the i-th point: the defaults, then random ones. A field has one stream, which methods share."""
         usual = usual_point(space, self.methods[label])
         if i == 0 and usual is not None:
@@ -133,7 +190,7 @@ class Tuning:
         )
         return point if self._valid(label, point) else None
 
-    def _valid(self, label: str, point: Point) -> bool:
+    def _valid(self, label: str, point: Pairs) -> bool:
         try:
             with warnings.catch_warnings():  # the run will repeat the warning
                 warnings.simplefilter("ignore")
@@ -144,12 +201,8 @@ class Tuning:
 
     def _further(self, turn: int) -> int:
         """Return the additional seed of a turn: the seeds after those of the trials, without those of judged runs."""
-        seed = max(self.tune_seeds)
-        for _ in range(turn + 1):
-            seed += 1
-            while seed in self.seeds:
-                seed += 1
-        return seed
+        further = (seed for seed in count(max(self.tune_seeds) + 1) if seed not in self.seeds)
+        return next(islice(further, turn, None))
 
     def _cost(self, label: str, trial: Trial) -> float:
         config = self.config(label, trial.point, trial.seed)
@@ -158,10 +211,6 @@ class Tuning:
         if alike not in self._costs:
             self._costs[alike] = gradients(config.method, config, self._sizes(trial.seed))
         return self._costs[alike][trial.rounds - 1]
-
-    def _load_sizes(self, seed: int) -> np.ndarray:
-        """Return the number of training samples per client, which is the same for all methods."""
-        return load_federation(self.config(next(iter(self.methods)), (), seed))[1].sizes
 
     def price(self, label: str) -> float:
         """Return the gradients of a point: one whole run with every tuning seed."""
@@ -173,7 +222,7 @@ class Tuning:
         return search.price(first, self.rounds, {})
 
     def _require_budget(self) -> None:
-        if not isinstance(self.budget, int | float) or not (math.isfinite(self.budget) and self.budget > 0):
+        if not isinstance(self.budget, int | float) or not 0 < self.budget < math.inf:
             raise UserError(f"--budget: expected a number of gradients > 0, got {self.budget!r}")
         prices = {label: self.price(label) for label in self.methods}
         label = max(prices, key=lambda label: prices[label])
@@ -188,9 +237,9 @@ class Tuning:
                 f"{self.budget:g}; lower it"
             )
 
-    def search(self, make: Make) -> dict[str, Point]:
+    def search(self, make: Make) -> dict[str, Pairs]:
         """Make all trials that the searches need, those of all methods together; return the chosen points."""
-        asked: dict[str, dict[Point, list[Trial]]] = {}
+        asked: dict[str, dict[Pairs, list[Trial]]] = {}
         while True:
             wanted: list[tuple[str, Trial]] = []
             for label, search in self.searches.items():
@@ -211,7 +260,7 @@ class Tuning:
                 self.known[label][trial] = found
         return {label: choose(label, self.known[label], asked[label]) for label in self.methods}
 
-    def folder(self, label: str, point: Point, seed: int, judged: bool = False) -> Path:
+    def folder(self, label: str, point: Pairs, seed: int, judged: bool = False) -> Path:
         """Return the folder of a point's run; it depends on the values alone, so strategies share runs."""
         return self.out / ("judged" if judged else "trials") / f"{folder_name(f'{label},{point_text(point)}')}-s{seed}"
 
@@ -241,7 +290,7 @@ class Tuning:
         whole = len(counted) == trial.rounds
         return Found(held_out_score(counted) if whole else None, sum(record.grad_evals for record in counted))
 
-    def judge(self, make: Make, chosen: Mapping[str, Point]) -> tuple[dict[str, list[RunFiles]], dict[str, str]]:
+    def judge(self, make: Make, chosen: Mapping[str, Pairs]) -> tuple[dict[str, list[RunFiles]], dict[str, str]]:
         """Run the chosen points with fresh seeds on the test set; return the runs, and label -> reason of failures."""
         tasks = {
             (label, seed): RunTask.of(
