@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..client.trees import tree_leaves, tree_map, tree_of
+from ..client.trees import meta_like, tree_leaves, tree_map, tree_of
 from ..client.work import Facts, Failed, Job, Reply, Work
 from ..errors import UserError
 from ..utils.pages import release
@@ -59,7 +59,7 @@ class Processes(RemoteBackend):
         self._owing: set[int] = set()  # workers that were asked and have not answered
         packed = pack(work, values=False)  # every vector that a worker computes with comes through shared memory
         self._payload, self._main = packed.work, packed.main
-        up = tree_map(partial(torch.empty_like, dtype=self.engine.dtype), shapes.up)
+        up = tree_map(partial(meta_like, dtype=self.engine.dtype), shapes.up)
         self._vectors, size = lay_out([x0.new_empty(len(x0) + len(work.flat.statistics)), *tree_leaves(shapes.down)])
         slots: list[list[ClientPlaces]] = [[] for _ in range(SLOTS * workers)]
         for slot in slots:  # a page that is never written takes no memory

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..client.engines import make_engine
-from ..client.trees import tree_map, tree_of
+from ..client.trees import tree_of, zeros_of
 from ..client.work import Facts, Failed, Job
 from .common import RemoteError, keep_memory, remote_error, score_pieces
 from .packing import unpack
@@ -41,7 +41,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
     torch.set_num_threads(1)
     try:
         try:
-            answers = _prepare(pipe, pickle.loads(setup))
+            answers, leave_data = _prepare(pipe, pickle.loads(setup))
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -53,6 +53,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
             request = pipe.recv()
             try:
                 answer = answers[request[0]](*request[1:])
+                leave_data()  # In the end every worker would have all data mapped, which count as its memory.
             except Exception as error:
                 pipe.send(("error", remote_error(error)))
             else:
@@ -61,8 +62,12 @@ def worker(pipe: Connection, setup: bytes) -> None:
         pass
 
 
-def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any]]]:
-    """Map the memory, unpack the work, and return the function that answers each kind of request."""
+def _prepare(pipe: Connection, setup: Setup) -> tuple[dict[str, Callable[..., list[Any]]], Callable[[], None]]:
+    """Map the memory and unpack the work.
+
+    Returns:
+        The function that answers each kind of request, and one that unmaps the data.
+    """
     data_segment, segment = (Segment(os.open(path, os.O_RDWR), path, size) for path, size in setup.segments)
     work = unpack(pipe.recv_bytes(), {name: data_segment.tensor(place) for name, place in setup.data.items()})
     flat = work.flat
@@ -77,7 +82,7 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
 
         def state(client: int) -> Any:
             if client in fresh:
-                return tree_map(partial(torch.zeros_like, device=x.device), like)
+                return zeros_of(like, x.device)
             return tree_of(like, map(segment.read, rows[client].state))
 
         answer: list[Facts | RemoteError] = []
@@ -92,4 +97,5 @@ def _prepare(pipe: Connection, setup: Setup) -> dict[str, Callable[..., list[Any
             answer.append(reply.facts)
         return answer
 
-    return {"run": run, "evaluate": partial(score_pieces, work, x)}
+    leave_data = partial(data_segment.leave, list(setup.data.values()))
+    return {"run": run, "evaluate": partial(score_pieces, work, x)}, leave_data

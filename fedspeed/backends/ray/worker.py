@@ -18,7 +18,7 @@ import torch
 
 from ...client.engines import Engine, make_engine
 from ...client.tree_bytes import read_state, state_name, write_state
-from ...client.trees import tree_leaves, tree_map, tree_of
+from ...client.trees import meta_like, tree_leaves, tree_map, tree_of, zeros_of
 from ...client.work import Facts, Failed, Job, Reply, Work
 from ...errors import UserError
 from ...methods.source import built_in
@@ -80,7 +80,7 @@ def reply_leaves(
 ) -> Iterator[list[torch.Tensor]]:
     """Yield tensors of the shapes in a chunk's replies, job by job: the state, then the upload if it has its own."""
     state = list(tree_leaves(work.shapes.client))
-    upload = [torch.empty_like(a, dtype=dtype) for a in tree_leaves(work.shapes.up)]
+    upload = [meta_like(a, dtype) for a in tree_leaves(work.shapes.up)]
     for facts in results:
         if isinstance(facts, RemoteError):
             yield []
@@ -146,7 +146,7 @@ class RayWorker:
 
         def state(client: int) -> Any:
             if client in request.fresh:
-                return tree_map(lambda a: torch.zeros_like(a, device=self._device), like)
+                return zeros_of(like, self._device)
             return tree_map(lambda a: a.to(self._device, copy=True), kept.get(client) or sent[client])
 
         leaves = unpack_tensors(down, tree_leaves(self.work.shapes.down))
