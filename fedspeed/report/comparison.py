@@ -21,7 +21,7 @@ from ..errors import UserError, nearest
 from ..record import Record, is_number
 from ..utils.files import write
 from . import tables
-from .labels import find_label, paper_names
+from .labels import besides_method, find_label, paper_names
 from .run_files import VIRTUAL, Row, RunFiles, measured, renamed, seeds_of, setting
 from .statistics import find_row, gaps
 
@@ -253,7 +253,13 @@ class Comparison:
     @property
     def _settings(self) -> dict[str, dict[str, str]]:
         first = {row.label: row.runs[0] for row in self.rows if row.runs}
-        return {label: in_force(run.config, run.summary.get("settings")) for label, run in first.items()}
+        found = {label: in_force(run.config, run.summary.get("settings")) for label, run in first.items()}
+        known = {name for one in found.values() for name in one}
+        for name, values in besides_method([run.config for run in first.values()]).items():
+            if name not in known:
+                for one, value in zip(found.values(), values, strict=True):
+                    one[name] = value
+        return found
 
     @property
     def settings(self) -> str:

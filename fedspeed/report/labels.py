@@ -37,6 +37,21 @@ def kind_of(config: dict[str, Any]) -> dict[str, Any]:
     return kind | {f"warmup.{name}": rounds for name, _, rounds in parts}
 
 
+def besides_method(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return what differs between runs besides the method and its schedules: by key, one value per config.
+
+    Example:
+        >>> besides_method([{"rounds": 20, "lr": 0.1, "method": {"name": "fedavg"}}, {"rounds": 40, "lr": 0.1}])
+        {'rounds': ['20', '40']}
+    """
+    kinds = [kind_of(config) for config in configs]
+    keys = dict.fromkeys(key for kind in kinds for key in kind)
+    keys = dict.fromkeys(key for kind in kinds for key in kind)
+    own = ("method", "lr_decay", "lr_schedule", "warmup", "follow_lr")
+    values = {key: [_plain(kind.get(key, "-")) for kind in kinds] for key in keys if key.partition(".")[0] not in own}
+    return {key: of for key, of in values.items() if len(set(of)) > 1}
+
+
 def labels(kinds: list[dict[str, Any]], usual: dict[str, dict[str, Any]]) -> list[str]:
     """Return `NAME:field=value,... key=value`: fields that differ within a name or from defaults, keys that differ.
 

@@ -30,6 +30,7 @@ from ..runs.directory import CODE, RunDir
 from ..utils.files import flat, read_json, read_text
 from ..utils.registry import file_of
 from .comparison import Comparison, Look
+from .labels import besides_method
 from .page_data import answer, embed, script
 from .run_files import Row, RunFiles, inner, measured, seeds_of, setting, short, spread
 from .statistics import METRICS, OTHER_DATA, YES, gaps
@@ -164,7 +165,17 @@ def sentence(found: Comparison) -> str:
     side = "better than" if (gap.mean < 0) == lowest and gap.mean else "from"
     real = "The difference is real." if gap.real == YES else f"Is that real? {answer(gap)[0].upper()}{answer(gap)[1:]}."
     after = "" if second == rival else f" The runner-up is {second} ({short(scale * scores[second], digits)}{unit})."
-    return f"{start}, {by} {side} {rival}{bounds}. {real}{after}{_price(found, best)}"
+    return f"{start}, {by} {side} {rival}{bounds}. {real}{_confounded(found, best, rival)}{after}{_price(found, best)}"
+
+
+def _confounded(found: Comparison, *compared: str) -> str:
+    """Return a warning if two methods were run with other settings, too."""
+    configs = [row.runs[0].config for label in compared for row in found.rows if row.label == label]
+    others = besides_method(configs)
+    if not others or configs[0]["method"] == configs[1]["method"]:
+        return ""
+    keys = " and ".join(f"{key} ({', '.join(values)})" for key, values in others.items())
+    return f" These two also differ in {keys}, so this compares more than their methods."
 
 
 def _price(found: Comparison, best: str) -> str:

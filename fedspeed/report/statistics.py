@@ -87,7 +87,9 @@ class Gap:
 
     @property
     def answer(self) -> str:
-        """`real`, and for `yes` whether the method is better or worse."""
+        """`real`, for `yes` whether the method is better or worse, and whether seeds are too few to decide."""
+        if self.real == UNDECIDED and len(self.values) < ENOUGH:
+            return f"{UNDECIDED}: {len(self.values)} seeds"
         if self.real != YES:
             return self.real
         better = (self.low > 0) == ("accuracy" in self.metric)

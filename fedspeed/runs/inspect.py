@@ -173,6 +173,7 @@ class NoiseAt:
     client: Noise  # of two minibatches of one client, over some clients
     whole: Noise  # of two minibatches of all clients' samples together
     clients: int  # how many
+    samples: int  # the most that one of these clients has
     batch_size: int
     seed: int  # of the minibatches
 
@@ -216,6 +217,7 @@ def inspect_noise(
             client=ascent_noise(work, x, own, pairs, seed),
             whole=ascent_noise(work, x, everything, pairs * len(own), seed),
             clients=len(own),
+            samples=max(map(len, own.values())),
             batch_size=work.plan.batch_size,
             seed=seed,
         )

@@ -113,6 +113,22 @@ def test_a_comparison_says_which_settings_differ(two: Path, capsys: pytest.Captu
     assert f"S{shared}" in page(rows, Comparison(rows, []))
 
 
+def test_a_comparison_of_other_settings_is_not_called_one_of_methods(two: Path, tmp_path: Path) -> None:
+    few = ["--seeds", "1", "--quiet", "--out", str(tmp_path / "more"), "--rounds", "3", "--split", "dirichlet:0.6"]
+    assert main(["compare", "fedavg", "fedspeed", *FEW.split(), "--paper-decay", *few]) == 0
+    rows, _ = collect([two / "fedavg-s0", tmp_path / "more" / "fedspeed-s0"])
+    configs = [row.runs[0].config for row in rows]
+    assert configs[0]["rounds"] != 3
+    assert configs[0]["split"] == "iid"
+    found = Comparison(rows, [])
+    different = found.data()["settings"]["different"]
+    assert list(different["rounds"].values()) == [str(configs[0]["rounds"]), "3"]
+    assert list(different["split"].values()) == ["iid", "dirichlet:0.6"]
+    assert "compares more than their methods" in page(rows, found)
+    alike, _ = collect([two])
+    assert "compares more than their methods" not in page(alike, Comparison(alike, []))
+
+
 def test_the_report_of_one_run_and_of_an_older_one_have_the_line(two: Path) -> None:
     rows, _ = collect([two / "fedspeed-s0"])
     text = page(rows, Comparison(rows, []))

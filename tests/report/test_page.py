@@ -196,7 +196,7 @@ def test_every_method_can_be_the_baseline(runs):
         ([0.01, 0.03], "undecided; by estimate 3 more seeds would decide"),
         ([0.02, 0.021, 0.022], "yes, better"),
         ([-0.001, 0.001, 0.0], "no: less than half a point"),
-        ([0.3, -0.3], "undecided"),
+        ([0.3, -0.3], "undecided: 2 seeds"),
         ([0.02, 0.02, 0.02], "undecided"),  # a coarse test set: another such seed would say no more
         ([0.1], "unknown: 1 seed; one more gives an interval"),
         ([], "no seed in common"),

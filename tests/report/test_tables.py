@@ -322,10 +322,10 @@ def test_json_has_numbers_under_machine_names():
         ([0.70, 0.60, 0.72], [0.60, 0.62, 0.61], "undecided"),
         ([0.700, 0.601, 0.652], [0.701, 0.600, 0.652], "no"),
         ([0.70, 0.60], [0.70, 0.60], "no"),
-        ([0.70, 0.60], [0.60, 0.50], "undecided"),  # to the last digit the same by chance
+        ([0.70, 0.60], [0.60, 0.50], "undecided: 2 seeds"),  # to the last digit the same by chance
         ([0.700, 0.600, 0.500], [0.704, 0.604, 0.504], "undecided"),  # also within half a point
-        ([0.700, 0.600], [0.704, 0.604], "undecided"),
-        ([0.7000, 0.6001], [0.6000, 0.5000], "undecided"),  # two seeds
+        ([0.700, 0.600], [0.704, 0.604], "undecided: 2 seeds"),
+        ([0.7000, 0.6001], [0.6000, 0.5000], "undecided: 2 seeds"),  # two seeds
         ([0.70], [0.60], "unknown: 1 seed"),
     ],
 )

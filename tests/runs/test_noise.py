@@ -245,6 +245,15 @@ def test_measurements_of_several_rounds_are_kept_together(finished, tmp_path, ca
     assert not (finished / "noise.json").exists()
 
 
+def test_a_minibatch_that_is_all_of_a_client_is_said_to_measure_no_noise(finished, tmp_path, capsys):
+    command = ["inspect", "--noise", "--pairs", "1", "--out", str(tmp_path)]
+    assert main([*command, str(finished)]) == 0
+    assert "does not measure noise" not in capsys.readouterr().out
+    assert main([*RUN.split(), "--rounds", "1", "--batch-size", "500", "--out", str(tmp_path / "all")]) == 0
+    assert main([*command, str(tmp_path / "all")]) == 0
+    assert "does not measure noise" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_command_as_json_is_deterministic(finished, tmp_path, capsys):
     command = ["inspect", str(finished), "--noise", "--pairs", "2", "--clients", "3", "--seed", "5", "--json"]
     seen = []
