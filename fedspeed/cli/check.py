@@ -293,11 +293,11 @@ def _noise(args: argparse.Namespace, console: Console, how: dict[str, Any]) -> N
     show_table(console, titles, rows)
     batch, clients, seed = (_of_all(found, name) for name in ("batch_size", "clients", "seed"))
     console.print(f"minibatches of {batch}, {clients} clients, seed {seed}; noise.json written")
-    for run, one in found.items():
-        if one["samples"] <= one["batch_size"]:
+    for run, measured in found.items():
+        if measured["samples"] <= measured["batch_size"]:
             console.print(
-                f"{Path(run).name}: these clients have at most {one['samples']} samples, so a minibatch of "
-                f"{one['batch_size']} is all that a client has: the row `one client` does not measure noise"
+                f"{Path(run).name}: these clients have at most {measured['samples']} samples, so a minibatch of "
+                f"{measured['batch_size']} is all that a client has: the row `one client` does not measure noise"
             )
 
 

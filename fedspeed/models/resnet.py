@@ -91,9 +91,9 @@ def _compiled(module: Block | ResNet) -> bool:
 
 
 def _square(x: torch.Tensor) -> bool:
-    """Return whether maps are square, not empty, and known not to be inside a transform."""
-    maps = x.ndim == 4 and x.shape[-1] == x.shape[-2] and x.numel() > 0
-    return maps and devices.can_ask() and not devices.transforming()
+    """Return whether maps are square, not empty, and known not to be inside a transform or watched."""
+    maps = type(x) is torch.Tensor and x.ndim == 4 and x.shape[-1] == x.shape[-2] and x.numel() > 0
+    return maps and devices.can_ask() and not devices.transforming() and not devices.watched()
 
 
 def _untouched(parts: list[nn.Module]) -> bool:

@@ -90,11 +90,24 @@ def to_device(a: np.ndarray, device: torch.device) -> torch.Tensor:
 _active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 _disable: Any = getattr(torch._C, "_DisableFuncTorch", None)
 _wrapped: Any = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_no_modes: Any = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+_kinds = ("forward", "forward_pre", "backward", "backward_pre")
+_hooks: list[Any] = [getattr(torch.nn.modules.module, f"_global_{kind}_hooks", None) for kind in _kinds]
 
 
 def can_ask() -> bool:
     """Return whether this torch has the private names used below; without them layers are the stock ones."""
-    return None not in (_active, _disable, _wrapped)
+    return None not in (_active, _disable, _wrapped, _modes, _no_modes, *_hooks)
+
+
+def watched() -> bool:
+    """Return whether every operation or every layer is watched.
+
+    A dispatch mode sees operations: it counts or traces them, or has tensors without memory (`FakeTensorMode`). Global
+    hooks see layers. What is computed outside of torch is hidden from both.
+    """
+    return bool(_modes()) or any(_hooks)
 
 
 def transforming() -> bool:
@@ -110,7 +123,7 @@ def transformed(x: torch.Tensor) -> bool:
 @contextmanager
 def constants() -> Iterator[None]:
     """Make tensors that are cached: they must not belong to a mode, a transform or the device of the first call."""
-    with torch.inference_mode(False), torch.no_grad(), _disable(), torch.device("cpu"):
+    with torch.inference_mode(False), torch.no_grad(), _disable(), _no_modes(), torch.device("cpu"):
         yield
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedspeed import FedAdam, FedAvg, FedSpeed, Scaffold, UserError, simulate
 from fedspeed.client.flat_model import FlatModel
 from fedspeed.data.federated import Federated
-from fedspeed.models import compiled_kernels, resnet18_gn
+from fedspeed.models import compiled_kernels, fast_conv, resnet18_gn
 from fedspeed.models.fast_conv import Conv, Rule, convolve
 from fedspeed.models.resnet import Block, choose_layers, resolve_layers
 from fedspeed.models.trim import TrimmedConv
@@ -524,6 +524,41 @@ def test_a_gradient_of_a_gradient_of_a_block_that_is_used_twice():
 
 
 @built
+@built
+@pytest.mark.parametrize("trim", [True, False])
+def test_what_watches_operations_or_layers_sees_plain_layers(trim):
+    """A tracer, a counter, tensors without memory and hooks of all layers: the kernels are hidden from them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    torch.manual_seed(0)
+    net, x = resnet18_gn((3, 32, 32), 10, trim=trim).double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+    def seen():
+        names, handle = [], nn.modules.module.register_module_forward_hook(lambda m, *_: names.append(type(m).__name__))
+        try:
+            with FlopCounterMode(display=False) as counter:
+                net(x)
+        finally:
+            handle.remove()
+        return names, counter.get_total_flops()
+
+    with torch.no_grad():
+        fast_conv.bilinear.cache_clear()  # as before the first forward pass of a process: constants are made inside
+        choose_layers(net, "compiled")
+        traced = make_fx(net)(x)
+        watched = seen()
+        other = torch.randn_like(x)
+        torch.testing.assert_close(traced(other), net(other), rtol=1e-9, atol=1e-11)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert net(mode.from_tensor(x)).shape == (2, 10)
+        compiled = net(x)
+        choose_layers(net, "plain")
+        assert watched == seen()
+        torch.testing.assert_close(compiled, net(x), rtol=1e-9, atol=1e-11)
+
+
 def test_another_default_device():
     block = made(24, 24, 1, "compiled")
     x = torch.randn(3, 24, 4, 4, dtype=torch.float64)

@@ -16,7 +16,7 @@ from fedspeed.errors import UserError
 from fedspeed.models import fast_conv
 from fedspeed.utils import devices
 
-NAMES = ("_active", "_disable", "_wrapped")
+NAMES = ("_active", "_disable", "_wrapped", "_modes", "_no_modes")
 
 
 def private(path: Path) -> set[str]:
