@@ -139,7 +139,7 @@ def is_done(folder: Path, config: Config) -> bool:
 
 def _differing(stored: dict[str, Any], given: dict[str, Any]) -> str:
     """Return the keys that make it another run, at most three."""
-    a, b = flat(stored), flat(given)
+    a, b = flat(stored), flat({"layers": stored.get("layers"), **given})  # left open, they are as stored
     keys = [key for key in {**a, **b} if a.get(key) != b.get(key) and key not in (*PLACEMENT, "engine", "targets")]
     if keys == ["augment"]:
         return "it differs in augment, which earlier versions set to paper for data of yours: add --augment paper"

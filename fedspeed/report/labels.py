@@ -16,7 +16,7 @@ from ..config.plan import PLACEMENT
 from ..config.spec import FROM_FILES, OWN_CODE, setting_text
 from ..utils.files import flat
 
-ELSEWHERE = (*PLACEMENT, "engine", "format", "seed", "targets", OWN_CODE)
+ELSEWHERE = (*PLACEMENT, "engine", "layers", "format", "seed", "targets", OWN_CODE)
 """Keys of a config that do not distinguish rows: the seed, and where and how the run was computed."""
 
 

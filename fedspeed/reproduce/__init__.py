@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..config.config import Config
 from ..errors import UserError
+from ..runs.config_file import WITHOUT_BLOCKS
 from ..utils.files import read_toml
 from .recipes import FOLDER, Recipe, find_recipe, merge, papers_scale, run_key, scale, trained
 from .runs import Run, Store, fact, of_data, of_split
@@ -185,6 +186,11 @@ class Reproduction:
             raise UserError(
                 f"preset {self.preset}: expected its own data, {own}, found {config.data.name}; omit data.name, or "
                 f"train on other data with `fedspeed run --data {config.data.name}`"
+            )
+        if config.layers == "auto" and config.model.name not in WITHOUT_BLOCKS:
+            raise UserError(
+                f"preset {self.preset}: expected layers plain or compiled, which the key of a result names, found "
+                f"auto, which is either; omit layers, or choose one of them"
             )
         return run_key(config, self._data(config.data.name)[0]), config
 

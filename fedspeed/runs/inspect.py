@@ -268,5 +268,10 @@ def model_at(run: RunDir, simulation: Simulation, round: int | None) -> tuple[in
         asked = f"of round {round}" if round is not None else f"or {MODEL}"
         raise UserError(f"{run.path}: expected a checkpoint {asked}, found {has}; `keep_every` keeps them")
     t = known[-1] if round is None else round
-    simulation.restore(t, read_state(server_of(run, t), simulation.server), None)
+    try:
+        simulation.restore(t, read_state(server_of(run, t), simulation.server), None)
+    except UserError:
+        if round is None and all(int(path.stem) != t for path in run.manifests()):
+            return model_at(run, simulation, None)  # A run in progress has replaced the checkpoint in the meantime.
+        raise
     return t, full_vector(simulation.server).to(simulation.work.flat.dtype)

@@ -197,6 +197,24 @@ def test_other_targets_and_another_place_are_no_other_run(capsys):
     assert Config.from_toml(Path("c/fedavg-s0/config.toml")).lr == 0.2
 
 
+def test_how_residual_blocks_are_computed_makes_neither_a_row_nor_another_run(capsys):
+    few = "--model resnet18_gn --split iid --clients 300 --active 1 --rounds 1 --local-steps 1 --batch-size 2"
+    given = ["compare", "fedavg", *few.split(), "--quiet", "--out", "c"]
+    assert main([*given, "--seeds", "2"]) == 0
+    config = Path("c/fedavg-s0/config.toml")
+    text = config.read_text("utf-8")
+    config.write_text(re.sub(r'layers = "\w+"\n', "", text), "utf-8")  # as before there was a choice
+    assert config.read_text("utf-8") != text
+    capsys.readouterr()
+    assert main(["compare", "c", "--out", "again"]) == 0
+    out = capsys.readouterr().out
+    assert "layers" not in out
+    assert "over 2 seeds" in " ".join(out.split())
+    config.write_text(text, "utf-8")
+    assert main([*given, "--seeds", "1", "--lr", "0.2"]) == 2
+    assert "(it differs in lr)" in capsys.readouterr().err
+
+
 def test_more_methods_and_seeds_join_what_is_there(capsys):
     assert main(["compare", "fedavg", *QUICK, "--seeds", "1", "--out", "c", "--quiet"]) == 0
     assert main(["compare", "fedspeed", "fedavg", *QUICK, "--seeds", "2", "--out", "c"]) == 0

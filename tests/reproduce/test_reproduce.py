@@ -472,6 +472,7 @@ def test_again_compares_and_finds_a_number_that_was_changed(smoke, capsys, tmp_p
         (["table7", "--preset", "cnnn"], "cnn"),
         (["table7", "--seeds", "0"], "--seeds"),
         (["table7", "--set", "rounds"], "KEY=VALUE"),
+        (["table4-low", "--preset", "released-c10-100", "--set", "layers=auto"], "expected layers plain or compiled"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(given, told, capsys, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from fedspeed.data import Federated
 from fedspeed.data.augment import Pipeline
 from fedspeed.errors import UserError
 from fedspeed.methods import FedAvg, FedProx, FedSpeed
+from fedspeed.runs import checkpoint
+from fedspeed.runs.directory import RunDir
 from fedspeed.runs.fork import fork
 from fedspeed.runs.inspect import inspect_noise
 from fedspeed.utils.random import rng
@@ -231,6 +234,27 @@ def test_running_statistics_are_those_of_the_model(tmp_path):
     assert inspect_noise(out, pairs=2, clients=3, allow_code=True) == ended
     more = inspect_noise(out, pairs=3, clients=3, allow_code=True)
     assert (more.client.full_norm, more.whole.full_norm) == (ended.client.full_norm, ended.whole.full_norm)
+
+
+def test_a_checkpoint_that_a_run_replaces_meanwhile_is_not_called_damaged(finished, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "summary.json").unlink()
+    (folder / "model.safetensors").unlink()
+    newest, older = (RunDir(folder).checkpoints / f"{t}.json" for t in (6, 5))
+    asked, server_of = [], checkpoint.server_of
+
+    def replaced(run, t):
+        asked.append(t)
+        newest.unlink(missing_ok=True)  # as the run does once a later one is complete
+        if t == 6:
+            raise UserError("damaged")
+        return server_of(run, t)
+
+    monkeypatch.setattr(checkpoint, "server_of", replaced)
+    assert older.exists()
+    assert inspect_noise(folder, pairs=1, clients=2).round == 5
+    assert asked == [6, 5]
 
 
 def test_measurements_of_several_rounds_are_kept_together(finished, tmp_path, capsys):
