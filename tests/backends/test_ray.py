@@ -26,6 +26,7 @@ import fedspeed
 from fedspeed import simulate
 from fedspeed.backends import mixture
 from fedspeed.backends.packing import pack_tensors, unpack_tensors
+from fedspeed.backends.ray import session
 from fedspeed.backends.ray.fingerprint import Fingerprint, admit, bits, differences
 from fedspeed.backends.ray.session import require_reachable
 from fedspeed.cli import main
@@ -202,7 +203,10 @@ def cluster():
     )
     for _ in range(2):
         made.add_node(num_cpus=1, object_store_memory=memory)
+    # One connection for all tests: a process that connects and disconnects dozens of times may crash in Ray.
+    joined = session.join(made.address, gpus=0)
     yield made
+    session.leave(joined)
     made.shutdown()
 
 
