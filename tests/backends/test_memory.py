@@ -34,7 +34,7 @@ class Bytes(nn.Module):
 
 
 class WithoutSympy(nn.Linear):
-    """A layer that fails in a worker process if sympy was imported there: half a second and 30 MB."""
+    """A layer that fails in a worker process if sympy was imported there: a quarter of a second and 30 MB."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert parent_process() is None or "sympy" not in sys.modules

@@ -35,6 +35,7 @@ BLOCKS = {
 }
 CHECKS = {"released-start": ["released-c10-100", "released-c10-500"], "released-c100-start": ["released-c100-500"]}
 """The checks of the start, and the blocks that each of them decides."""
+NOT_RUN = "not run"
 HEADER = (
     "block, IID",
     "method",
@@ -46,8 +47,12 @@ HEADER = (
 )
 
 
-def table() -> str:
-    """Paper's rounds beside ours, block by block, from the stored runs and those in progress."""
+def table(short: bool = False) -> str:
+    """Paper's rounds beside ours, block by block, from the stored runs and those in progress.
+
+    Args:
+        short: the methods of a block that were not run in one row, at the end of the block.
+    """
     lines = []
     for title, (name, preset) in BLOCKS.items():
         recipe = find_recipe(name)
@@ -62,7 +67,18 @@ def table() -> str:
             label = f"{name} {cell.row} {cell.column} seed 0"
             line = next((line for line in begun if line["label"] == label), None)
             lines.append((title, cell.row, str(paper or "-"), *ours(done, line, chosen, cell.config(0).rounds, paper)))
-    return markdown(HEADER, lines)
+    return markdown(HEADER, joined(lines) if short else lines)
+
+
+def joined(lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The lines with those that were not run as one line per block."""
+    found = [line for line in lines if line[-1] != NOT_RUN]
+    for title in BLOCKS:
+        left = [line for line in lines if line[0] == title and line[-1] == NOT_RUN]
+        if left:
+            methods, papers = ("; ".join(column) for column in list(zip(*left, strict=True))[1:3])
+            found.append((title, methods, papers, "-", "-", "-", NOT_RUN))
+    return sorted(found, key=lambda line: [*BLOCKS].index(line[0]))
 
 
 def same(a: dict, b: dict) -> bool:
@@ -74,7 +90,7 @@ def same(a: dict, b: dict) -> bool:
 def ours(done, line, chosen, limit, paper) -> tuple[str, ...]:
     """First score at the target, its ratio to the paper's, the mean of five, and how the run ended."""
     if done is None:
-        state = "not run" if line is None else f"in progress: round {line['rounds']} of {limit}, {_last(line['curve'])}"
+        state = NOT_RUN if line is None else f"in progress: round {line['rounds']} of {limit}, {_last(line['curve'])}"
         return ("-", "-", "-", state)
     found = metrics(done, chosen.targets)
     first, steady = found[chosen.metric], found[f"mean5_{chosen.metric}"]
@@ -171,7 +187,8 @@ def commands() -> str:
 
 def block(text: str) -> str:
     """The page with the tables of now."""
-    for mark, made in (("blocks", table), ("commands", commands), *COURSES.items()):
+    short = partial(table, short=True)
+    for mark, made in (("blocks", table), ("blocks, short", short), ("commands", commands), *COURSES.items()):
         pattern = re.compile(rf"<!-- {mark} -->\n.*?<!-- end of {mark} -->", re.S)
         text = pattern.sub(lambda _, mark=mark, made=made: f"<!-- {mark} -->\n{made()}<!-- end of {mark} -->", text)
     return text
@@ -180,14 +197,15 @@ def block(text: str) -> str:
 def test_the_tables_of_both_pages_are_those_of_the_stored_runs():
     for page in PAGES:
         text = page.read_text("utf-8")
-        assert "<!-- blocks -->" in text, page.name
+        assert text.count("<!-- blocks") == 1, page.name
         assert block(text) == text, f"{page.name}: python tests/reproduce/test_blocks.py"
 
 
 def cells_of(page: Path) -> list[list[str]]:
     """The rows of the page's table: block, method, and the numbers."""
-    text = page.read_text("utf-8").partition("<!-- blocks -->\n")[2].partition("<!-- end of blocks -->")[0]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()[2:]]
+    (text,) = re.findall(r"<!-- blocks.* -->\n(.*?)<!-- end of blocks", page.read_text("utf-8"), re.S)
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()[2:]]
+    return [[title, method, *rest] for title, methods, *rest in lines for method in methods.split("; ")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
