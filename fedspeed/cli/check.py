@@ -294,7 +294,7 @@ def _noise(args: argparse.Namespace, console: Console, how: dict[str, Any]) -> N
     batch, clients, seed = (_of_all(found, name) for name in ("batch_size", "clients", "seed"))
     console.print(f"minibatches of {batch}, {clients} clients, seed {seed}; noise.json written")
     for run, measured in found.items():
-        if measured["samples"] <= measured["batch_size"]:
+        if measured["samples"] <= measured["batch_size"] and measured["client"]["share"] < 1e-4:
             console.print(
                 f"{Path(run).name}: these clients have at most {measured['samples']} samples, so a minibatch of "
                 f"{measured['batch_size']} is all that a client has: the row `one client` does not measure noise"

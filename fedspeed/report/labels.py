@@ -13,11 +13,14 @@ from typing import Any
 from ..config.config import TABLES
 from ..config.lr_schedule import shown
 from ..config.plan import PLACEMENT
-from ..config.spec import FROM_FILES, OWN_CODE, setting_text
+from ..config.spec import FROM_FILES, OWN_CODE, UNSET, setting_text
 from ..utils.files import flat
 
 ELSEWHERE = (*PLACEMENT, "engine", "layers", "format", "seed", "targets", OWN_CODE)
 """Keys of a config that do not distinguish rows: the seed, and where and how the run was computed."""
+
+NOT_BESIDES = ("method", "lr_decay", "lr_schedule", "warmup", "follow_lr", "client_metrics", "data_dir")
+"""Tables and keys of the method and its schedules, and those that train nothing."""
 
 
 def kind_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -45,10 +48,8 @@ def besides_method(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         {'rounds': ['20', '40']}
     """
     kinds = [kind_of(config) for config in configs]
-    keys = dict.fromkeys(key for kind in kinds for key in kind)
-    keys = dict.fromkeys(key for kind in kinds for key in kind)
-    own = ("method", "lr_decay", "lr_schedule", "warmup", "follow_lr")
-    values = {key: [_plain(kind.get(key, "-")) for kind in kinds] for key in keys if key.partition(".")[0] not in own}
+    keys = dict.fromkeys(key for kind in kinds for key in kind if key.partition(".")[0] not in NOT_BESIDES)
+    values = {key: [_plain(kind.get(key) or UNSET.get(key, "none")) for kind in kinds] for key in keys}
     return {key: of for key, of in values.items() if len(set(of)) > 1}
 
 

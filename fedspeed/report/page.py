@@ -103,6 +103,11 @@ SHARPNESS = {
     "divergence": "divergence",
 }
 FINGERPRINTS = {"data_fingerprint": "data sets", "parameters": "model sizes"}
+PROBLEM = (
+    *("data", "split", "clients", "active", "cohort", "weighting", "augment", "model", "dropout", "stragglers"),
+    *("rounds", "local_epochs", "local_steps", "batch_size"),
+)
+"""Tables and keys of what is trained and for how long: what methods must share to be compared. Rates may be tuned."""
 MOST = 1_000_000
 """The most characters that are read of a file with a method."""
 
@@ -171,7 +176,7 @@ def sentence(found: Comparison) -> str:
 def _confounded(found: Comparison, *compared: str) -> str:
     """Return a warning if two methods were run with other settings, too."""
     configs = [row.runs[0].config for label in compared for row in found.rows if row.label == label]
-    others = besides_method(configs)
+    others = {key: of for key, of in besides_method(configs).items() if key.partition(".")[0] in PROBLEM}
     if not others or configs[0]["method"] == configs[1]["method"]:
         return ""
     keys = " and ".join(f"{key} ({', '.join(values)})" for key, values in others.items())

@@ -188,10 +188,12 @@ class Reproduction:
                 f"train on other data with `fedspeed run --data {config.data.name}`"
             )
         if config.layers == "auto" and config.model.name not in WITHOUT_BLOCKS:
-            raise UserError(
-                f"preset {self.preset}: expected layers plain or compiled, which the key of a result names, found "
-                f"auto, which is either; omit layers, or choose one of them"
-            )
+            if "layers" in self.overrides:
+                raise UserError(
+                    f"preset {self.preset}: expected layers plain or compiled, which the key of a result names, found "
+                    f"auto, which is either; omit layers, or choose one of them"
+                )
+            config = replace(config, layers="plain")  # A key stands for one arithmetic, whatever the machine has.
         return run_key(config, self._data(config.data.name)[0]), config
 
     def _data(self, name: str) -> tuple[str, bool]:

@@ -339,9 +339,11 @@ def server_of(run: RunDir, t: int) -> Path:
     path = run.manifest_path(t)
     try:
         part = Manifest.read(path).server
+        Checkpoints(run.path)._hashed(path, part, "")
+    except UserError:
+        raise
     except ERRORS as error:
         raise UserError(f"checkpoint {path} is damaged ({type(error).__name__}: {error}); name another round") from None
-    Checkpoints(run.path)._hashed(path, part, "")
     return run.path / part.name
 
 

@@ -204,10 +204,12 @@ def cluster():
     for _ in range(2):
         made.add_node(num_cpus=1, object_store_memory=memory)
     # One connection for all tests: a process that connects and disconnects dozens of times may crash in Ray.
-    joined = session.join(made.address, gpus=0)
-    yield made
-    session.leave(joined)
-    made.shutdown()
+    try:
+        joined = session.join(made.address, gpus=0)
+        yield made
+        session.leave(joined)
+    finally:
+        made.shutdown()
 
 
 @pytest.mark.slow

@@ -125,6 +125,12 @@ def test_a_comparison_of_other_settings_is_not_called_one_of_methods(two: Path, 
     assert list(different["rounds"].values()) == [str(configs[0]["rounds"]), "3"]
     assert list(different["split"].values()) == ["iid", "dirichlet:0.6"]
     assert "compares more than their methods" in page(rows, found)
+    tuned = [*few[:4], str(tmp_path / "tuned"), "--lr", "0.05", "--local-steps", "2"]
+    assert main(["compare", "fedavg", "fedspeed", *FEW.split(), "--paper-decay", *tuned]) == 0
+    rows, _ = collect([two / "fedavg-s0", tmp_path / "tuned" / "fedspeed-s0"])
+    words = page(rows, Comparison(rows, []))
+    assert "also differ in local_steps (" in words  # a rate may be tuned for each method
+    assert "none" in words.partition("also differ in local_steps (")[2].partition(")")[0]
     alike, _ = collect([two])
     assert "compares more than their methods" not in page(alike, Comparison(alike, []))
 

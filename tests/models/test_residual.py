@@ -524,7 +524,6 @@ def test_a_gradient_of_a_gradient_of_a_block_that_is_used_twice():
 
 
 @built
-@built
 @pytest.mark.parametrize("trim", [True, False])
 def test_what_watches_operations_or_layers_sees_plain_layers(trim):
     """A tracer, a counter, tensors without memory and hooks of all layers: the kernels are hidden from them."""
@@ -559,6 +558,7 @@ def test_what_watches_operations_or_layers_sees_plain_layers(trim):
         torch.testing.assert_close(compiled, net(x), rtol=1e-9, atol=1e-11)
 
 
+@built
 def test_another_default_device():
     block = made(24, 24, 1, "compiled")
     x = torch.randn(3, 24, 4, 4, dtype=torch.float64)

@@ -482,6 +482,17 @@ def test_bad_input_is_one_line_and_exit_2(given, told, capsys, tmp_path):
     assert "Traceback" not in error
 
 
+def test_layers_left_open_are_plain_and_keyed_so(tmp_path):
+    """Another network in a preset that names no layers: one key, one arithmetic, whatever the machine has."""
+    cell = find_recipe("table7").cells("smoke")[0]
+    open_, plain = (
+        Reproduction("smoke", tmp_path, overrides={"model": {"name": "resnet18_gn"}} | more)._keyed(cell, 0)
+        for more in ({}, {"layers": "plain"})
+    )
+    assert open_ == plain
+    assert open_[1].layers == "plain"
+
+
 def test_a_damaged_new_result_is_named(capsys, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "0123.json").write_text('{"key": "0123", "measures": {}, ')

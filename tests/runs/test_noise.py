@@ -276,6 +276,10 @@ def test_a_minibatch_that_is_all_of_a_client_is_said_to_measure_no_noise(finishe
     assert main([*RUN.split(), "--rounds", "1", "--batch-size", "500", "--out", str(tmp_path / "all")]) == 0
     assert main([*command, str(tmp_path / "all")]) == 0
     assert "does not measure noise" in " ".join(capsys.readouterr().out.split())
+    part = [*RUN.replace("fedspeed", "fedspeed:ascent_fraction=0.25").split(), "--rounds", "1", "--batch-size", "500"]
+    assert main([*part, "--out", str(tmp_path / "part")]) == 0
+    assert main([*command, str(tmp_path / "part")]) == 0
+    assert "does not measure noise" not in capsys.readouterr().out
 
 
 def test_the_command_as_json_is_deterministic(finished, tmp_path, capsys):
