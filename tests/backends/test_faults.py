@@ -181,14 +181,16 @@ def test_a_worker_killed_in_a_round_is_replaced_and_the_bits_stay(quick_workers)
         killed = []
 
         def kill() -> None:
-            for delay in (0.05, 0.4, 0.2):
+            for delay in (0.01, 0.4, 0.2):
                 time.sleep(delay)
-                victim = run.backend.workers[len(killed) % 2].process
-                os.kill(victim.pid, signal.SIGKILL)
-                killed.append(victim.pid)
+                if victims := list(run.backend.workers):  # none once the run is over, which may be soon
+                    victims[len(killed) % 2].process.kill()
+                    killed.append(victims[len(killed) % 2].process.pid)
 
-        threading.Thread(target=kill, daemon=True).start()
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
         records = [{**r.to_dict(), "seconds": 0, "eval_seconds": 0} for r in run]
+        killer.join()
         states = {i: run.states.get(i) for i in run.states}
         assert killed
     assert_same_bits(serial, (records, run.x, states))
