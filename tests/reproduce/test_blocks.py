@@ -19,6 +19,8 @@ import pytest
 from fedspeed.cli import reproduce
 from fedspeed.config.damping import damping
 from fedspeed.config.plan import PLACEMENT
+from fedspeed.config.presets import paper_decay
+from fedspeed.methods import FedSpeed
 from fedspeed.report.tables import markdown
 from fedspeed.reproduce import Reproduction, data_digest
 from fedspeed.reproduce.recipes import find_recipe, run_key
@@ -376,6 +378,18 @@ def test_what_the_page_says_of_a_shorter_perturbation():
     assert all(speed[t] < scores[t] for t in scores)
     assert [t for t in scores if scores[t] >= dyn[t]] == [4]
     assert f"{100 * max(dyn[t] - scores[t] for t in scores):.1f}" == "2.6"
+
+
+def test_what_the_page_says_of_a_perturbation_that_follows_the_rate():
+    found = Reproduction("released-c10-100", STORED / "released-c10-100").store.results().values()
+    (result,) = (result for result in found if result["config"].get("follow_lr") == "rho")
+    scores = dict(zip(result["rounds"]["round"], result["rounds"]["test_accuracy"], strict=True))
+    speed, _ = read("released-c10-100", "fedspeed")
+    assert (f"{100 * scores[60]:.1f}", f"{0.1 * paper_decay(FedSpeed()) ** 59:.3f}") == ("59.5", "0.097")
+    apart = {t: 100 * (scores[t] - speed[t]) for t in scores if t >= 4}
+    assert (len(apart), result["config"]["lr_decay"]) == (29, 0.0)  # the paper's, of the method
+    assert max(map(abs, apart.values())) < 0.3
+    assert min(apart.values()) < 0 < max(apart.values())
 
 
 def test_what_the_page_says_of_fedavg_on_cifar_100():
