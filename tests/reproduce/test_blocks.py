@@ -392,6 +392,19 @@ def test_what_the_page_says_of_a_perturbation_that_follows_the_rate():
     assert min(apart.values()) < 0 < max(apart.values())
 
 
+def test_what_the_page_says_of_the_printed_server_rule():
+    found = Reproduction("released-c10-100", STORED / "released-c10-100").store.results().values()
+    (result,) = (result for result in found if result["config"]["method"].get("server") == "active")
+    scores = dict(zip(result["rounds"]["round"], result["rounds"]["test_accuracy"], strict=True))
+    speed, _ = read("released-c10-100", "fedspeed")
+    first = [scores[t] > speed[t] for t in sorted(scores) if t <= 22]
+    assert (sum(first), len(first)) == (9, 11)
+    assert all(scores[t] < speed[t] for t in scores if t >= 24)
+    least = min(scores, key=lambda t: scores[t] - speed[t])
+    found = [f"{100 * x:.1f}" for x in (scores[22], scores[38], speed[38] - scores[38], scores[60], speed[60])]
+    assert (least, found) == (38, ["44.2", "18.3", "32.5", "55.6", "59.6"])
+
+
 def test_what_the_page_says_of_fedavg_on_cifar_100():
     """At the target a little earlier than published, ahead of FedSpeed always and of FedDyn at the end."""
     preset = "released-c100-500"
