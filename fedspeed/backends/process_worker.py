@@ -53,7 +53,7 @@ def worker(pipe: Connection, setup: bytes) -> None:
             request = pipe.recv()
             try:
                 answer = answers[request[0]](*request[1:])
-                leave_data()  # In the end every worker would have all data mapped, which count as its memory.
+                leave_data()  # Otherwise every worker ends with all data mapped, which counts as its memory.
             except Exception as error:
                 pipe.send(("error", remote_error(error)))
             else:

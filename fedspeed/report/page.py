@@ -179,7 +179,7 @@ def _confounded(found: Comparison, *compared: str) -> str:
     others = {key: of for key, of in besides_method(configs).items() if key.partition(".")[0] in PROBLEM}
     if not others or configs[0]["method"] == configs[1]["method"]:
         return ""
-    keys = " and ".join(f"{key} ({', '.join(values)})" for key, values in others.items())
+    keys = ", ".join(f"{key} ({', '.join(values)})" for key, values in others.items())
     return f" These two also differ in {keys}, so this compares more than their methods."
 
 

@@ -97,7 +97,7 @@ class Simulation:
         self._going: Callable[[], Generator[Record, None, None] | None] = lambda: None
         self.observers = Observers() if observers is None else observers
         work = Work(method, flat, fitting, data.to(device, flat.dtype), plan)
-        if new:  # When a run is continued, they were tried; a server of devices has no sample to try them on.
+        if new:  # A run that is continued was tried when it began; a server of devices has no sample.
             require_outputs(work, loss is not None)
         stored = None if plan.state_dtype == "same" else getattr(torch, plan.state_dtype)
         self._first = work.hooks.init_client(self.x0)  # the first state of every client: it depends on x^0 alone

@@ -91,7 +91,7 @@ _active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 _disable: Any = getattr(torch._C, "_DisableFuncTorch", None)
 _wrapped: Any = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_no_modes: Any = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+_no_modes: Any = getattr(getattr(torch.utils, "_python_dispatch", None), "_disable_current_modes", None)
 _kinds = ("forward", "forward_pre", "backward", "backward_pre")
 _hooks: list[Any] = [getattr(torch.nn.modules.module, f"_global_{kind}_hooks", None) for kind in _kinds]
 
